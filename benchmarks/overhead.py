@@ -1,0 +1,141 @@
+"""What measuring costs: each way of getting the numbers, as a ratio to the bare forward pass.
+
+Every round runs every contestant once, interleaved, in one process; the ratio is of medians over the rounds.
+Peers that are not installed are left out. Run it with::
+
+    python benchmarks/overhead.py --rounds 15
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+import transformers
+
+from rankscope.metrics import DEFAULT_ATTENTION_METRICS, DEFAULT_TOKEN_METRICS, METRICS, NORM_METRICS
+from rankscope.models.inputs import Batch
+from rankscope.models.view import ModelView
+from rankscope.results.rows import RowWriter
+from rankscope.stream.sites import SiteSelection
+from rankscope.stream.tracer import trace
+from rankscope.stream.viewing import view_of
+from rankscope.verbs.reader import SiteReader
+
+Contestant = Callable[[], object]
+
+
+def rankscope_pass(view: ModelView, batch: Batch, metrics: tuple[str, ...], sites: tuple[str, ...]) -> Contestant:
+    specs = [METRICS[name] for name in metrics]
+    selection = SiteSelection.parse(sites)
+
+    def run() -> object:
+        writer = RowWriter()
+        reader = SiteReader(specs, "content", writer)
+        reader.start(batch)
+        with trace(view, selection, reader):
+            batch.run(view.model)
+        return writer.table()
+
+    return run
+
+
+def hidden_states_and_svd(model: torch.nn.Module, ids: torch.Tensor) -> Contestant:
+    def run() -> object:
+        states = model(input_ids=ids, output_hidden_states=True).hidden_states
+        return [torch.linalg.svdvals(state) for state in states[1:]]
+
+    return run
+
+
+def transformer_lens(ids: torch.Tensor) -> dict[str, Contestant]:
+    try:
+        from transformer_lens import HookedTransformerConfig
+        from transformer_lens.HookedEncoder import HookedEncoder
+    except ImportError:
+        return {}
+    config = HookedTransformerConfig(
+        n_layers=12, d_model=768, n_ctx=512, d_head=64, n_heads=12, d_mlp=3072, d_vocab=30522,
+        act_fn="gelu", normalization_type="LN", attention_dir="bidirectional",
+    )  # fmt: skip
+    model = HookedEncoder(config).eval()
+    return {
+        "TransformerLens bare": lambda: model(ids),
+        "TransformerLens run_with_cache": lambda: model.run_with_cache(ids),
+        "TransformerLens run_with_cache + svdvals": lambda: _svd_of_cache(model.run_with_cache(ids)[1]),
+    }
+
+
+def _svd_of_cache(cache: object) -> list[torch.Tensor]:
+    names = [name for name in cache if name.endswith("hook_normalized_resid_post")]  # type: ignore[attr-defined]
+    return [torch.linalg.svdvals(cache[name]) for name in names]  # type: ignore[index]
+
+
+def nnsight(model: torch.nn.Module, ids: torch.Tensor) -> dict[str, Contestant]:
+    try:
+        from nnsight import NNsight
+    except ImportError:
+        return {}
+    wrapped = NNsight(model)
+
+    def run() -> object:
+        saved = []
+        with wrapped.trace(input_ids=ids):
+            for layer in wrapped.encoder.layer:
+                saved.append(layer.output.save())
+        return [torch.linalg.svdvals(s[0] if isinstance(s, tuple) else s) for s in saved]
+
+    return {"nnsight 12 saved layers + svdvals": run}
+
+
+def contest(contestants: dict[str, Contestant], rounds: int) -> dict[str, list[float]]:
+    times: dict[str, list[float]] = {name: [] for name in contestants}
+    for run in contestants.values():
+        run()
+    for _ in range(rounds):
+        for name, run in contestants.items():
+            start = time.perf_counter()
+            run()
+            times[name].append(time.perf_counter() - start)
+    return times
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--sequences", type=int, default=8)
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--peers", action=argparse.BooleanOptionalAction, default=True)
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    model = transformers.AutoModel.from_config(transformers.BertConfig()).eval()
+    ids = torch.randint(1000, 30000, (args.sequences, args.tokens))
+    batch = Batch({"input_ids": ids}, None, 0, args.sequences)
+    with torch.no_grad():
+        view = view_of(model, batch)
+        everything = (*DEFAULT_TOKEN_METRICS, *DEFAULT_ATTENTION_METRICS)
+        contestants: dict[str, Contestant] = {
+            "bare forward": lambda: batch.run(model),
+            "rankscope, norm metrics at block.out": rankscope_pass(view, batch, NORM_METRICS, ("block.out",)),
+            "rankscope, token battery at block.out": rankscope_pass(
+                view, batch, DEFAULT_TOKEN_METRICS, ("block.out",)
+            ),
+            "rankscope, battery + attention": rankscope_pass(view, batch, everything, ("block.out", "attention.probs")),
+            "transformers output_hidden_states + svdvals": hidden_states_and_svd(model, ids),
+        }
+        if args.peers:
+            contestants |= nnsight(model, ids) | transformer_lens(ids)
+        times = contest(contestants, args.rounds)
+    bare = statistics.median(times["bare forward"])
+    print(f"BERT-base, {args.sequences} x {args.tokens} tokens, float32, {torch.get_num_threads()} threads, ", end="")
+    print(f"torch {torch.__version__}, transformers {transformers.__version__}, median of {args.rounds}")
+    for name, seconds in times.items():
+        median = statistics.median(seconds)
+        print(f"{name:45s} {median * 1e3:8.0f} ms   {median / bare:5.2f} x bare")
+
+
+if __name__ == "__main__":
+    main()

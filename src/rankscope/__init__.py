@@ -1,0 +1,45 @@
+"""Measure rank collapse in your own transformer.
+
+The names below are imported when they are first used, so that ``import rankscope`` costs nothing and the command line
+starts at once.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+from rankscope._errors import RankscopeError
+from rankscope._version import __version__
+
+if TYPE_CHECKING:
+    from rankscope.metrics import METRICS
+    from rankscope.models.loading import load
+    from rankscope.results.run import Run, load_run
+    from rankscope.verbs.diagnosing import doctor
+    from rankscope.verbs.measuring import measure
+    from rankscope.verbs.selftesting import selftest
+
+__all__ = ["METRICS", "RankscopeError", "Run", "__version__", "doctor", "load", "load_run", "measure", "selftest"]
+
+_HOME = {
+    "METRICS": "rankscope.metrics",
+    "Run": "rankscope.results.run",
+    "doctor": "rankscope.verbs.diagnosing",
+    "load": "rankscope.models.loading",
+    "load_run": "rankscope.results.run",
+    "measure": "rankscope.verbs.measuring",
+    "selftest": "rankscope.verbs.selftesting",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module 'rankscope' has no attribute {name!r}; it has {', '.join(sorted(__all__))}")
+    value: object = getattr(importlib.import_module(_HOME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,74 @@
+"""Every error rankscope raises on purpose.
+
+RankscopeError
+├── UnknownNameError       a metric, site, preset or family that does not exist
+├── LoadError              a spec that does not lead to a model
+├── InputError             inputs a verb cannot work with
+├── DiscoveryError         blocks could not be found, or not without doubt
+├── UnsupportedConfigError a family file met configuration it has not understood
+├── UnsupportedOperationError surgery a model cannot undergo
+├── SiteError              an expected site did not fire as often as it should
+├── ResultError            a result file that is not one of ours, or not whole
+└── MissingExtraError      an optional package is not installed
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class RankscopeError(Exception):
+    """Base of all errors raised on purpose; its message says what to do."""
+
+
+class UnknownNameError(RankscopeError):
+    """A name that is not registered, with the nearest ones that are."""
+
+    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+        known = sorted(known)
+        near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+        hint = f"Did you mean {' or '.join(repr(n) for n in near)}?" if near else f"Known: {', '.join(known)}."
+        super().__init__(f"There is no {kind} named {name!r}. {hint}")
+        self.kind = kind
+        self.name = name
+        self.near = tuple(near)
+
+
+class LoadError(RankscopeError):
+    """A model spec that does not lead to a model."""
+
+
+class InputError(RankscopeError):
+    """Inputs a verb cannot work with."""
+
+
+class DiscoveryError(RankscopeError):
+    """The blocks of a model could not be found; the message tells how to name them."""
+
+
+class UnsupportedConfigError(RankscopeError):
+    """Configuration a family description has not understood; refusing beats a wrong number."""
+
+
+class UnsupportedOperationError(RankscopeError):
+    """Surgery that this model cannot undergo, and why."""
+
+
+class SiteError(RankscopeError):
+    """A site that should have fired did not, or fired too often."""
+
+
+class ResultError(RankscopeError):
+    """A result file that is not one of ours, or not whole."""
+
+
+class MissingExtraError(RankscopeError):
+    """An optional package is needed and not installed."""
+
+    def __init__(self, what: str, package: str, extra: str) -> None:
+        super().__init__(
+            f"{what} needs {package}, which is not installed. Install it with: pip install 'rankscope[{extra}]'"
+        )
+        self.package = package
+        self.extra = extra

@@ -1,0 +1,18 @@
+"""Small vocabulary shared by every layer; no torch here."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Status(str, Enum):
+    """What a value is worth. Only ``OK`` values enter averages, verdicts and alarms."""
+
+    OK = "ok"
+    FLOOR = "at the float floor"
+    UNDEFINED = "undefined"
+    NOT_FINITE = "not finite"
+    NOT_FIRED = "not fired"
+
+    def __str__(self) -> str:
+        return self.value

@@ -1,0 +1,117 @@
+"""``rankscope ls``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from enum import Enum
+from typing import Annotated, Any
+
+import typer
+
+from rankscope.cli.streams import print_json, results_console
+
+_MATH_ROLE = re.compile(r":math:`([^`]*)`")
+
+
+class Kind(str, Enum):
+    """What can be listed."""
+
+    metrics = "metrics"
+    sites = "sites"
+    families = "families"
+    presets = "presets"
+    masks = "masks"
+
+
+def ls_command(
+    kind: Annotated[Kind, typer.Argument(help="What to list.")],
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+) -> None:
+    """What is there to choose from: metrics, sites, families, presets or masks."""
+    entries = _LISTINGS[kind]()
+    if as_json:
+        from rankscope.results.provenance import SCHEMA
+
+        print_json({"schema": SCHEMA, "kind": kind.value, "entries": entries})
+        return
+    from rankscope.reporting.terminal import print_entries
+
+    rows = [{name: _shown(entry[name]) for name in _COLUMNS[kind]} for entry in entries]
+    print_entries(rows, results_console())
+
+
+def _metrics() -> list[dict[str, Any]]:
+    from rankscope.metrics._spec import METRICS
+
+    return [
+        {
+            "name": spec.name,
+            "side": spec.side,
+            "symbol": spec.symbol,
+            "at_collapse": spec.at_collapse,
+            "needs": spec.needs,
+            "summary": _MATH_ROLE.sub(r"\1", spec.summary),
+            "cites": [str(cite) for cite in spec.cites],
+        }
+        for spec in METRICS.values()
+    ]
+
+
+def _sites() -> list[dict[str, Any]]:
+    from rankscope.stream.sites import SITES
+
+    return [{"name": name, "summary": meaning} for name, meaning in SITES.items()]
+
+
+def _presets() -> list[dict[str, Any]]:
+    from rankscope.models.presets import PRESETS
+
+    return [
+        {"name": f"init:{item.name}", "model_type": item.model_type, "reads": item.input_kind, "summary": item.summary}
+        for item in PRESETS.values()
+    ]
+
+
+def _families() -> list[dict[str, Any]]:
+    from rankscope.models.heads import FAMILIES
+
+    return [{"name": name} for name in FAMILIES]
+
+
+def _masks() -> list[dict[str, Any]]:
+    from rankscope.masks import MASKS
+
+    return [
+        {
+            "name": spec.name,
+            "signature": spec.signature,
+            "is_causal": spec.is_causal,
+            "self_loops": spec.self_loops,
+            "example": spec.example,
+            "parameters": {parameter.name: parameter.meaning for parameter in spec.parameters},
+            "summary": _MATH_ROLE.sub(r"\1", spec.summary),
+            "cites": [str(cite) for cite in spec.cites],
+        }
+        for spec in MASKS.values()
+    ]
+
+
+_LISTINGS: Mapping[Kind, Callable[[], list[dict[str, Any]]]] = {
+    Kind.metrics: _metrics,
+    Kind.sites: _sites,
+    Kind.families: _families,
+    Kind.presets: _presets,
+    Kind.masks: _masks,
+}
+_COLUMNS: Mapping[Kind, tuple[str, ...]] = {
+    Kind.metrics: ("name", "side", "at_collapse", "needs", "summary"),
+    Kind.sites: ("name", "summary"),
+    Kind.families: ("name",),
+    Kind.presets: ("name", "model_type", "reads", "summary"),
+    Kind.masks: ("signature", "summary"),
+}
+
+
+def _shown(value: object) -> str:
+    return "" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

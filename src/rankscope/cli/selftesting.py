@@ -1,0 +1,24 @@
+"""``rankscope selftest``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from rankscope.cli.streams import print_json
+
+
+def selftest_command(
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+) -> None:
+    """Are the numbers right on this machine? Five kinds of tokens that no single number tells apart."""
+    import rankscope
+
+    result = rankscope.selftest()
+    if as_json:
+        print_json(result.to_json())
+    else:
+        typer.echo(str(result))
+    if not result.passed:
+        raise typer.Exit(1)

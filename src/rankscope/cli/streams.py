@@ -1,0 +1,33 @@
+"""Where output goes: results to stdout, everything else to stderr."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+PIPE_WIDTH = 120
+
+
+def results_console() -> Console:
+    """A console on stdout; in a pipe, where no width is known, as wide as most tables need."""
+    from rich.console import Console
+
+    known = sys.stdout.isatty() or "COLUMNS" in os.environ
+    return Console(file=sys.stdout, width=None if known else PIPE_WIDTH, highlight=False)
+
+
+def remarks_console() -> Console:
+    """A console on stderr."""
+    from rich.console import Console
+
+    return Console(file=sys.stderr, highlight=False, soft_wrap=True)
+
+
+def print_json(answer: dict[str, Any]) -> None:
+    """Exactly one JSON object on stdout, without bare NaN."""
+    sys.stdout.write(json.dumps(answer, ensure_ascii=False, allow_nan=False) + "\n")

@@ -1,0 +1,141 @@
+"""The attention matrices of a batch, and the float64 reductions every attention metric is made of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from rankscope._errors import InputError
+from rankscope.linalg.tokens import Tokens
+
+
+@dataclass(frozen=True)
+class RowSums:
+    """Per row of P, in units of ``rows.scale``: its mass, the sum of p log p, and the mass on the first key."""
+
+    mass: Float[Tensor, "matrices query"]
+    p_log_p: Float[Tensor, "matrices query"]
+    first: Float[Tensor, "matrices query"]
+
+
+class AttentionMatrix:
+    """Attention probabilities P of shape ``(*batch, heads, query, key)``, one matrix per head and sequence.
+
+    Reductions are in float64, on the device of ``probs``, taken piece by piece on first use and kept. They have one
+    leading ``matrices`` axis: the batch axes and the heads, flattened.
+
+    Args:
+        probs: probabilities as the softmax gave them, any floating dtype.
+        support: which keys each row may see (mask and padding), broadcastable to the shape of ``probs``; all of them
+            where it is left out. A zero probability does not tell: it may have underflowed.
+        keep: which query rows count, ``(*batch, query)``; rows of padding tokens do not.
+
+    Raises:
+        InputError: ``probs`` has fewer than three axes or is not floating, or ``support`` or ``keep`` does not fit it.
+    """
+
+    def __init__(
+        self,
+        probs: Float[Tensor, "*batch heads query key"],
+        support: Bool[Tensor, ...] | None = None,
+        keep: Bool[Tensor, "*batch query"] | None = None,
+    ) -> None:
+        if not probs.is_floating_point() or probs.ndim < 3:
+            raise InputError(
+                f"Attention was given as a {probs.dtype} tensor of shape {tuple(probs.shape)}. Expected probabilities "
+                "of shape (*batch, heads, query, key)."
+            )
+        self.batch_shape = tuple(probs.shape[:-2])
+        self.keys = probs.shape[-1]
+        expected = (*probs.shape[:-3], probs.shape[-2])
+        if keep is not None and (keep.dtype != torch.bool or tuple(keep.shape) != expected):
+            raise InputError(
+                f"keep is a {keep.dtype} tensor of shape {tuple(keep.shape)}. Expected booleans of shape {expected}, "
+                "one per query: pass attention_mask.bool()."
+            )
+        per_head = None if keep is None else keep.unsqueeze(-2).expand(probs.shape[:-1])
+        self.rows = Tokens(probs, per_head)
+        self._support = None if support is None else self._fitting(support, probs)
+
+    @cached_property
+    def kept(self) -> Bool[Tensor, "matrices query"]:
+        """Which rows count."""
+        drop = self.rows.dropped(slice(None), slice(None))
+        if drop is None:
+            return torch.ones(self.rows.sequences, self.rows.tokens, dtype=torch.bool, device=self.rows.device)
+        return ~drop.squeeze(-1)
+
+    @cached_property
+    def support_size(self) -> Float[Tensor, "matrices query"]:
+        """Number of keys each row may see."""
+        if self._support is None:
+            return self.rows.zeros(self.rows.tokens) + float(self.keys)
+        return self._per_row(self._support.sum(-1).double())
+
+    @cached_property
+    def sees_first(self) -> Bool[Tensor, "matrices query"]:
+        """Whether a row may see the first key."""
+        if self._support is None:
+            return torch.ones_like(self.kept)
+        return self._per_row(self._support.gather(-1, self._first_of_support).squeeze(-1))
+
+    @cached_property
+    def row_sums(self) -> RowSums:
+        """Sums along rows."""
+        q = self.rows.tokens
+        found = RowSums(mass=self.rows.zeros(q), p_log_p=self.rows.zeros(q), first=self.rows.zeros(q))
+        first = self._first_key.unsqueeze(-1)
+        room, spare = self.rows.room(), self.rows.room()
+        for group, rows in self.rows.pieces():
+            P = self.rows.piece(group, rows, room)
+            found.mass[group, rows] = P.sum(-1)
+            found.first[group, rows] = P.gather(-1, first[group, rows]).squeeze(-1)
+            # p log p is 0 at p = 0, and the smallest float stands in for 0 only inside the logarithm.
+            above_zero = torch.clamp_min(P, torch.finfo(P.dtype).tiny, out=spare[: P.shape[0], : P.shape[1]])
+            found.p_log_p[group, rows] = above_zero.log_().mul_(P).sum(-1)
+        return found
+
+    @property
+    def count(self) -> Float[Tensor, " matrices"]:
+        """Number of query rows that count."""
+        return self.rows.count
+
+    @property
+    def finite(self) -> Bool[Tensor, " matrices"]:
+        """Whether every probability that counts is a finite number."""
+        return self.rows.finite
+
+    @property
+    def relative_deviation(self) -> Float[Tensor, " matrices"]:
+        r""":math:`\|CP\|_F / \|P\|_F`, against which the float floor is held."""
+        return self.rows.relative_deviation
+
+    def _fitting(self, support: Tensor, probs: Tensor) -> Tensor:
+        padded = (1,) * (probs.ndim - support.ndim) + tuple(support.shape)
+        if support.dtype != torch.bool or any(s not in (1, p) for s, p in zip(padded, probs.shape, strict=True)):
+            raise InputError(
+                f"support is a {support.dtype} tensor of shape {tuple(support.shape)}. Expected booleans that "
+                f"broadcast to {tuple(probs.shape)}: True where a query may see a key."
+            )
+        return support.detach().to(self.rows.device).reshape(padded).expand(*padded[:-1], self.keys)
+
+    @cached_property
+    def _first_of_support(self) -> Tensor:
+        """The first key that any row may see (padding may stand on the left), per matrix, one per row of support."""
+        assert self._support is not None
+        first = self._support.any(-2, keepdim=True).to(torch.uint8).argmax(-1, keepdim=True)
+        return first.expand(*self._support.shape[:-1], 1)
+
+    @cached_property
+    def _first_key(self) -> Tensor:
+        if self._support is None:
+            return torch.zeros_like(self.kept, dtype=torch.int64)
+        return self._per_row(self._first_of_support.squeeze(-1))
+
+    def _per_row(self, value: Tensor) -> Tensor:
+        shape = (*self.batch_shape, self.rows.tokens)
+        return value.expand(shape).reshape(self.rows.sequences, self.rows.tokens)

@@ -1,0 +1,46 @@
+"""Walking through a stack of matrices in pieces that stay in cache, so that no float64 copy of the whole is made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+# A piece and what is computed from it, in float64, fill the 2 MB of second-level cache of a processor core.
+_CPU_ENTRIES = 1 << 17
+_DEVICE_ENTRIES = 1 << 24
+
+
+def groups(stack: int, rows: int, columns: int, device: torch.device) -> Iterator[slice]:
+    """Slices of the stack: several small matrices at once, or one large one."""
+    return _slices(stack, _group_size(rows, columns, device))
+
+
+def strips(rows: int, columns: int, device: torch.device) -> Iterator[slice]:
+    """Slices of the rows of one matrix; a single one where the matrix is small."""
+    return _slices(rows, _strip_size(columns, device))
+
+
+def room(stack: int, rows: int, columns: int, device: torch.device) -> Tensor:
+    """Float64 memory for one piece, to be used for one after the other: fresh memory costs as much as arithmetic."""
+    sizes = min(stack, _group_size(rows, columns, device)), min(rows, _strip_size(columns, device))
+    return torch.empty(*sizes, columns, dtype=torch.float64, device=device)
+
+
+def _slices(length: int, step: int) -> Iterator[slice]:
+    for start in range(0, length, step):
+        yield slice(start, min(length, start + step))
+
+
+def _group_size(rows: int, columns: int, device: torch.device) -> int:
+    """As many matrices as fill half of the budget: one that is too large for half still is one piece, not two."""
+    return max(1, _budget(device) // 2 // max(1, rows * columns))
+
+
+def _strip_size(columns: int, device: torch.device) -> int:
+    return max(1, _budget(device) // max(1, columns))
+
+
+def _budget(device: torch.device) -> int:
+    return _CPU_ENTRIES if device.type == "cpu" else _DEVICE_ENTRIES

@@ -1,0 +1,185 @@
+"""The tokens of a batch of sequences, and the float64 reductions every token metric is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from rankscope._errors import InputError
+from rankscope.linalg import grams, reductions, tiles
+from rankscope.linalg.precision import float64_home, is_wide, power_of_two_below
+
+
+class Tokens:
+    """Tokens ``x`` of shape ``(*batch, tokens, dim)``, seen as one matrix X per sequence.
+
+    Every reduction is taken in float64 on the device of ``x``, piece by piece, on first use, and kept: metrics given
+    the same ``Tokens`` share them. ``x`` itself is neither copied nor changed. All reductions have one leading
+    ``sequences`` axis, the batch axes flattened, and are in units of :attr:`scale`.
+
+    Args:
+        x: any floating dtype.
+        keep: which tokens count, ``(*batch, tokens)``; padding and special tokens are taken out as if they had never
+            been there, so sequences may differ in length. Leave it out when every token counts: it is faster.
+
+    Raises:
+        InputError: ``x`` is no floating tensor with at least two axes, or ``keep`` does not fit it.
+    """
+
+    def __init__(
+        self, x: Float[Tensor, "*batch tokens dim"], keep: Bool[Tensor, "*batch tokens"] | None = None
+    ) -> None:
+        if not x.is_floating_point() or x.ndim < 2 or x.shape[-1] == 0:
+            raise InputError(
+                f"Tokens were given as a {x.dtype} tensor of shape {tuple(x.shape)}. Expected floating numbers of "
+                "shape (*batch, tokens, dim): pass hidden states, not token ids."
+            )
+        if keep is not None and (keep.dtype != torch.bool or keep.shape != x.shape[:-1]):
+            raise InputError(
+                f"keep is a {keep.dtype} tensor of shape {tuple(keep.shape)}. Expected booleans of shape "
+                f"{tuple(x.shape[:-1])}, one per token: pass attention_mask.bool()."
+            )
+        self.batch_shape = tuple(x.shape[:-2])
+        self.device = float64_home(x)
+        self.dtype = x.dtype
+        self._x = x.detach().reshape(-1, *x.shape[-2:]) if x.ndim != 3 else x.detach()
+        self.sequences, self.tokens, self.dim = self._x.shape
+        self.fewest = self.tokens if keep is None else 0
+        self._drop = None if keep is None else ~keep.detach().to(self.device).reshape(-1, self.tokens)
+
+    @cached_property
+    def count(self) -> Float[Tensor, " sequences"]:
+        """Number n of tokens that count."""
+        if self._drop is None:
+            return torch.full((self.sequences,), float(self.tokens), dtype=torch.float64, device=self.device)
+        return (~self._drop).sum(-1).double()
+
+    @cached_property
+    def scale(self) -> Float[Tensor, " sequences"]:
+        """The power of two X is divided by: near its largest entry for float64, whose squares may overflow, else 1."""
+        largest = self.zeros(1).squeeze(-1)
+        if is_wide(self.dtype):
+            room = self.room()
+            for group, rows in self.pieces():
+                X = self._read(group, rows, room).abs_()
+                largest[group] = torch.maximum(largest[group], X.amax((-2, -1)))
+        return power_of_two_below(largest)
+
+    @cached_property
+    def mean(self) -> Float[Tensor, "sequences dim"]:
+        """Mean token."""
+        tail = self.energies.mean_tail
+        return self.energies.mean if tail is None else self.energies.mean + tail
+
+    @cached_property
+    def finite(self) -> Bool[Tensor, " sequences"]:
+        """Whether every entry that counts is a finite number."""
+        return torch.isfinite(self.energies.row.sum(-1))
+
+    @cached_property
+    def relative_deviation(self) -> Float[Tensor, " sequences"]:
+        r""":math:`\|CX\|_F / \|X\|_F`, against which the float floor is held."""
+        return (self.energies.centred_row.sum(-1) / self.energies.row.sum(-1)).sqrt()
+
+    @cached_property
+    def energies(self) -> reductions.Energies:
+        """The mean token, and sums of squares along rows."""
+        return reductions.energies(self)
+
+    @cached_property
+    def axis_sums(self) -> reductions.AxisSums:
+        """Sums of absolute values along columns and rows, of directions, and of squares along columns."""
+        return reductions.axis_sums(self)
+
+    @cached_property
+    def column_ranges(self) -> reductions.ColumnRanges:
+        """Extremes of each column."""
+        return reductions.column_ranges(self)
+
+    @cached_property
+    def column_median_deviation(self) -> Float[Tensor, "sequences dim"]:
+        """Sum over each column of the distances from its median."""
+        return reductions.column_median_deviation(self)
+
+    @cached_property
+    def gram_energies(self) -> grams.GramEnergies:
+        """Sums of fourth powers of the singular values of X and of CX, without computing any of them."""
+        return grams.gram_energies(self)
+
+    @cached_property
+    def singular_values(self) -> Float[Tensor, "sequences side"]:
+        """Singular values of X, largest first, zero beyond the rank its shape allows."""
+        return grams.singular_values(self, centred=False)
+
+    @cached_property
+    def centred_singular_values(self) -> Float[Tensor, "sequences side"]:
+        """Singular values of CX, largest first, zero beyond the rank its shape allows."""
+        return grams.singular_values(self, centred=True)
+
+    @cached_property
+    def kept_grams(self) -> list[grams.GramBlock]:
+        """Gram matrices, kept only where they are small."""
+        return list(grams.gram_blocks(self))
+
+    def rank_limit(self, *, centred: bool) -> Float[Tensor, " sequences"]:
+        """The largest rank the shape of X allows, or that of CX, which has lost one token."""
+        return (self.count - float(centred)).clamp(0.0, float(self.dim))
+
+    def zeros(self, width: int) -> Float[Tensor, "sequences width"]:
+        """A place to gather one number, or one vector, per sequence."""
+        return torch.zeros(self.sequences, width, dtype=torch.float64, device=self.device)
+
+    def groups(self) -> Iterator[slice]:
+        """The sequences, a few at a time."""
+        return tiles.groups(self.sequences, self.tokens, self.dim, self.device)
+
+    def strips(self) -> Iterator[slice]:
+        """The tokens of long sequences, a few at a time."""
+        return tiles.strips(self.tokens, self.dim, self.device)
+
+    def pieces(self) -> Iterator[tuple[slice, slice]]:
+        """The sequences, a few at a time, and of long ones a few tokens at a time."""
+        for group in self.groups():
+            for rows in self.strips():
+                yield group, rows
+
+    def room(self) -> Tensor:
+        """Memory for one piece, whichever it is."""
+        return tiles.room(self.sequences, self.tokens, self.dim, self.device)
+
+    def piece(self, group: slice, rows: slice, room: Tensor | None = None) -> Tensor:
+        """One piece of X in float64 and in units of the scale, zero where tokens are dropped.
+
+        It lies in ``room``, until the next piece is put there, or in memory of its own; either may be written to.
+        """
+        X = self._read(group, rows, room)
+        return X.div_(self.scale[group, None, None]) if is_wide(self.dtype) else X
+
+    def centred_piece(self, group: slice, rows: slice, room: Tensor | None = None) -> Tensor:
+        """The same piece of CX."""
+        return reductions.centre_(self, self.piece(group, rows, room), group, rows, self.energies)
+
+    def dropped(self, group: slice, rows: slice) -> Bool[Tensor, "group rows 1"] | None:
+        """Which tokens of the piece do not count."""
+        return None if self._drop is None else self._drop[group, rows].unsqueeze(-1)
+
+    def clear_(self, X: Tensor, group: slice, rows: slice) -> Tensor:
+        """Set to zero, in place, the tokens of a float64 piece that do not count, whatever they are."""
+        if self._kept_bits is not None:
+            # No bit of a dropped token stays, NaN included; on a processor masked_fill_ takes several times as long.
+            X.view(torch.int64).bitwise_and_(self._kept_bits[group, rows])
+        return X
+
+    @cached_property
+    def _kept_bits(self) -> Tensor | None:
+        """All ones, that is -1, for tokens that count, and all zeros for the others."""
+        return None if self._drop is None else self._drop.long().sub_(1).unsqueeze(-1)
+
+    def _read(self, group: slice, rows: slice, room: Tensor | None) -> Tensor:
+        x = self._x[group, rows]
+        X = torch.empty(x.shape, dtype=torch.float64, device=self.device) if room is None else room
+        return self.clear_(X[: x.shape[0], : x.shape[1]].copy_(x), group, rows)

@@ -1,0 +1,148 @@
+"""The keys of each query as numbers, without a square matrix."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rankscope._errors import InputError
+
+EDGE_LIMIT = 1 << 26
+"""Most edges that are written out one by one, about a gigabyte while it happens."""
+
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+
+class Edges(Protocol):
+    """The keys of each query, listed or not yet."""
+
+    @property
+    def count(self) -> int:
+        """Number of edges, or a bound from above."""
+
+    def rows(self) -> Rows:
+        """The edges one by one."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The keys of query ``q`` are ``indices[indptr[q]:indptr[q + 1]]``, ascending; ``indptr`` starts at 0."""
+
+    indptr: Ints
+    indices: Ints
+
+    @property
+    def count(self) -> int:
+        """Number of edges."""
+        return len(self.indices)
+
+    @property
+    def queries(self) -> Ints:
+        """The query of each edge."""
+        return np.repeat(np.arange(len(self.indptr) - 1, dtype=np.int64), np.diff(self.indptr))
+
+    def rows(self) -> Rows:
+        """These rows."""
+        return self
+
+    def where(self, kept: Bools) -> Rows:
+        """The edges at which ``kept`` holds."""
+        before = np.concatenate([[0], np.cumsum(kept, dtype=np.int64)])
+        return Rows(before[self.indptr], self.indices[kept])
+
+
+@dataclass(frozen=True)
+class Progressions:
+    """The keys of query ``q`` are ``range(start[q], stop[q], step)``; counted without being written out."""
+
+    start: Ints
+    stop: Ints
+    step: int = 1
+
+    @property
+    def lengths(self) -> Ints:
+        """Number of keys of each query."""
+        lengths: Ints = np.maximum(0, -((self.start - self.stop) // self.step))
+        return lengths
+
+    @property
+    def count(self) -> int:
+        """Number of edges."""
+        return int(self.lengths.sum())
+
+    def rows(self) -> Rows:
+        """The same edges one by one."""
+        check_edge_count(self.count)
+        indptr = np.concatenate([[0], np.cumsum(self.lengths)])
+        indices = np.arange(indptr[-1], dtype=np.int64)
+        indices -= np.repeat(indptr[:-1], self.lengths)
+        indices *= self.step
+        indices += np.repeat(self.start, self.lengths)
+        return Rows(indptr, indices)
+
+
+@dataclass(frozen=True)
+class United:
+    """Edges in any of the parts; merged only when they are listed."""
+
+    parts: tuple[Edges, ...]
+    keys: int
+
+    @property
+    def count(self) -> int:
+        """The sum over the parts, a bound from above."""
+        return sum(part.count for part in self.parts)
+
+    def rows(self) -> Rows:
+        """The merged edges."""
+        check_edge_count(self.count)
+        return united([part.rows() for part in self.parts], self.keys)
+
+
+def clipped(start: Ints | int, stop: Ints | int, keys: int) -> Progressions:
+    """One stretch of keys for each of ``keys`` queries, cut at the first and the last key."""
+    low = np.broadcast_to(np.clip(start, 0, keys), (keys,)).astype(np.int64)
+    high = np.broadcast_to(np.clip(stop, 0, keys), (keys,)).astype(np.int64)
+    return Progressions(low, high)
+
+
+def check_edge_count(count: int) -> None:
+    """Refuse what would fill the memory."""
+    if count > EDGE_LIMIT:
+        raise InputError(
+            f"This mask has up to {count:,} pairs of query and key at this length, and at most {EDGE_LIMIT:,} are "
+            "written out as a sparse matrix. Ask for fewer tokens, or intersect it with a narrower mask, "
+            "e.g. 'causal & window(64)'."
+        )
+
+
+def codes(rows: Rows, keys: int) -> Ints:
+    """Each edge as ``query * keys + key``: ascending, and no two alike."""
+    return rows.queries * keys + rows.indices
+
+
+def from_codes(sorted_codes: Ints, keys: int) -> Rows:
+    """Rows of ``keys`` queries from ascending codes."""
+    queries, indices = np.divmod(sorted_codes, keys)
+    lengths = np.bincount(queries, minlength=keys)
+    return Rows(np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]), indices)
+
+
+def united(parts: list[Rows], keys: int) -> Rows:
+    """Edges in any of the parts."""
+    check_edge_count(sum(part.count for part in parts))
+    return from_codes(np.unique(np.concatenate([codes(part, keys) for part in parts])), keys)
+
+
+def contained(rows: Rows, others: Rows, keys: int) -> Bools:
+    """For each edge of ``rows`` whether it is one of ``others``."""
+    wanted, known = codes(rows, keys), codes(others, keys)
+    if not len(known):
+        return np.zeros(len(wanted), dtype=np.bool_)
+    place = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
+    found: Bools = known[place] == wanted
+    return found

@@ -1,0 +1,175 @@
+"""A mask as a value: dense, sparse, as text, as a plain description, and composed with ``|``, ``&``, ``~``."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rankscope._errors import InputError, MissingExtraError
+from rankscope.masks._edges import Bools, Rows, check_edge_count
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
+
+DENSE_LIMIT = 1 << 32
+"""Most cells of a dense mask: four gigabytes of booleans."""
+SCAN_LIMIT = 1 << 30
+"""Most cells that are looked at, some rows at a time, to list the edges of a mask without structure."""
+_CELLS_AT_ONCE = 1 << 22
+
+
+class Mask(ABC):
+    """Which keys a query may see. A frozen value: equal, hashable, written as an expression by ``str``.
+
+    Positions are aligned at the end: with ``query`` queries and ``key`` keys, query i sits at position
+    ``key - query + i``, so that the newest queries of a cached sequence see what they saw in the whole.
+
+    Example:
+        >>> from rankscope.masks import parse_mask
+        >>> mask = parse_mask("causal & window(1)")
+        >>> mask.dense(3).int().tolist()
+        [[1, 0, 0], [1, 1, 0], [0, 1, 1]]
+        >>> str(mask | parse_mask("sink(1)"))
+        'causal & window(1) | sink(1)'
+    """
+
+    @property
+    @abstractmethod
+    def is_causal(self) -> bool:
+        """True promises that no query sees a later key; False promises nothing."""
+
+    @property
+    @abstractmethod
+    def self_loops(self) -> bool:
+        """True promises that each query sees its own position; False promises nothing."""
+
+    @abstractmethod
+    def sees(self, query: Tensor, key: Tensor) -> Tensor:
+        """The predicate: a column of query positions against the row of all key positions, ``(query, key)``."""
+
+    @abstractmethod
+    def most_edges(self, tokens: int) -> int:
+        """An upper bound of the number of pairs that see each other, found without listing them."""
+
+    @abstractmethod
+    def rows(self, tokens: int) -> Rows:
+        """The keys of each query, listed; never by way of the square matrix where the structure allows."""
+
+    @abstractmethod
+    def among(self, rows: Rows, tokens: int) -> Bools:
+        """For each edge of ``rows`` whether this mask has it too."""
+
+    @abstractmethod
+    def describe(self) -> dict[str, Any]:
+        """Plain lists, dictionaries, numbers and strings; read back by ``mask_from_description``."""
+
+    def dense(
+        self, query: int, key: int | None = None, device: torch.device | str | None = None, *, allow_empty: bool = False
+    ) -> Tensor:
+        """True where a query may see a key, shape ``(query, key)``.
+
+        Args:
+            query: number of queries.
+            key: number of keys; as many as queries when not given.
+            device: where the tensor lives.
+            allow_empty: let a query see nothing (a softmax over such a row is not defined) instead of raising.
+
+        Raises:
+            InputError: a query sees nothing, or the matrix would be too large.
+        """
+        key = query if key is None else key
+        _check_length("query", query)
+        _check_length("key", key)
+        if query * key > DENSE_LIMIT:
+            raise InputError(
+                f"The mask '{self}' for {query:,} queries and {key:,} keys has {query * key:,} cells, more than the "
+                f"{DENSE_LIMIT:,} of a dense mask. Use sparse(), or fewer queries at a time."
+            )
+        out = torch.empty(query, key, dtype=torch.bool, device=device)
+        for part, seen_there in self._scan(query, key, device):
+            out[part] = seen_there
+        if not allow_empty and not bool((seen := out.any(1)).all()):
+            raise self._sees_nothing(int((~seen).nonzero()[0]), key - query, key)
+        return out
+
+    def sparse(self, tokens: int, *, allow_empty: bool = False) -> csr_array:
+        """The same square matrix as ``scipy.sparse.csr_array`` of booleans; entry (i, j) when i sees j.
+
+        Information flows from j to i: the graph of the theorems, whose edges leave the token that is seen, is the
+        transpose.
+
+        Raises:
+            InputError: a query sees nothing, or there are too many pairs to list.
+            MissingExtraError: scipy is not installed.
+        """
+        try:
+            from scipy.sparse import csr_array
+        except ImportError:
+            raise MissingExtraError("A mask as a sparse matrix", "scipy", "graphs") from None
+        _check_length("tokens", tokens)
+        rows = self.rows(tokens)
+        empty = np.flatnonzero(np.diff(rows.indptr) == 0)
+        if len(empty) and not allow_empty:
+            raise self._sees_nothing(int(empty[0]), 0, tokens)
+        parts = (np.ones(rows.count, dtype=np.bool_), rows.indices.astype(np.int32), rows.indptr.astype(np.int32))
+        return csr_array(parts, shape=(tokens, tokens))
+
+    def __or__(self, other: Mask) -> Mask:
+        from rankscope.masks._composed import either
+
+        return either(self, other) if isinstance(other, Mask) else NotImplemented
+
+    def __and__(self, other: Mask) -> Mask:
+        from rankscope.masks._composed import both
+
+        return both(self, other) if isinstance(other, Mask) else NotImplemented
+
+    def __invert__(self) -> Mask:
+        from rankscope.masks._composed import complement
+
+        return complement(self)
+
+    def __repr__(self) -> str:
+        return f"parse_mask({str(self)!r})"
+
+    def _scan(self, query: int, key: int, device: torch.device | str | None) -> Iterator[tuple[slice, Tensor]]:
+        """Some rows of the dense mask at a time, so that positions in int64 never fill the memory."""
+        keys = torch.arange(key, device=device).unsqueeze(0)
+        height = max(1, _CELLS_AT_ONCE // key)
+        for start in range(0, query, height):
+            part = slice(start, min(start + height, query))
+            positions = torch.arange(part.start, part.stop, device=device).unsqueeze(1) + (key - query)
+            yield part, self.sees(positions, keys)
+
+    def _rows_by_scan(self, tokens: int) -> Rows:
+        """The edges of a mask without structure, found by looking at every pair."""
+        if tokens * tokens > SCAN_LIMIT:
+            raise InputError(
+                f"The edges of '{self}' have no structure to list them by, and looking at every pair of {tokens:,} "
+                f"tokens is refused above {SCAN_LIMIT:,} pairs. Intersect it with a narrow mask, e.g. "
+                f"'window(64) & ({self})', or ask for fewer tokens."
+            )
+        lengths, indices, count = [np.zeros(1, dtype=np.int64)], [], 0
+        for _, seen in self._scan(tokens, tokens, None):
+            count += int(seen.sum())
+            check_edge_count(count)
+            lengths.append(seen.sum(1).numpy())
+            indices.append(seen.nonzero()[:, 1].numpy())
+        return Rows(np.cumsum(np.concatenate(lengths)), np.concatenate(indices))
+
+    def _sees_nothing(self, query: int, offset: int, key: int) -> InputError:
+        return InputError(
+            f"Under the mask '{self}' query {query} (position {query + offset}) sees none of the {key} keys, and "
+            "attention over nothing is not defined. Unite the mask with one that gives it a key, e.g. "
+            f"'({self}) | window(0)' for the token itself, or pass allow_empty=True."
+        )
+
+
+def _check_length(name: str, value: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 1 << 31:
+        raise InputError(f"{name} is a number of tokens from 1 to {(1 << 31) - 1:,}, not {value!r}.")

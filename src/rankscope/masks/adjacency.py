@@ -1,0 +1,104 @@
+"""Any graph at all, from a file or written out."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rankscope._errors import InputError
+from rankscope.masks._edges import Rows
+from rankscope.masks._graph_file import graph_from_lines, read_graph
+from rankscope.masks._spec import Parameter, Value, mask
+
+WRITTEN_OUT = 128
+"""Most tokens of a graph that is part of the expression itself."""
+
+
+def written_out(matrix: Tensor | NDArray[Any]) -> str:
+    """A small square matrix as the text that ``adjacency`` takes; not zero means that the row sees the column.
+
+    Example:
+        >>> written_out(np.eye(2))
+        '10/01'
+    """
+    cells = matrix.detach().cpu().numpy() if isinstance(matrix, Tensor) else np.asarray(matrix)
+    if cells.ndim != 2 or cells.shape[0] != cells.shape[1] or not 1 <= len(cells) <= WRITTEN_OUT:
+        raise InputError(
+            f"A matrix that is written out is square, of 1 to {WRITTEN_OUT} tokens, and this one is {cells.shape}. "
+            "Save a larger one with numpy.save or scipy.sparse.save_npz and give the path."
+        )
+    return "/".join("".join("1" if cell else "0" for cell in row) for row in cells)
+
+
+@lru_cache(maxsize=8)
+def _graph(source: str, digest: str) -> Rows:
+    if _is_written_out(source):
+        lines = source.split("/")
+        try:
+            return graph_from_lines(lines if len(lines) <= WRITTEN_OUT else [])
+        except ValueError as error:
+            raise InputError(f"adjacency: {source[:40]!r} is not a square of 0 and 1: {error}.") from error
+    rows, found = read_graph(source)
+    if digest and digest != found:
+        raise InputError(
+            f"adjacency: {source!r} is not the file it was: its digest is {found}, and {digest} was expected. "
+            "Leave the digest out to take the file as it is now."
+        )
+    return rows
+
+
+def _is_written_out(source: str) -> bool:
+    return bool(source) and set(source) <= set("01/")
+
+
+def _settle(parameters: dict[str, Value]) -> dict[str, Value]:
+    source, digest = str(parameters["source"]), str(parameters["digest"])
+    if _is_written_out(source):
+        _graph(source, "")
+        return {"source": source, "digest": ""}
+    return {"source": source, "digest": digest or read_graph(source)[1]}
+
+
+def _edges(tokens: int, source: str, digest: str) -> Rows:
+    rows = _graph(source, digest)
+    if len(rows.indptr) - 1 != tokens:
+        raise InputError(
+            f"adjacency: the graph {source[:40]!r} has {len(rows.indptr) - 1} tokens, and a mask over {tokens} keys "
+            "was asked for. Give inputs of that length, or a graph of this one."
+        )
+    return rows
+
+
+@mask(
+    parameters=(
+        Parameter("source", "path of a .npy, .npz, .json or .txt file, or rows such as '10/11'", str),
+        Parameter("digest", "start of the file's SHA-256; filled in, checked on reading", str, default=""),
+    ),
+    edges=_edges,
+    example='adjacency("1001/1100/0110/0011")',
+    is_causal=False,
+    self_loops=False,
+    pointwise=False,
+    settle=_settle,
+)
+def adjacency(query: Tensor, key: Tensor, source: str, digest: str) -> Tensor:
+    """A query sees the keys that a graph says: entry (i, j) of its matrix is not zero when i sees j.
+
+    The graph has as many tokens as there are keys. Its file is data: no pickle is loaded, and sizes are limited.
+
+    Example:
+        >>> import torch
+        >>> adjacency(torch.arange(2).unsqueeze(1), torch.arange(2).unsqueeze(0), source="10/11", digest="").tolist()
+        [[True, False], [True, True]]
+    """
+    rows = _edges(key.shape[-1], source, digest)
+    out = torch.zeros(query.shape[0], key.shape[-1], dtype=torch.bool)
+    for row, position in enumerate(query.reshape(-1).tolist()):
+        if position >= 0:
+            out[row, rows.indices[rows.indptr[position] : rows.indptr[position + 1]]] = True
+    return out.to(key.device)

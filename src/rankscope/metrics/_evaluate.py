@@ -1,0 +1,80 @@
+"""Several metrics of one view, each value with a status that says what it is worth."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from rankscope._errors import InputError
+from rankscope._types import Status
+from rankscope.linalg.attention import AttentionMatrix
+from rankscope.linalg.tokens import Tokens
+from rankscope.metrics._spec import MetricSpec
+
+_CODE = {status: code for code, status in enumerate(Status)}
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Values of several metrics, on the device they were taken on; moving them to the host is the caller's choice.
+
+    Attributes:
+        values: float64; NaN unless the status is ``OK`` or ``FLOOR``.
+        statuses: index of each value's status in ``list(Status)``.
+    """
+
+    values: Float[Tensor, metrics * batch]
+    statuses: Int[Tensor, metrics * batch]
+
+
+def evaluate(specs: Sequence[MetricSpec], view: Tokens | AttentionMatrix, floor: float) -> Reading:
+    """Take every metric of ``specs`` from one view, sharing its reductions.
+
+    Args:
+        specs: metrics of the view's side.
+        view: tokens of one site, or its attention matrices.
+        floor: relative residual below which the activations' own format shows only rounding, see ``float_floor``.
+
+    Returns:
+        A reading with a leading metric axis, then the batch axes (and heads, for attention).
+
+    Raises:
+        InputError: a metric of the other side.
+    """
+    side = "tokens" if isinstance(view, Tokens) else "attention"
+    wrong = [spec.name for spec in specs if spec.side != side]
+    if wrong:
+        raise InputError(
+            f"{', '.join(wrong)} cannot be taken of {side}. See each metric's side in `rankscope ls metrics`."
+        )
+    if not specs:
+        empty = view.count.new_empty((0, *view.batch_shape))
+        return Reading(empty, empty.to(torch.int8))
+    values = torch.stack([spec.function(view) for spec in specs])  # type: ignore[arg-type]
+    statuses = _statuses(specs, values, view, floor)
+    worth = (statuses == _CODE[Status.OK]) | (statuses == _CODE[Status.FLOOR])
+    return Reading(values.masked_fill_(~worth, torch.nan), statuses)
+
+
+def _statuses(specs: Sequence[MetricSpec], values: Tensor, view: Tokens | AttentionMatrix, floor: float) -> Tensor:
+    """All statuses at once: on an accelerator each small step costs as much as a large one."""
+
+    def declared(facts: list[bool]) -> Tensor:
+        return torch.tensor(facts, device=values.device).reshape(-1, *(1 for _ in view.batch_shape))
+
+    finite = view.finite.reshape(view.batch_shape)
+    deviation = view.relative_deviation.reshape(view.batch_shape)
+    reads_deviation = declared([spec.reads_deviation for spec in specs])
+    floors_itself = declared([spec.floors_itself for spec in specs])
+    # Not `deviation <= floor`: X = 0, whose deviation is 0/0, is at the floor too.
+    at_floor = reads_deviation & ~(deviation > floor)
+    # Rounding is relative to X, so a singular value of CX drowns in it earlier by the ratio of the two.
+    at_floor |= floors_itself & (values * torch.where(reads_deviation, deviation, 1.0) <= floor)
+    statuses = torch.full_like(values, _CODE[Status.OK], dtype=torch.int8)
+    statuses.masked_fill_(at_floor, _CODE[Status.FLOOR])
+    statuses.masked_fill_(torch.isnan(values), _CODE[Status.UNDEFINED])
+    return statuses.masked_fill_(~finite | torch.isinf(values), _CODE[Status.NOT_FINITE])

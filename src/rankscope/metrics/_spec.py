@@ -1,0 +1,146 @@
+"""What a metric declares about itself, and the two decorators that declare it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Flag, auto
+from functools import wraps
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from rankscope._citations import Cite
+from rankscope._registry import Registry
+from rankscope.linalg.attention import AttentionMatrix
+from rankscope.linalg.tokens import Tokens
+
+Side = Literal["tokens", "attention"]
+Needs = Literal["norms", "order", "gram", "spectrum"]
+
+
+class Invariance(Flag):
+    """Changes of X (or of P, for attention) that leave a metric as it is."""
+
+    NONE = 0
+    TOKEN_ORDER = auto()
+    """The tokens in another order."""
+    CHANNEL_ORDER = auto()
+    """The channels in another order."""
+    ROTATION = auto()
+    """Every token turned by the same orthogonal matrix."""
+    SCALE = auto()
+    """Everything times one positive number."""
+    SHIFT = auto()
+    """One vector added to every token."""
+
+
+NONE = Invariance.NONE
+TOKEN_ORDER = Invariance.TOKEN_ORDER
+CHANNEL_ORDER = Invariance.CHANNEL_ORDER
+ROTATION = Invariance.ROTATION
+SCALE = Invariance.SCALE
+SHIFT = Invariance.SHIFT
+
+
+@dataclass(frozen=True)
+class MetricSpec:
+    """A metric: facts that the run, the tests, the documentation and the command line read, and one pure function.
+
+    Attributes:
+        name: the function's name.
+        side: what it is a measure of.
+        symbol: LaTeX.
+        range: least and largest value, both possibly infinite.
+        at_collapse: value when all tokens are equal (all rows of P, for attention); None when there is no such value.
+        invariant_to: what leaves it as it is.
+        needs: what it costs: sums (norms), sorting (order), a Gram matrix, or all singular values (spectrum).
+        reads_deviation: it is made of X - 1x^T alone, and sees only rounding once tokens are equal to the floor.
+        floors_itself: it is a singular value relative to the largest, and rounding at or below the float floor.
+        least_count: fewest tokens for which it has a value.
+        cites: where it comes from.
+        summary: first line of its docstring.
+        function: takes a tensor or a view that shares reductions; returns float64, one value per sequence (and head).
+    """
+
+    name: str
+    side: Side
+    symbol: str
+    range: tuple[float, float]
+    at_collapse: float | None
+    invariant_to: Invariance
+    needs: Needs
+    reads_deviation: bool
+    floors_itself: bool
+    least_count: int
+    cites: tuple[Cite, ...]
+    summary: str
+    function: Callable[[Tokens | Tensor], Tensor] | Callable[[AttentionMatrix | Tensor], Tensor]
+
+
+METRICS: Registry[MetricSpec] = Registry("metric", "rankscope.metrics")
+
+
+def token_metric(
+    *,
+    symbol: str,
+    range: tuple[float, float],
+    at_collapse: float | None,
+    invariant_to: Invariance,
+    needs: Needs,
+    reads_deviation: bool = False,
+    floors_itself: bool = False,
+    least_count: int = 1,
+    cites: tuple[Cite, ...],
+) -> Callable[[Callable[[Tokens], Tensor]], Callable[[Tokens | Tensor], Tensor]]:
+    """Register a function of :class:`Tokens`; the result also takes a plain tensor ``(*batch, tokens, dim)``."""
+
+    def register(compute: Callable[[Tokens], Tensor]) -> Callable[[Tokens | Tensor], Tensor]:
+        @wraps(compute)
+        def measured(x: Tokens | Tensor) -> Tensor:
+            view = x if isinstance(x, Tokens) else Tokens(x)
+            return _where_defined(compute(view), view, least_count).reshape(view.batch_shape)
+
+        facts = (symbol, range, at_collapse, invariant_to, needs, reads_deviation, floors_itself, least_count, cites)
+        METRICS.add(compute.__name__, MetricSpec(compute.__name__, "tokens", *facts, _summary(compute), measured))
+        return measured
+
+    return register
+
+
+def attention_metric(
+    *,
+    symbol: str,
+    range: tuple[float, float],
+    at_collapse: float | None,
+    invariant_to: Invariance,
+    needs: Needs,
+    reads_deviation: bool = False,
+    least_count: int = 1,
+    cites: tuple[Cite, ...],
+) -> Callable[[Callable[[AttentionMatrix], Tensor]], Callable[[AttentionMatrix | Tensor], Tensor]]:
+    """Register a function of :class:`AttentionMatrix`; the result also takes ``(*batch, heads, query, key)``."""
+
+    def register(compute: Callable[[AttentionMatrix], Tensor]) -> Callable[[AttentionMatrix | Tensor], Tensor]:
+        @wraps(compute)
+        def measured(probs: AttentionMatrix | Tensor) -> Tensor:
+            view = probs if isinstance(probs, AttentionMatrix) else AttentionMatrix(probs)
+            return _where_defined(compute(view), view.rows, least_count).reshape(view.batch_shape)
+
+        facts = (symbol, range, at_collapse, invariant_to, needs, reads_deviation, False, least_count, cites)
+        METRICS.add(compute.__name__, MetricSpec(compute.__name__, "attention", *facts, _summary(compute), measured))
+        return measured
+
+    return register
+
+
+def _where_defined(value: Tensor, view: Tokens, least_count: int) -> Tensor:
+    if view.fewest >= least_count:
+        return value
+    return torch.where(view.count >= least_count, value, math.nan)
+
+
+def _summary(compute: Callable[..., Tensor]) -> str:
+    return (compute.__doc__ or "").strip().split("\n", 1)[0]

@@ -1,0 +1,39 @@
+"""How much one application of attention can shrink, or stretch, differences between tokens."""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor
+
+from rankscope._citations import Cite
+from rankscope.linalg.attention import AttentionMatrix
+from rankscope.metrics._spec import CHANNEL_ORDER, TOKEN_ORDER, attention_metric
+
+
+@attention_metric(
+    symbol=r"s_1(CP)",
+    range=(0.0, math.inf),
+    at_collapse=0.0,
+    invariant_to=TOKEN_ORDER | CHANNEL_ORDER,
+    needs="spectrum",
+    reads_deviation=True,
+    least_count=2,
+    cites=(Cite("wu2024role"),),
+)
+def attention_contraction(attention: AttentionMatrix) -> Tensor:
+    r"""Largest singular value of the centred attention matrix, :math:`s_1(CP)`, C centring over query rows.
+
+    **Exact.** For rows that sum to one CP = CPC, so that :math:`\|CPX\|_F \le s_1(CP)\|CX\|_F` for every X, with
+    equality for some: the worst case over tokens of one mixing. 0 when all rows are equal (every X collapses at once),
+    1 for the identity; above 1, up to :math:`\sqrt n`, attention may even spread tokens apart. Rows out of ``keep`` are
+    left out. Undefined for fewer than two rows and for P = 0.
+
+    Example:
+        >>> import torch
+        >>> round(attention_contraction(torch.eye(4).unsqueeze(0)).item(), 12)
+        1.0
+    """
+    rows = attention.rows
+    defined = rows.energies.row.sum(-1) > 0
+    return (rows.centred_singular_values[:, 0] * rows.scale).masked_fill(~defined, math.nan)

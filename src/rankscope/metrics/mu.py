@@ -1,0 +1,60 @@
+"""Distance from consensus as the mask and LayerNorm theorems state it."""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor
+
+from rankscope._citations import Cite
+from rankscope.linalg.tokens import Tokens
+from rankscope.metrics._spec import CHANNEL_ORDER, ROTATION, SCALE, SHIFT, TOKEN_ORDER, token_metric
+
+
+@token_metric(
+    symbol=r"\mu(X)",
+    range=(0.0, math.inf),
+    at_collapse=0.0,
+    invariant_to=TOKEN_ORDER | CHANNEL_ORDER | ROTATION | SHIFT,
+    needs="norms",
+    reads_deviation=True,
+    least_count=2,
+    cites=(Cite("wu2024role"),),
+)
+def mu(tokens: Tokens) -> Tensor:
+    r"""Frobenius norm of the centred tokens, :math:`\mu(X) = \|X - 11^TX/n\|_F`.
+
+    **Exact.** From 0 (all tokens equal) up. The same number as ``residual``; this is the name in the theorems on masks
+    and LayerNorm. Not scale-free: without LayerNorm it can fall only because X shrinks. Undefined for fewer than two
+    tokens.
+
+    Example:
+        >>> import torch
+        >>> mu(torch.tensor([[1.0, 6.0], [-1.0, 4.0]])).item()
+        2.0
+    """
+    return tokens.energies.centred_row.sum(-1).sqrt() * tokens.scale
+
+
+@token_metric(
+    symbol=r"\mu(X)/\|X\|_F",
+    range=(0.0, 1.0),
+    at_collapse=0.0,
+    invariant_to=TOKEN_ORDER | CHANNEL_ORDER | ROTATION | SCALE,
+    needs="norms",
+    reads_deviation=True,
+    least_count=2,
+    cites=(Cite("wu2024role"),),
+)
+def mu_over_norm(tokens: Tokens) -> Tensor:
+    r"""Scale-free partner of mu, :math:`\mu(X)/\|X\|_F`.
+
+    **Exact.** 0 when all tokens are equal, 1 when their mean is zero. The same number as ``relative_residual``.
+    Undefined for fewer than two tokens and for X = 0.
+
+    Example:
+        >>> import torch
+        >>> round(mu_over_norm(torch.tensor([[7.0], [1.0]])).item(), 12)
+        0.6
+    """
+    return tokens.relative_deviation

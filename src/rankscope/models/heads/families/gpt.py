@@ -1,0 +1,97 @@
+"""GPT-2 and the causal models around it: fused or separate projections, learned or rotary positions."""
+
+from __future__ import annotations
+
+from rankscope.models.heads.family import Family, register
+
+_GPT2_NORMS = ("ln_1", "ln_2")
+
+register(
+    Family(
+        name="gpt2",
+        model_types=("gpt2",),
+        layout="stacked",
+        projections=("attn.c_attn",),
+        output="attn.c_proj",
+        transposed=True,
+        heads=("n_head",),
+        norms=_GPT2_NORMS,
+        mlp=("mlp",),
+        requires={"scale_attn_weights": (True,), "scale_attn_by_inverse_layer_idx": (False,)},
+    ),
+    Family(
+        name="openai-gpt",
+        model_types=("openai-gpt",),
+        layout="stacked",
+        projections=("attn.c_attn",),
+        output="attn.c_proj",
+        transposed=True,
+        heads=("n_head",),
+        norms=_GPT2_NORMS,
+        mlp=("mlp",),
+    ),
+    Family(
+        name="gpt-bigcode",
+        model_types=("gpt_bigcode",),
+        layout="stacked",
+        projections=("attn.c_attn",),
+        output="attn.c_proj",
+        heads=("n_head",),
+        norms=_GPT2_NORMS,
+        mlp=("mlp",),
+        requires={"multi_query": (True,), "scale_attn_weights": (True,)},
+    ),
+    Family(
+        name="gpt-neo",
+        model_types=("gpt_neo",),
+        layout="separate",
+        projections=("attn.attention.q_proj", "attn.attention.k_proj", "attn.attention.v_proj"),
+        output="attn.attention.out_proj",
+        heads=("num_heads",),
+        scale="one",
+        norms=_GPT2_NORMS,
+        mlp=("mlp",),
+    ),
+    Family(
+        name="gptj",
+        model_types=("gptj",),
+        layout="separate",
+        projections=("attn.q_proj", "attn.k_proj", "attn.v_proj"),
+        output="attn.out_proj",
+        heads=("n_head",),
+        position="rotary",
+        norms=("ln_1",),
+        mlp=("mlp",),
+    ),
+    Family(
+        name="gpt-neox",
+        model_types=("gpt_neox",),
+        layout="grouped",
+        projections=("attention.query_key_value",),
+        output="attention.dense",
+        position="rotary",
+        norms=("input_layernorm", "post_attention_layernorm"),
+        mlp=("mlp",),
+    ),
+    Family(
+        name="persimmon",
+        model_types=("persimmon",),
+        layout="grouped",
+        projections=("self_attn.query_key_value",),
+        output="self_attn.dense",
+        position="rotary",
+        qk_norm="qk_layernorm",
+        norms=("input_layernorm", "post_attention_layernorm"),
+        mlp=("mlp",),
+    ),
+    Family(
+        name="ctrl",
+        model_types=("ctrl",),
+        layout="separate",
+        projections=("multi_head_attention.Wq", "multi_head_attention.Wk", "multi_head_attention.Wv"),
+        output="multi_head_attention.dense",
+        heads=("n_head",),
+        norms=("layernorm1", "layernorm2"),
+        mlp=("ffn",),
+    ),
+)

@@ -1,0 +1,68 @@
+"""From what the user has (texts, a file, ids, tensors, nothing) to the batches a model is run on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeGuard
+
+import torch
+
+from rankscope._errors import InputError
+from rankscope.models.inputs.given import prepare_given
+from rankscope.models.inputs.record import Plan, Prepared, TokensPolicy
+from rankscope.models.inputs.synthetic import prepare_synthetic
+from rankscope.models.inputs.text import prepare_text
+from rankscope.models.loading import LoadedModel
+
+
+def prepare_inputs(
+    loaded: LoadedModel,
+    given: str | Path | Sequence[Any] | torch.Tensor | Mapping[str, Any] | None = None,
+    *,
+    sequences: int | None = None,
+    tokens: int = 128,
+    batch: int = 8,
+    tokens_policy: TokensPolicy = "content",
+    seed: int = 0,
+    random_tokens: bool = False,
+) -> Prepared:
+    """Batches for ``loaded``.
+
+    Text is cut by the model's tokenizer, or into hashed words where it has none. Sequences are cut at ``tokens``,
+    shorter ones padded on the right and masked. An encoder-decoder reads its own input shifted right on the other side.
+
+    Args:
+        loaded: the model they are for.
+        given: one text (str), several (list of str), a text file (Path, read as one stream), token ids or pixels
+            (tensor), keyword arguments (mapping), a list of ready batches (tensors or mappings), or None for the
+            built-in sample text, and smooth random images or sounds for models that read these.
+        sequences: at most how many sequences; None takes all that are given, and 8 of a file or of the sample.
+        tokens: length at which a text is cut; the caller's own tensors are left as they are.
+        batch: sequences per forward pass.
+        tokens_policy: ``"content"`` leaves padding out, ``"no-first"`` the first token too, ``"no-special"`` all
+            special tokens.
+        seed: of random tokens, images and sounds.
+        random_tokens: ids drawn uniformly from those that are not special, instead of text.
+
+    Raises:
+        InputError: the model cannot read what was given.
+    """
+    plan = Plan(sequences, tokens, batch, tokens_policy, seed, random_tokens)
+    if given is None or isinstance(given, (str, Path)) or _are_texts(given):
+        config = loaded.config
+        if config is None:
+            raise InputError(
+                f"{loaded.spec} is not a transformers model, so how it reads text is unknown. "
+                "Pass a tensor, a dictionary of keyword arguments, or a list of either."
+            )
+        if loaded.input_kind not in ("image", "audio"):
+            return prepare_text(loaded, config, given, plan)
+        if given is not None:
+            raise InputError(f"{loaded.spec} reads {loaded.input_kind}, not text. Pass its tensors, or nothing.")
+        return prepare_synthetic(loaded, config, plan)
+    return prepare_given(loaded, given, plan)
+
+
+def _are_texts(given: object) -> TypeGuard[Sequence[str]]:
+    return isinstance(given, Sequence) and all(isinstance(entry, str) for entry in given)

@@ -1,0 +1,133 @@
+"""Tensors, dictionaries and lists a caller made himself, cut into batches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from rankscope._errors import InputError
+from rankscope.models.inputs.forward import completed, on_device
+from rankscope.models.inputs.hashed_words import special_ids
+from rankscope.models.inputs.record import Batch, Plan, Prepared
+from rankscope.models.inputs.rows import Rows, all_or_some, kept_tokens
+from rankscope.models.loading import LoadedModel
+
+
+def prepare_given(loaded: LoadedModel, given: Any, plan: Plan) -> Prepared:
+    """Batches of the caller's own tensors; tokens are left out where ids or an attention mask tell which."""
+    config = loaded.config
+    if isinstance(given, torch.Tensor):
+        parts = batches_from_tensor(given, plan.batch, _sequence_axis(loaded.model, given))
+    elif isinstance(given, Mapping):
+        parts = batches_from_mapping(given, plan.batch)
+    else:
+        parts = batches_from_list(given)
+    parts = _first_sequences(parts, plan.sequences)
+    special = None
+    if config is not None:
+        parts = tuple(_for_transformers(loaded, part) for part in parts)
+        special = frozenset[int]().union(*special_ids(config).values()) if "input_ids" in parts[0].inputs else None
+    kept = [replace(part, keep=_keep(part, plan, special)) for part in parts]
+    return Prepared(on_device(kept, loaded.model), "tensors given by the caller", (), plan.policy)
+
+
+def _for_transformers(loaded: LoadedModel, part: Batch) -> Batch:
+    """A bare tensor is the model's main input; decoder ids and ``use_cache`` are added."""
+    inputs = dict(part.inputs)
+    if part.arguments:
+        inputs[str(loaded.model.main_input_name)] = part.arguments[0]
+    return replace(part, inputs=completed(loaded, inputs), arguments=())
+
+
+def _keep(part: Batch, plan: Plan, special: frozenset[int] | None) -> torch.Tensor | None:
+    mask, ids = part.inputs.get("attention_mask"), part.inputs.get("input_ids")
+    bare = part.arguments[0] if part.arguments else None
+    if isinstance(mask, torch.Tensor) and mask.ndim == 2:
+        content = torch.ne(mask, 0)
+    elif isinstance(ids, torch.Tensor):
+        content = torch.ones_like(ids, dtype=torch.bool)
+    elif bare is not None and bare.ndim in (2, 3):
+        content = torch.ones(bare.transpose(0, part.axis).shape[:2], dtype=torch.bool, device=bare.device)
+    elif plan.policy == "content":
+        return None
+    else:
+        raise InputError(f"tokens_policy {plan.policy!r} needs input_ids or a (batch, tokens) attention_mask.")
+    if isinstance(ids, torch.Tensor):
+        return all_or_some(kept_tokens(Rows(ids, content), plan.policy, special))
+    return all_or_some(kept_tokens(Rows(content.long(), content), plan.policy, None))
+
+
+def _first_sequences(parts: tuple[Batch, ...], most: int | None) -> tuple[Batch, ...]:
+    if most is None:
+        return parts
+    kept = []
+    for part in parts:
+        room = most - part.first_sequence
+        if room >= part.sequences:
+            kept.append(part)
+        elif room > 0:
+            cut = {name: _cut(value, part.sequences, room) for name, value in part.inputs.items()}
+            arguments = tuple(x.narrow(part.axis, 0, room) for x in part.arguments)
+            kept.append(replace(part, inputs=cut, sequences=room, arguments=arguments))
+    return tuple(kept)
+
+
+def _cut(value: Any, count: int, room: int) -> Any:
+    batched = isinstance(value, torch.Tensor) and value.ndim > 0 and value.shape[0] == count
+    return value[:room] if batched else value
+
+
+def batches_from_mapping(given: Mapping[str, Any], batch: int) -> tuple[Batch, ...]:
+    """Slices of ``batch`` sequences along the first axis of every tensor; other values go to every batch."""
+    tensors = {name: value for name, value in given.items() if isinstance(value, torch.Tensor)}
+    sizes = {name: value.shape[0] for name, value in tensors.items() if value.ndim > 0}
+    if not sizes:
+        raise InputError(f"The inputs hold no tensor with a batch axis; got {', '.join(map(str, given)) or 'nothing'}.")
+    count = max(sizes.values())
+    uneven = {name: size for name, size in sizes.items() if size != count}
+    if uneven:
+        raise InputError(f"The inputs disagree on the number of sequences: {sizes}.")
+    if count == 0:
+        raise InputError("The inputs hold no sequence: their first axis has length 0.")
+    found = []
+    for start in range(0, count, batch):
+        inputs = {name: value[start : start + batch] if name in sizes else value for name, value in dict(given).items()}
+        found.append(Batch(inputs, None, start, min(batch, count - start)))
+    return tuple(found)
+
+
+def batches_from_tensor(given: torch.Tensor, batch: int, axis: int = 0) -> tuple[Batch, ...]:
+    """Slices along the axis of sequences, passed to the model as its one positional argument."""
+    if given.ndim <= axis or given.shape[axis] == 0:
+        raise InputError(f"Expected a tensor with a batch axis that is not empty; got shape {tuple(given.shape)}.")
+    parts = torch.split(given, batch, dim=axis)
+    return tuple(Batch({}, None, i * batch, part.shape[axis], (part,), axis) for i, part in enumerate(parts))
+
+
+def _sequence_axis(model: torch.nn.Module, given: torch.Tensor) -> int:
+    """1 where torch's own attention was built to read ``tokens batch dim`` (``batch_first=False``), else 0."""
+    if given.ndim != 3 or not given.is_floating_point():
+        return 0
+    own = [module for module in model.modules() if isinstance(module, torch.nn.MultiheadAttention)]
+    return int(bool(own) and not any(module.batch_first for module in own))
+
+
+def batches_from_list(given: Sequence[Any]) -> tuple[Batch, ...]:
+    """A list whose entries are batches already: tensors or dictionaries."""
+    found: list[Batch] = []
+    first = 0
+    for index, entry in enumerate(given):
+        if isinstance(entry, torch.Tensor):
+            part = batches_from_tensor(entry, max(1, entry.shape[0] if entry.ndim else 1))[0]
+        elif isinstance(entry, Mapping):
+            part = batches_from_mapping(entry, batch=2**62)[0]
+        else:
+            raise InputError(
+                f"Entry {index} of the inputs is a {type(entry).__name__}; expected tensors or dictionaries."
+            )
+        found.append(Batch(part.inputs, None, first, part.sequences, part.arguments))
+        first += part.sequences
+    return tuple(found)

@@ -1,0 +1,93 @@
+"""Batches of token ids for text models: from texts, a file, the built-in sample, or at random."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rankscope._errors import InputError
+from rankscope.models.inputs.forward import completed, longest_sequence, on_device, takes
+from rankscope.models.inputs.given import batches_from_mapping
+from rankscope.models.inputs.hashed_words import TextEncoder, ordinary_ids, special_ids, text_encoder
+from rankscope.models.inputs.record import Plan, Prepared
+from rankscope.models.inputs.rows import (
+    Rows,
+    all_or_some,
+    kept_tokens,
+    random_rows,
+    read_text,
+    rows_from_cycle,
+    rows_from_stream,
+    rows_from_texts,
+)
+from rankscope.models.inputs.sample_text import sample_text
+from rankscope.models.loading import LoadedModel
+
+_MOSTLY_UNKNOWN = 0.5
+
+
+def prepare_text(loaded: LoadedModel, config: Any, given: str | Path | Sequence[str] | None, plan: Plan) -> Prepared:
+    """Batches of ids, padded on the right, with an attention mask where something was padded."""
+    encoder = text_encoder(config, loaded.tokenizer)
+    notes: list[str] = []
+    limit = longest_sequence(loaded.model, config)
+    if limit is not None and plan.tokens > limit:
+        notes.append(f"sequences are cut at {limit} tokens, the most this {config.model_type} takes")
+        plan = replace(plan, tokens=limit)
+    if plan.random_tokens and given is not None:
+        raise InputError("random_tokens=True takes no texts; leave one of the two out.")
+    rows, source = _random(config, encoder, plan) if plan.random_tokens else _read(config, encoder, given, plan, notes)
+    if loaded.tokenizer is None and not plan.random_tokens:
+        source += ", words hashed to ids"
+    unknown = 0.0 if encoder.unknown is None else float((rows.ids == encoder.unknown)[rows.content].double().mean())
+    if unknown > _MOSTLY_UNKNOWN:
+        notes.append(f"the tokenizer does not know {unknown:.0%} of the tokens of this text")
+        if given is None:
+            rows, source = _random(config, encoder, plan)
+            notes[-1] += ": random tokens were taken instead"
+    return _batched(loaded, rows, encoder, source, plan, notes)
+
+
+def _read(config: Any, encoder: TextEncoder, given: Any, plan: Plan, notes: list[str]) -> tuple[Rows, str]:
+    """Ids of the texts, the file or the sample; remarks are appended to ``notes``."""
+    pad = special_ids(config).get("pad", (0,))[0]
+    if given is None:
+        rows, repeated = rows_from_cycle(sample_text(), encoder, plan.wanted, plan.tokens, pad)
+        if repeated:
+            notes.append("the sample text is shorter than asked for: sequences overlap, each from another start")
+        return rows, "built-in sample text"
+    if isinstance(given, Path):
+        rows = rows_from_stream(read_text(given), encoder, plan.wanted, plan.tokens, pad)
+        if plan.sequences is not None and len(rows.ids) < plan.sequences:
+            notes.append(f"{given.name} fills {len(rows.ids)} sequences of {plan.tokens} tokens, not {plan.sequences}")
+        return rows, f"text file {given.name}"
+    texts = [given] if isinstance(given, str) else list(given)
+    if not texts:
+        raise InputError("The list of texts is empty; pass at least one, or None for the built-in sample.")
+    rows = rows_from_texts(texts[: plan.sequences], encoder, plan.tokens, pad)
+    return rows, f"{len(rows.ids)} {'text' if len(rows.ids) == 1 else 'texts'} given by the caller"
+
+
+def _random(config: Any, encoder: TextEncoder, plan: Plan) -> tuple[Rows, str]:
+    special = encoder.special.union(*special_ids(config).values())
+    rows = random_rows(ordinary_ids(config, special), plan.wanted, plan.tokens, plan.seed)
+    return rows, f"random tokens, seed {plan.seed}"
+
+
+def _batched(
+    loaded: LoadedModel, rows: Rows, encoder: TextEncoder, source: str, plan: Plan, notes: list[str]
+) -> Prepared:
+    keep = kept_tokens(rows, plan.policy, encoder.special)
+    inputs: dict[str, Any] = {"input_ids": rows.ids}
+    if not bool(rows.content.all()):
+        if takes(loaded.model, "attention_mask"):
+            inputs["attention_mask"] = rows.content.long()
+        else:
+            notes.append("this model takes no attention mask: it reads the padding, which is not measured")
+    parts = batches_from_mapping(completed(loaded, inputs), plan.batch)
+    ends = [(part.first_sequence, part.first_sequence + part.sequences) for part in parts]
+    kept = [replace(part, keep=all_or_some(keep[a:b])) for part, (a, b) in zip(parts, ends, strict=True)]
+    lengths = tuple(int(length) for length in keep.sum(dim=1))
+    return Prepared(on_device(kept, loaded.model), source, lengths, plan.policy, tuple(notes))

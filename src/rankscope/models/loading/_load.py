@@ -1,0 +1,241 @@
+"""One way in for every model: a module in memory, a random initialisation, a folder, a GGUF file, a hub id."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from rankscope._errors import LoadError
+from rankscope.models.loading.config import config_from_json, config_hash, model_class_named
+from rankscope.models.loading.dtypes import default_dtype, parse_dtype
+from rankscope.models.loading.quiet import quiet_transformers
+from rankscope.models.loading.weights import Request, Weights, weights_from_folder, weights_from_hub
+from rankscope.models.presets import PRESETS, InputKind, preset
+
+Origin = Literal["memory", "init", "folder", "hub"]
+# transformers makes float32 constants inside these on their way.
+_ONLY_FLOAT32 = ("xlnet", "mra")
+_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model and everything a result has to say about where it came from.
+
+    Attributes:
+        model: the module itself; in eval mode unless it was handed over in memory.
+        tokenizer: its tokenizer, or None.
+        input_kind: what it reads; ``"tensors"`` for a module that is not from transformers.
+        spec: what was asked for.
+        origin: ``"memory"``, ``"init"``, ``"folder"`` or ``"hub"``.
+        revision: the hub commit, where there is one.
+        config_hash: SHA-256 of its configuration, None without one.
+        seed: of the random initialisation, None if nothing was drawn.
+        dtype: of the parameters, e.g. ``"float32"``.
+        attn_implementation: of transformers, None elsewhere.
+        parameters: how many numbers are trained.
+        notes: remarks worth printing, e.g. weights the checkpoint lacks.
+    """
+
+    model: torch.nn.Module = field(repr=False)
+    tokenizer: Any | None = field(repr=False)
+    input_kind: InputKind
+    spec: str
+    origin: Origin
+    revision: str | None
+    config_hash: str | None
+    seed: int | None
+    dtype: str
+    attn_implementation: str | None
+    parameters: int
+    notes: tuple[str, ...] = ()
+
+    @property
+    def config(self) -> Any | None:
+        """The transformers configuration, or None for a module that has none."""
+        return transformers_config(self.model)
+
+
+def load(
+    spec: str | Path | torch.nn.Module,
+    *,
+    seed: int = 0,
+    dtype: torch.dtype | str | None = None,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+    allow_pickle: bool = False,
+    model_class: str | None = None,
+) -> LoadedModel:
+    """Load a model from a spec.
+
+    Args:
+        spec: a module (kept as it is), ``init:NAME`` or ``init:PATH`` (random initialisation of a preset or of a
+            config.json), a folder, a .gguf file, or a hub id.
+        seed: of a random initialisation; the global random state is left alone.
+        dtype: of the weights; None keeps the checkpoint's, and float32 for a random initialisation.
+        revision: of a hub id.
+        trust_remote_code: run code shipped with the model. Off, such code is never run.
+        allow_pickle: read ``pytorch_model.bin``, tensors only.
+        model_class: the transformers class to build, instead of the backbone ``AutoModel`` chooses.
+
+    Raises:
+        LoadError: the spec does not lead to a model.
+        UnknownNameError: ``init:NAME`` with a name that is no preset.
+
+    Example:
+        >>> load("init:tiny-bert").parameters
+        46400
+    """
+    if isinstance(spec, torch.nn.Module):
+        return _described(spec, type(spec).__qualname__, "memory")
+    if isinstance(spec, LoadedModel):
+        return spec
+    text = str(spec)
+    request = Request(seed, parse_dtype(dtype), revision, trust_remote_code, allow_pickle, model_class)
+    with quiet_transformers():
+        if text.startswith("init:"):
+            model, kind, notes = _initialised(text.removeprefix("init:"), request)
+            return _described(model, text, "init", input_kind=kind, seed=seed, notes=notes)
+        path = Path(text).expanduser()
+        if path.exists():
+            return _from_weights(_folder_or_gguf(path, request), text, "folder", seed)
+        if not _HUB_ID.fullmatch(text) or text.startswith("."):
+            raise LoadError(f"There is no file or folder {text!r}, and it is not a hub id (NAME or OWNER/NAME) either.")
+        return _from_weights(weights_from_hub(text, request), text, "hub", seed)
+
+
+def transformers_config(model: torch.nn.Module) -> Any | None:
+    """The configuration of a transformers model; None for any other module."""
+    from transformers import PreTrainedModel
+
+    return model.config if isinstance(model, PreTrainedModel) else None
+
+
+def _folder_or_gguf(path: Path, request: Request) -> Weights:
+    if path.is_dir():
+        return weights_from_folder(path, request)
+    if path.suffix == ".gguf":
+        return weights_from_folder(path.parent, request, gguf=path.name)
+    if path.suffix == ".json":
+        raise LoadError(f"{path} is a configuration without weights. Pass 'init:{path}' to initialise it at random.")
+    raise LoadError(f"{path} is a file, but not a .gguf one. Pass the folder that holds config.json and the weights.")
+
+
+def _initialised(name: str, request: Request) -> tuple[torch.nn.Module, InputKind | None, tuple[str, ...]]:
+    """A random initialisation: drawn in float32 from the seed, then rounded, so that dtypes share their weights."""
+    config, class_name, kind = _config_to_initialise(name, request)
+    wanted = request.dtype or torch.float32
+    model = _build(config, class_name, request, torch.float32)
+    if wanted is not torch.float32:
+        rounded = _build(config, class_name, request, wanted)
+        rounded.load_state_dict(model.state_dict())
+        for parameter in rounded.parameters():
+            if parameter.is_floating_point():
+                parameter.data = parameter.data.to(wanted)
+        model = rounded
+    return model.eval(), kind, ()
+
+
+def _config_to_initialise(name: str, request: Request) -> tuple[Any, str, InputKind | None]:
+    if name in PRESETS:
+        from transformers import AutoConfig
+
+        entry = preset(name)
+        config = AutoConfig.for_model(entry.model_type, **entry.config)
+        return config, request.model_class or entry.model_class, entry.input_kind if not request.model_class else None
+    path = Path(name).expanduser()
+    if not path.exists():
+        if "/" in name or name.endswith(".json") or name.startswith((".", "~")):
+            raise LoadError(f"There is no config.json or folder {name!r} to initialise.")
+        preset(name)
+    path = path / "config.json" if path.is_dir() else path
+    if request.trust_remote_code:
+        from transformers import AutoConfig
+
+        return (
+            AutoConfig.from_pretrained(str(path.parent), trust_remote_code=True),
+            request.model_class or "AutoModel",
+            None,
+        )
+    return config_from_json(path, request.model_class), request.model_class or "AutoModel", None
+
+
+def _build(config: Any, class_name: str, request: Request, dtype: torch.dtype) -> torch.nn.Module:
+    chosen = model_class_named(class_name)
+    config.dtype = dtype
+    with torch.random.fork_rng(devices=[]), default_dtype(dtype):
+        torch.default_generator.manual_seed(request.seed)
+        try:
+            if class_name.startswith("AutoModel"):
+                model = chosen.from_config(config, trust_remote_code=request.trust_remote_code)
+            else:
+                model = chosen(config)
+        except (ValueError, TypeError, ImportError, AttributeError) as error:
+            raise LoadError(f"{class_name} could not be built from its configuration: {error}") from error
+    if not isinstance(model, torch.nn.Module):
+        raise LoadError(f"{class_name} built a {type(model).__name__}, not a torch module.")
+    return model
+
+
+def _from_weights(found: Weights, spec: str, origin: Origin, seed: int) -> LoadedModel:
+    drawn = seed if found.notes else None
+    return _described(
+        found.model, spec, origin, tokenizer=found.tokenizer, revision=found.revision, seed=drawn, notes=found.notes
+    )
+
+
+def _described(
+    model: torch.nn.Module,
+    spec: str,
+    origin: Origin,
+    *,
+    tokenizer: Any | None = None,
+    input_kind: InputKind | None = None,
+    revision: str | None = None,
+    seed: int | None = None,
+    notes: tuple[str, ...] = (),
+) -> LoadedModel:
+    config = transformers_config(model)
+    floating = [parameter for parameter in model.parameters() if parameter.is_floating_point()]
+    if config is not None and origin != "memory" and floating:
+        _make_runnable(model, config, floating[0].dtype)
+    return LoadedModel(
+        model=model,
+        tokenizer=tokenizer,
+        input_kind=input_kind or _input_kind(model, config),
+        spec=spec,
+        origin=origin,
+        revision=revision,
+        config_hash=None if config is None else config_hash(config),
+        seed=seed,
+        dtype=str(floating[0].dtype).removeprefix("torch.") if floating else "none",
+        attn_implementation=None if config is None else config._attn_implementation,
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        notes=notes,
+    )
+
+
+def _make_runnable(model: torch.nn.Module, config: Any, dtype: torch.dtype) -> None:
+    """The fused product over experts has no float64 kernel; a few models run in float32 only."""
+    if dtype is not torch.float32 and config.model_type in _ONLY_FLOAT32:
+        raise LoadError(
+            f"transformers' {config.model_type} makes float32 constants on its way and runs in no other dtype. "
+            "Load it in float32; measures accumulate in float64 all the same."
+        )
+    if dtype is torch.float64:
+        model.set_experts_implementation("eager")  # type: ignore[operator]
+
+
+def _input_kind(model: torch.nn.Module, config: Any | None) -> InputKind:
+    if config is None:
+        return "tensors"
+    main = str(model.main_input_name)
+    if main == "pixel_values":
+        return "image"
+    if main in ("input_values", "input_features"):
+        return "audio"
+    return "text-to-text" if config.is_encoder_decoder else "text"

@@ -1,0 +1,119 @@
+"""Reading a model configuration from outside without running anything it names."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rankscope._errors import LoadError
+
+# Facts of one file or one machine, not of the architecture.
+_NOT_HASHED = (
+    "_name_or_path",
+    "architectures",
+    "dtype",
+    "torch_dtype",
+    "transformers_version",
+    "_commit_hash",
+    "attn_implementation",
+)
+
+
+def config_hash(config: Any) -> str:
+    """SHA-256 of the sorted JSON of a transformers configuration, without dtype, path and library version."""
+    described = {key: value for key, value in config.to_dict().items() if key not in _NOT_HASHED}
+    return hashlib.sha256(json.dumps(described, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def read_config_json(path: Path) -> dict[str, Any]:
+    """The JSON object in ``path``, or a LoadError that says why it is none."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise LoadError(
+            f"{path} could not be read: {error.strerror}. Pass a folder that holds a config.json."
+        ) from error
+    except UnicodeDecodeError as error:
+        raise LoadError(f"{path} is not UTF-8 text (byte {error.start}). Is it a config.json?") from error
+    try:
+        found = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise LoadError(
+            f"{path} is not valid JSON: {error.msg} at line {error.lineno}, column {error.colno}."
+        ) from error
+    if not isinstance(found, dict):
+        raise LoadError(
+            f"{path} holds a JSON {type(found).__name__}; a configuration is an object with a 'model_type'."
+        )
+    return found
+
+
+def refuse_remote_kernels(config: Mapping[str, Any], origin: str) -> None:
+    """A configuration may not name an attention kernel to be downloaded and run."""
+    for key, value in config.items():
+        if "attn_implementation" in key and "/" in str(value):
+            raise LoadError(
+                f"{origin} asks for attention code from elsewhere ({key}={value!r}). It was not run. "
+                "Remove that key, or pass trust_remote_code=True if you trust its author."
+            )
+        if isinstance(value, Mapping):
+            refuse_remote_kernels(value, origin)
+
+
+def model_class_named(name: str) -> Any:
+    """The transformers model class of that name; nothing but a transformers class is ever looked up.
+
+    Raises:
+        LoadError: the name is not a model class of the installed transformers.
+    """
+    import transformers
+
+    found = getattr(transformers, name, None)
+    is_model = isinstance(found, type) and (
+        issubclass(found, transformers.PreTrainedModel) or name.startswith("AutoModel")
+    )
+    if not is_model:
+        raise LoadError(
+            f"model_class={name!r} is not a model class of transformers {transformers.__version__}. "
+            "Expected a name such as 'AutoModel', 'BertForMaskedLM' or 'T5EncoderModel'."
+        )
+    return found
+
+
+def config_from_json(path: Path, model_class: str | None) -> Any:
+    """The transformers configuration in ``path``, built from data only.
+
+    A file without ``model_type`` takes it from ``model_class`` or from its own ``architectures``, provided these name
+    a transformers class. Remote code named by ``auto_map`` is not looked at.
+    """
+    import transformers
+
+    raw = read_config_json(path)
+    refuse_remote_kernels(raw, str(path))
+    model_type = raw.get("model_type") or _inferred_type(raw, path, model_class)
+    rest = {key: value for key, value in raw.items() if key not in ("model_type", "auto_map", "transformers_version")}
+    if model_type not in transformers.CONFIG_MAPPING:
+        code = " Its own code (auto_map) runs only with trust_remote_code=True." if "auto_map" in raw else ""
+        raise LoadError(
+            f"{path} describes model_type {model_type!r}, "
+            f"which transformers {transformers.__version__} does not know.{code}"
+        )
+    try:
+        return transformers.CONFIG_MAPPING[model_type].from_dict(rest)
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise LoadError(f"{path} is not a valid {model_type} configuration: {error}") from error
+
+
+def _inferred_type(raw: Mapping[str, Any], path: Path, model_class: str | None) -> str:
+    names = [model_class] if model_class else [name for name in raw.get("architectures") or [] if isinstance(name, str)]
+    for name in names:
+        config_class = getattr(model_class_named(name), "config_class", None)
+        if config_class is not None:
+            return str(config_class.model_type)
+    raise LoadError(
+        f"{path} has no model_type and no architectures, so the kind of model is unknown. "
+        'Say which it is, for example model_class="BertForMaskedLM", or add "model_type" to the file.'
+    )

@@ -1,0 +1,38 @@
+"""Float formats by name, and torch's default format for the length of a block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from rankscope._errors import LoadError
+
+_DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def parse_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
+    """A floating torch dtype from itself or its name; None stays None.
+
+    Example:
+        >>> parse_dtype("float64")
+        torch.float64
+    """
+    if dtype is None:
+        return None
+    found = _DTYPES.get(str(dtype).removeprefix("torch."))
+    if found is None:
+        raise LoadError(f"dtype {str(dtype)!r} is not one of {', '.join(_DTYPES)}.")
+    return found
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Let torch create tensors of ``dtype``; what it was before is put back."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)

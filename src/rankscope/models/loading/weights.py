@@ -1,0 +1,192 @@
+"""Weights from a folder or the hub, read as data: safetensors, GGUF, or a pickle limited to tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rankscope._errors import LoadError, MissingExtraError
+from rankscope.models.loading.config import config_from_json, model_class_named, refuse_remote_kernels
+
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "spiece.model",
+    "vocab.txt",
+    "vocab.json",
+    "sentencepiece.bpe.model",
+)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the caller of ``load`` allowed and asked for."""
+
+    seed: int
+    dtype: torch.dtype | None
+    revision: str | None
+    trust_remote_code: bool
+    allow_pickle: bool
+    model_class: str | None
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A model with weights, its tokenizer if there is one, and remarks worth keeping."""
+
+    model: torch.nn.Module
+    tokenizer: Any | None
+    revision: str | None
+    notes: tuple[str, ...]
+
+
+def weights_from_folder(folder: Path, request: Request, gguf: str | None = None) -> Weights:
+    """The model in a local folder; nothing is fetched, nothing but declared formats is opened."""
+    gguf = gguf or _only_gguf(folder)
+    arguments: dict[str, Any] = {"local_files_only": True}
+    if gguf is not None:
+        _need_gguf()
+        arguments["gguf_file"] = gguf
+    else:
+        if not (folder / "config.json").is_file():
+            raise LoadError(f"{folder} holds no config.json and no .gguf file, so it is not a model folder.")
+        if not request.trust_remote_code:
+            arguments["config"] = config_from_json(folder / "config.json", request.model_class)
+        arguments["use_safetensors"] = _has_safetensors(folder, request.allow_pickle)
+    model, notes = _from_pretrained(str(folder), request, arguments)
+    tokenizer, remark = _tokenizer(str(folder), request, arguments, wanted=gguf is not None or _has_tokenizer(folder))
+    return Weights(model, tokenizer, None, notes + remark)
+
+
+def weights_from_hub(name: str, request: Request) -> Weights:
+    """The model a hub id names, safetensors only unless pickles were allowed."""
+    import transformers
+
+    where = {"revision": request.revision, "local_files_only": not _hub_answers()}
+    try:
+        config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=request.trust_remote_code, **where)
+    except (OSError, ValueError) as error:
+        raise _hub_error(name, error) from error
+    if not request.trust_remote_code:
+        refuse_remote_kernels(config.to_dict(), name)
+    arguments: dict[str, Any] = {"config": config, **where}
+    if not request.allow_pickle:
+        arguments["use_safetensors"] = True
+    model, notes = _from_pretrained(name, request, arguments)
+    tokenizer, remark = _tokenizer(name, request, where, wanted=True)
+    return Weights(model, tokenizer, getattr(config, "_commit_hash", None), notes + remark)
+
+
+def _from_pretrained(
+    where: str, request: Request, arguments: dict[str, Any]
+) -> tuple[torch.nn.Module, tuple[str, ...]]:
+    """Weights the checkpoint lacks are drawn from the seed, and said."""
+    chosen = model_class_named(request.model_class or "AutoModel")
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(request.seed)
+        try:
+            model, report = chosen.from_pretrained(
+                where,
+                dtype=request.dtype if request.dtype is not None else "auto",
+                trust_remote_code=request.trust_remote_code,
+                output_loading_info=True,
+                **arguments,
+            )
+        except Exception as error:  # pickle, safetensors and transformers raise what they like
+            raise LoadError(f"The weights of {where} could not be read: {type(error).__name__}: {error}") from error
+    expected = {name for name, _ in model.named_parameters()}
+    missing = sorted(expected & set(report["missing_keys"]))
+    if expected and len(missing) == len(expected):
+        raise LoadError(
+            f"None of the weights in {where} belong to a {type(model).__name__}; pass the right model_class=."
+        )
+    notes = (f"not in the checkpoint, drawn at random: {', '.join(missing)}",) if missing else ()
+    return model.eval(), notes
+
+
+def _tokenizer(
+    where: str, request: Request, arguments: dict[str, Any], wanted: bool
+) -> tuple[Any | None, tuple[str, ...]]:
+    if not wanted:
+        return None, ()
+    import transformers
+
+    kept = {
+        key: value for key, value in arguments.items() if key in ("local_files_only", "gguf_file", "revision", "config")
+    }
+    try:
+        found = transformers.AutoTokenizer.from_pretrained(where, trust_remote_code=request.trust_remote_code, **kept)
+    except Exception as error:  # noqa: BLE001  (tokenizer files fail in many ways; the model is still usable)
+        return None, (f"the tokenizer could not be read ({type(error).__name__}: {str(error).splitlines()[0]})",)
+    return found, ()
+
+
+def _has_tokenizer(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in TOKENIZER_FILES)
+
+
+def _only_gguf(folder: Path) -> str | None:
+    if any(folder.glob("*.safetensors")):
+        return None
+    found = sorted(path.name for path in folder.glob("*.gguf"))
+    if len(found) > 1:
+        raise LoadError(f"{folder} holds several GGUF files ({', '.join(found)}). Pass the path of one of them.")
+    return found[0] if found else None
+
+
+def _has_safetensors(folder: Path, allow_pickle: bool) -> bool:
+    """True for safetensors; False for a pickle the caller allowed; otherwise an error."""
+    if any(folder.glob("*.safetensors")):
+        return True
+    pickles = sorted(path.name for path in folder.glob("*.bin") if path.name.startswith("pytorch_model"))
+    if not pickles:
+        raise LoadError(
+            f"{folder} has a config.json but no weights (*.safetensors). "
+            f"For a random initialisation of that configuration pass 'init:{folder}'."
+        )
+    if not allow_pickle:
+        raise LoadError(
+            f"{folder} holds its weights only as a pickle ({', '.join(pickles)}). Save it as safetensors, "
+            "or pass allow_pickle=True: only tensors are then read from it and no code in it runs."
+        )
+    return False
+
+
+def _need_gguf() -> None:
+    from importlib.util import find_spec
+
+    if find_spec("gguf") is None:
+        raise MissingExtraError("Reading a GGUF file", "gguf", "gguf")
+
+
+def _hub_answers() -> bool:
+    """Whether a connection to the hub opens; without one only its local cache is looked at, and at once."""
+    import socket
+    from urllib.parse import urlsplit
+    from urllib.request import getproxies
+
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return False
+    if "https" in getproxies():
+        return True
+    hub = urlsplit(constants.ENDPOINT)
+    try:
+        socket.create_connection((hub.hostname, hub.port or 443), timeout=5).close()
+    except OSError:
+        return False
+    return True
+
+
+def _hub_error(name: str, error: Exception) -> LoadError:
+    from rankscope.models.presets import PRESETS
+
+    advice = f"'init:{name}'" if name in PRESETS else "init:NAME for a random initialisation (rankscope ls presets)"
+    return LoadError(
+        f"{name!r} is no local folder, and the hub cannot be reached or does not have it "
+        f"({str(error).splitlines()[0]}). Pass a local folder, or {advice}."
+    )

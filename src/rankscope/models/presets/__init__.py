@@ -1,0 +1,46 @@
+"""Architectures that ``init:NAME`` can build at random: published shapes and a tiny twin of each family."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from rankscope._errors import UnknownNameError
+from rankscope.models.presets.real import REAL
+from rankscope.models.presets.record import InputKind, Preset
+from rankscope.models.presets.tiny_decoders import TINY_DECODERS
+from rankscope.models.presets.tiny_encoders import TINY_ENCODERS
+from rankscope.models.presets.tiny_others import TINY_AUDIO, TINY_SEQ2SEQ, TINY_VISION
+
+__all__ = ["PRESETS", "TINY_PRESETS", "InputKind", "Preset", "preset"]
+
+
+def _by_name(presets: tuple[Preset, ...]) -> Mapping[str, Preset]:
+    table: dict[str, Preset] = {}
+    for entry in presets:
+        if entry.name in table:
+            raise ValueError(f"the preset {entry.name!r} is written twice")
+        table[entry.name] = entry
+    return MappingProxyType(table)
+
+
+PRESETS: Mapping[str, Preset] = _by_name(
+    (*REAL, *TINY_ENCODERS, *TINY_DECODERS, *TINY_SEQ2SEQ, *TINY_VISION, *TINY_AUDIO)
+)
+TINY_PRESETS: tuple[str, ...] = tuple(name for name in PRESETS if name.startswith("tiny-"))
+
+
+def preset(name: str) -> Preset:
+    """The preset of that name.
+
+    Raises:
+        UnknownNameError: no such preset; the message names the nearest ones.
+
+    Example:
+        >>> preset("bert-base").model_type
+        'bert'
+    """
+    try:
+        return PRESETS[name]
+    except KeyError:
+        raise UnknownNameError("preset", name, PRESETS) from None

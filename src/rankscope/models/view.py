@@ -1,0 +1,90 @@
+"""What rankscope knows about the structure of one model: its stacks, blocks and skip adds. Pure data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import nn
+
+Label = Literal["attention", "cross_attention", "mixer", "mlp", "both"]
+Layout = Literal["batch tokens dim", "tokens batch dim"]
+
+
+@dataclass(frozen=True)
+class BlockPlan:
+    """What happens inside one block, in order: its skip adds and its attention calls.
+
+    ``adds`` has one entry for each add onto the stream: the label of its branch, or ``None`` for an add
+    that is no skip (a position term, say). ``has_norm`` tells whether the stream, or a branch of it, is normalised.
+    ``parallel_mlp`` names the module whose output joins the attention branch before both are added at once.
+    """
+
+    adds: tuple[Label | None, ...]
+    attention: tuple[Literal["attention", "cross_attention"], ...]
+    has_norm: bool = False
+    parallel_mlp: str | None = None
+
+    @property
+    def skips(self) -> tuple[Label, ...]:
+        """Labels of the true skip adds."""
+        return tuple(label for label in self.adds if label is not None)
+
+
+@dataclass(frozen=True)
+class BlockCall:
+    """One call of one module that holds one block, or several in a row where blocks are not modules.
+
+    ``final_norm_inside`` says that the call of a whole stack closes with the stack's final norm.
+    """
+
+    module_name: str
+    first_layer: int
+    blocks: tuple[BlockPlan, ...]
+    final_norm_inside: bool = False
+
+
+@dataclass(frozen=True)
+class Stack:
+    """A residual stream from its first block to its last.
+
+    Attributes:
+        name: ``None`` for the only stack of a model; else ``encoder``, ``decoder``, ``vision``, ...
+        calls: the block calls in the order of the forward pass. A module that is shared by all layers
+            appears once per call.
+        layout: the order of axes inside the blocks.
+        final_norm: qualified name of the norm after the last block, if there is one.
+    """
+
+    name: str | None
+    calls: tuple[BlockCall, ...]
+    layout: Layout
+    final_norm: str | None
+
+    @property
+    def depth(self) -> int:
+        """Number of blocks, counted by call."""
+        return sum(len(call.blocks) for call in self.calls)
+
+    @property
+    def plans(self) -> tuple[BlockPlan, ...]:
+        """One plan per block."""
+        return tuple(plan for call in self.calls for plan in call.blocks)
+
+
+@dataclass(frozen=True)
+class ModelView:
+    """A model and the structure found in it."""
+
+    model: nn.Module
+    stacks: tuple[Stack, ...]
+
+    @property
+    def depth(self) -> int:
+        """Blocks in all stacks together."""
+        return sum(stack.depth for stack in self.stacks)
+
+    def modules(self) -> Mapping[str, nn.Module]:
+        """Every named submodule of the model."""
+        return dict(self.model.named_modules())

@@ -1,0 +1,74 @@
+"""What ``doctor`` found: a list of checks, each with its evidence."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+CheckStatus = Literal["pass", "fail", "refused", "info"]
+
+
+@dataclass(frozen=True)
+class Check:
+    """One question and its answer."""
+
+    name: str
+    status: CheckStatus
+    detail: str
+
+
+@dataclass(frozen=True)
+class StackFacts:
+    """One residual stack as it was found.
+
+    Args:
+        name: ``None`` for the only stack of a model.
+        depth: blocks, counted by call.
+        blocks: pattern of the block modules' names, such as ``encoder.layer.*``.
+        skips: labels of the skip adds of each block.
+        attention: attention calls seen in each block.
+        layout: order of axes inside the blocks.
+        final_norm: name of the norm after the last block, if there is one.
+    """
+
+    name: str | None
+    depth: int
+    blocks: str
+    skips: tuple[tuple[str, ...], ...]
+    attention: tuple[int, ...]
+    layout: str
+    final_norm: str | None
+
+
+@dataclass(frozen=True)
+class DoctorReport:
+    """Whether rankscope can be trusted on one model.
+
+    Args:
+        model: the spec, or the class of a module in memory.
+        architecture: class name of the model.
+        stacks: the residual stacks found; empty when none were.
+        checks: in the order they were made.
+    """
+
+    model: str
+    architecture: str
+    stacks: tuple[StackFacts, ...]
+    checks: tuple[Check, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing failed. What is refused is not a failure: it is said and not measured."""
+        return not any(check.status == "fail" for check in self.checks)
+
+    def __getitem__(self, name: str) -> Check:
+        """The check of that name."""
+        return next(check for check in self.checks if check.name == name)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return {**asdict(self), "passed": self.passed}
+
+    def __str__(self) -> str:
+        head = f"{self.model} ({self.architecture})"
+        return "\n".join([head, *(f"  {check.status:8s}{check.name}: {check.detail}" for check in self.checks)])

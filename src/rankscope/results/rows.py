@@ -1,0 +1,177 @@
+"""Rows of a result, collected column by column: one row per metric, site, layer, (head) and sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from rankscope._errors import ResultError
+from rankscope._types import Status
+
+STATUSES: tuple[str, ...] = tuple(str(status) for status in Status)
+STATUS_CODE: Mapping[Status, int] = {status: code for code, status in enumerate(Status)}
+NAMES = pa.dictionary(pa.int32(), pa.string())
+
+FIXED_COLUMNS: Mapping[str, pa.DataType] = {
+    "metric": NAMES,
+    "site": NAMES,
+    "stack": NAMES,
+    "layer": pa.int32(),
+    "head": pa.int32(),
+    "sequence": pa.int64(),
+    "value": pa.float64(),
+    "status": NAMES,
+}
+
+
+@dataclass(frozen=True)
+class _Piece:
+    metric: str
+    site: str
+    stack: str | None
+    layer: int
+    first_sequence: int
+    values: NDArray[np.float64]
+    statuses: NDArray[np.int8]
+    coordinates: tuple[str | int | None, ...]
+
+
+@dataclass
+class RowWriter:
+    """Collects reduced values and builds one table at the end; costs one small object per call of :meth:`add`.
+
+    Args:
+        coordinates: names of further columns a verb needs, such as ``("variant", "mask")``.
+
+    Example:
+        >>> writer = RowWriter()
+        >>> writer.add(
+        ...     metric="mean_cosine",
+        ...     site="block.out",
+        ...     stack=None,
+        ...     layer=0,
+        ...     first_sequence=0,
+        ...     values=np.array([0.1, 0.2]),
+        ...     statuses=np.array([0, 0]),
+        ...     head_axis=False,
+        ... )
+        >>> writer.table().num_rows
+        2
+    """
+
+    coordinates: Sequence[str] = ()
+    _pieces: list[_Piece] = field(default_factory=list, repr=False)
+
+    def __post_init__(self) -> None:
+        taken = sorted(set(self.coordinates) & set(FIXED_COLUMNS))
+        if taken or len(set(self.coordinates)) != len(self.coordinates):
+            raise ResultError(
+                f"A further column must have a name of its own: got {list(self.coordinates)!r}, "
+                f"while {list(FIXED_COLUMNS)!r} are taken. Rename it."
+            )
+
+    def add(
+        self,
+        *,
+        metric: str,
+        site: str,
+        stack: str | None,
+        layer: int,
+        first_sequence: int,
+        values: NDArray[np.floating],
+        statuses: NDArray[np.integer],
+        head_axis: bool,
+        at: Mapping[str, str | int | None] | None = None,
+    ) -> None:
+        """Take the values of one metric at one site of one layer, for consecutive sequences.
+
+        Args:
+            metric: registered name of the metric.
+            site: name of the site.
+            stack: ``"encoder"`` or ``"decoder"`` in a model that has both, else None.
+            layer: number of the block, from 0.
+            first_sequence: number of the sequence the first value belongs to.
+            values: shape ``(sequences,)``, or ``(sequences, heads)`` with ``head_axis``.
+            statuses: codes into ``list(Status)``, same shape.
+            head_axis: whether the last axis runs over heads.
+            at: values of the further columns; those not named are null.
+        """
+        numbers = np.array(values, dtype=np.float64)
+        codes = np.array(statuses, dtype=np.int8)
+        expected = 2 if head_axis else 1
+        if numbers.ndim != expected or codes.shape != numbers.shape:
+            axes = "(sequences, heads)" if head_axis else "(sequences,)"
+            raise ResultError(
+                f"{metric} at {site}, layer {layer}: values of shape {numbers.shape} and statuses of shape "
+                f"{codes.shape}; both must have the shape {axes}."
+            )
+        if codes.size and not (codes.min() >= 0 and codes.max() < len(STATUSES)):
+            raise ResultError(f"{metric} at {site}, layer {layer}: a status code is not in 0..{len(STATUSES) - 1}.")
+        codes[(codes == STATUS_CODE[Status.OK]) & ~np.isfinite(numbers)] = STATUS_CODE[Status.NOT_FINITE]
+        unknown = sorted(set(at or {}) - set(self.coordinates))
+        if unknown:
+            raise ResultError(f"{unknown!r} were not announced: give RowWriter(coordinates=...) their names first.")
+        further = tuple((at or {}).get(name) for name in self.coordinates)
+        self._pieces.append(_Piece(metric, site, stack, layer, first_sequence, numbers, codes, further))
+
+    def table(self) -> pa.Table:
+        """Everything added so far as one table."""
+        pieces = self._pieces
+        sizes = np.array([piece.values.size for piece in pieces], dtype=np.int64)
+        status_codes = _joined([piece.statuses.ravel() for piece in pieces], np.int8)
+        columns: dict[str, pa.Array] = {
+            "metric": _names([piece.metric for piece in pieces], sizes),
+            "site": _names([piece.site for piece in pieces], sizes),
+            "stack": _names([piece.stack for piece in pieces], sizes),
+            "layer": pa.array(np.repeat(np.array([piece.layer for piece in pieces], dtype=np.int32), sizes)),
+            "head": _heads(pieces),
+            "sequence": pa.array(_joined([_sequences(piece) for piece in pieces], np.int64)),
+            "value": pa.array(_joined([piece.values.ravel() for piece in pieces], np.float64)),
+            "status": pa.DictionaryArray.from_arrays(pa.array(status_codes.astype(np.int32)), pa.array(STATUSES)),
+        }
+        for position, name in enumerate(self.coordinates):
+            columns[name] = _coordinate([piece.coordinates[position] for piece in pieces], sizes)
+        return pa.table(columns)
+
+
+def _joined(parts: Sequence[NDArray[np.generic]], dtype: type[np.generic]) -> NDArray[np.generic]:
+    return np.concatenate(parts).astype(dtype, copy=False) if parts else np.empty(0, dtype=dtype)
+
+
+def _sequences(piece: _Piece) -> NDArray[np.int64]:
+    count = piece.values.shape[0]
+    numbers = np.arange(piece.first_sequence, piece.first_sequence + count, dtype=np.int64)
+    return np.repeat(numbers, piece.values.shape[1]) if piece.values.ndim == 2 else numbers
+
+
+def _heads(pieces: list[_Piece]) -> pa.Array:
+    parts, absent = [], []
+    for piece in pieces:
+        if piece.values.ndim == 2:
+            parts.append(np.tile(np.arange(piece.values.shape[1], dtype=np.int32), piece.values.shape[0]))
+        else:
+            parts.append(np.zeros(piece.values.size, dtype=np.int32))
+        absent.append(np.full(piece.values.size, piece.values.ndim == 1))
+    return pa.array(_joined(parts, np.int32), mask=_joined(absent, np.bool_))
+
+
+def _names(labels: Sequence[str | None], sizes: NDArray[np.int64]) -> pa.DictionaryArray:
+    known = list(dict.fromkeys(label for label in labels if label is not None))
+    code = {label: number for number, label in enumerate(known)}
+    codes = np.array([code[label] if label is not None else 0 for label in labels], dtype=np.int32)
+    absent = np.array([label is None for label in labels], dtype=np.bool_)
+    indices = pa.array(np.repeat(codes, sizes), mask=np.repeat(absent, sizes))
+    return pa.DictionaryArray.from_arrays(indices, pa.array(known, type=pa.string()))
+
+
+def _coordinate(labels: list[str | int | None], sizes: NDArray[np.int64]) -> pa.Array:
+    given = [label for label in labels if label is not None]
+    if given and all(isinstance(label, int) for label in given):
+        numbers = np.array([label if isinstance(label, int) else 0 for label in labels], dtype=np.int64)
+        absent = np.array([label is None for label in labels], dtype=np.bool_)
+        return pa.array(np.repeat(numbers, sizes), mask=np.repeat(absent, sizes))
+    return _names([None if label is None else str(label) for label in labels], sizes)

@@ -1,0 +1,156 @@
+"""What a reader sees first of a run: per stack a grid of depth by headline metric."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from rankscope._errors import UnknownNameError
+from rankscope.results.curves import curve, names_in, where
+
+HEADLINE = (
+    "relative_residual",
+    "mean_cosine",
+    "stable_rank",
+    "effective_rank",
+    "centred_effective_rank",
+    "largest_token_share",
+    "largest_channel_share",
+    "attention_entropy",
+    "first_token_sink_rate",
+)
+MAIN_SITES = ("block.out", "attention.probs", "mlp.sum", "both.sum", "attention.sum", "block.in", "final")
+LONGEST = 36
+KEPT = 24
+
+
+@dataclass(frozen=True, eq=False)
+class Summary:
+    """Means over sequences (and heads) of one stack.
+
+    Args:
+        stack: name of the stack, None where the model has one.
+        labels: what each line is: ``"in"``, the number of a block, ``"final"``.
+        metrics: names of the columns.
+        sites: the site each column was taken at.
+        values: shape ``(lines, metrics)``; NaN where nothing was measured or nothing is defined.
+        floor: whether a value behind the mean is at the float floor, same shape.
+        measured: whether there are rows at all, same shape; False is "not measured", not "undefined".
+    """
+
+    stack: str | None
+    labels: tuple[str, ...]
+    metrics: tuple[str, ...]
+    sites: tuple[str, ...]
+    values: NDArray[np.float64]
+    floor: NDArray[np.bool_]
+    measured: NDArray[np.bool_]
+
+    @property
+    def blocks(self) -> NDArray[np.bool_]:
+        """Which lines are blocks, and not the ends of the stream."""
+        return np.array([label.isdigit() for label in self.labels], dtype=np.bool_)
+
+
+def stacks_of(table: pa.Table) -> list[str | None]:
+    """The stacks in a table, in the order of the rows; ``[None]`` for a model that has one."""
+    return list(names_in(table, "stack")) or [None]
+
+
+def main_site(table: pa.Table, metric: str) -> str:
+    """The site at which a metric is shown when none is named."""
+    sites = names_in(table.filter(pc.equal(table["metric"], metric)), "site")
+    return min(sites, key=lambda site: MAIN_SITES.index(site) if site in MAIN_SITES else len(MAIN_SITES))
+
+
+def headline(table: pa.Table, limit: int = 6) -> list[str]:
+    """Metrics worth a column: the headline ones that were measured, else the first ones in the table."""
+    known = names_in(table, "metric")
+    chosen = [name for name in HEADLINE if name in known]
+    return (chosen + [name for name in known if name not in chosen])[:limit] if len(chosen) < 2 else chosen[:limit]
+
+
+def summarise(
+    table: pa.Table, *, metrics: Sequence[str] | None = None, site: str | None = None, limit: int = 6
+) -> list[Summary]:
+    """One grid per stack.
+
+    Args:
+        table: rows of a run.
+        metrics: columns; the headline ones by default.
+        site: site of every column; by default the main site of each metric.
+        limit: how many columns to choose by default.
+    """
+    known = names_in(table, "metric")
+    for name in metrics or ():
+        if name not in known:
+            raise UnknownNameError("metric in this run", name, known)
+    if site is not None and site not in (sites := names_in(table, "site")):
+        raise UnknownNameError("site in this run", site, sites)
+    chosen = list(metrics) if metrics is not None else headline(table, limit)
+    places = [site or main_site(table, name) for name in chosen]
+    return [_grid(table, stack, chosen, places) for stack in stacks_of(table)]
+
+
+def _grid(table: pa.Table, stack: str | None, metrics: Sequence[str], places: Sequence[str]) -> Summary:
+    found: dict[tuple[str, int], tuple[float, bool]] = {}
+    labels: set[str] = set()
+    for column, (metric, place) in enumerate(zip(metrics, places, strict=True)):
+        for label, value, floor in _column(table, stack, metric, place):
+            found[label, column] = (value, floor)
+            labels.add(label)
+    ends = {"in": -1, "final": 1 << 40}
+    lines = sorted(labels, key=lambda label: ends[label] if label in ends else int(label))
+    shape = (len(lines), len(metrics))
+    values, floor_at, measured = np.full(shape, np.nan), np.zeros(shape, np.bool_), np.zeros(shape, np.bool_)
+    for (label, column), (value, floor) in found.items():
+        at = lines.index(label), column
+        values[at], floor_at[at], measured[at] = value, floor, True
+    return Summary(stack, tuple(lines), tuple(metrics), tuple(places), values, floor_at, measured)
+
+
+def _column(table: pa.Table, stack: str | None, metric: str, place: str) -> list[tuple[str, float, bool]]:
+    mine = table if stack is None else table.filter(pc.fill_null(pc.equal(table["stack"], stack), False))
+    if metric not in names_in(mine, "metric") or place not in names_in(mine, "site"):
+        return []
+    lines = [(str(layer), value, floor) for layer, value, floor in _points(mine, metric, place)]
+    if place != "block.out":
+        return lines
+    here = set(names_in(mine.filter(pc.equal(mine["metric"], metric)), "site"))
+    if "block.in" in here:
+        lines = [
+            ("in", value, floor) for layer, value, floor in _points(mine, metric, "block.in") if layer == 0
+        ] + lines
+    if "final" in here:
+        lines += [("final", value, floor) for _, value, floor in _points(mine, metric, "final")]
+    return lines
+
+
+def _points(table: pa.Table, metric: str, site: str) -> list[tuple[int, float, bool]]:
+    if where(table, metric=metric, site=site).num_rows == 0:
+        return []
+    line = curve(table, metric, site)
+    return [(int(n), float(v), bool(f)) for n, v, f in zip(line.layers, line.mean, line.any_floor, strict=True)]
+
+
+def shown_lines(count: int, keep: Sequence[int] = ()) -> list[int | None]:
+    """Which of ``count`` lines to print; None stands for a gap. All of them up to 36, else about 24 spread evenly.
+
+    Example:
+        >>> shown_lines(3)
+        [0, 1, 2]
+    """
+    if count <= LONGEST:
+        return list(range(count))
+    spread = set(np.linspace(0, count - 1, KEPT).round().astype(int).tolist()) | {k for k in keep if 0 <= k < count}
+    lines: list[int | None] = []
+    for line in sorted(spread):
+        if lines and lines[-1] is not None and line - lines[-1] > 1:
+            lines.append(None)
+        lines.append(line)
+    return lines

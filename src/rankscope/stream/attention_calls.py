@@ -1,0 +1,210 @@
+"""Attention seen where it happens: at ``scaled_dot_product_attention`` and at ``softmax``.
+
+Reading beside the model's own call, instead of replacing it, keeps every output bit-identical and works in
+any model, from any library, under the attention implementation the user runs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+_SDPA_NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+
+
+@dataclass(frozen=True)
+class AttentionCall:
+    """One evaluation of softmax attention; the probabilities are computed when asked for.
+
+    Either ``weights`` are the model's own softmax output, or ``query``, ``key`` and the rest are the
+    arguments of the fused kernel, from which the same probabilities follow. ``edits`` are what surgery does to the
+    probabilities afterwards, each a function of them and of the support.
+    """
+
+    weights: Tensor | None = None
+    query: Tensor | None = None
+    key: Tensor | None = None
+    value: Tensor | None = None
+    mask: Tensor | None = None
+    is_causal: bool = False
+    scale: float | None = None
+    edits: tuple[Callable[[Tensor, Tensor | None], Tensor], ...] = ()
+
+    @property
+    def lengths(self) -> tuple[int, int]:
+        """Number of query and key tokens."""
+        if self.weights is not None:
+            return self.weights.shape[-2], self.weights.shape[-1]
+        assert self.query is not None
+        assert self.key is not None
+        return self.query.shape[-2], self.key.shape[-2]
+
+    def support(self) -> Tensor | None:
+        """Which keys each query may see, broadcastable to the probabilities; ``None`` when all.
+
+        The model's own softmax output does not show its mask: there, a key counts as masked when its probability
+        is exactly zero.
+        """
+        if self.weights is not None:
+            return self.weights > 0
+        support = None
+        if self.is_causal:
+            assert self.query is not None
+            support = torch.ones(self.lengths, dtype=torch.bool, device=self.query.device).tril()
+        if self.mask is not None:
+            masked = self.mask if self.mask.dtype == torch.bool else self.mask > torch.finfo(self.mask.dtype).min / 2
+            support = masked if support is None else support & masked
+        return support
+
+    def probs(self) -> Tensor:
+        """Attention probabilities, ``batch heads query key``."""
+        probs = self._probs_before_edits()
+        for edit in self.edits:
+            probs = edit(probs, self.support())
+        return probs
+
+    def _probs_before_edits(self) -> Tensor:
+        if self.weights is not None:
+            return self.weights
+        assert self.query is not None
+        assert self.key is not None
+        query, key = self.query, self.key
+        if query.dtype in (torch.float16, torch.bfloat16):
+            query, key = query.float(), key.float()
+        if key.dim() == 4 and key.shape[1] != query.shape[1]:
+            key = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
+        scale = 1 / math.sqrt(query.shape[-1]) if self.scale is None else self.scale
+        scores = query @ key.transpose(-1, -2) * scale
+        if self.is_causal:
+            allowed = torch.ones(self.lengths, dtype=torch.bool, device=scores.device).tril()
+            scores = scores.masked_fill(~allowed, -torch.inf)
+        if self.mask is not None:
+            scores = scores.masked_fill(~self.mask, -torch.inf) if self.mask.dtype == torch.bool else scores + self.mask
+        return scores.softmax(dim=-1)
+
+    def mismatch(self) -> float:
+        """Largest relative difference between ``P V`` with these probabilities and the fused kernel's own answer."""
+        if self.query is None or self.key is None or self.value is None:
+            return 0.0
+        groups = self.query.shape[1] // self.key.shape[1]
+        key, value = (t.repeat_interleave(groups, dim=1) for t in (self.key, self.value))
+        own = F.scaled_dot_product_attention(
+            self.query, key, value, attn_mask=self.mask, is_causal=self.is_causal, scale=self.scale
+        )
+        ours = self.probs().to(value.dtype) @ value
+        return float((ours - own).abs().max() / own.abs().max())
+
+
+def from_sdpa(args: Sequence[Any], kwargs: Mapping[str, Any]) -> AttentionCall | None:
+    """Read the arguments of ``scaled_dot_product_attention``."""
+    bound = dict(zip(_SDPA_NAMES, args, strict=False)) | dict(kwargs)
+    query, key = bound["query"], bound["key"]
+    if query.dim() != 4:
+        return None
+    return AttentionCall(
+        query=query,
+        key=key,
+        value=bound["value"],
+        mask=bound.get("attn_mask"),
+        is_causal=bool(bound.get("is_causal", False)),
+        scale=bound.get("scale"),
+    )
+
+
+def is_attention_shaped(scores: object, batch: int, tokens: int, inside_attention: bool) -> bool:
+    """Whether a softmax over these scores is attention, told by their shape.
+
+    ``batch heads query key`` with one row per token; three axes (``batch*heads query key``) only inside a
+    module that is an attention by name, since a router's softmax has three as well.
+    """
+    if not isinstance(scores, Tensor) or scores.dim() not in (3, 4) or scores.shape[-2] != tokens:
+        return False
+    if scores.dim() == 3:
+        return inside_attention and scores.shape[0] % batch == 0
+    return scores.shape[0] == batch
+
+
+def is_over_keys(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a softmax call runs over the last axis of its scores."""
+    axis = args[1] if len(args) > 1 else kwargs.get("dim")
+    return bool(args) and isinstance(args[0], Tensor) and axis in (-1, args[0].dim() - 1)
+
+
+def from_softmax(probs: Tensor, tokens: int) -> AttentionCall:
+    """Take a softmax output ``batch heads query key`` as attention probabilities.
+
+    A learned sink column (one key more than there are tokens) is cut off: the rows then sum to less than one, as
+    in the model.
+    """
+    if probs.shape[-1] == tokens + 1:
+        probs = probs[..., :-1]
+    return AttentionCall(weights=probs)
+
+
+_HEARD: ContextVar[list[AttentionCall] | None] = ContextVar("_HEARD", default=None)
+
+
+@contextmanager
+def listening() -> Iterator[list[AttentionCall]]:
+    """Collect the attention calls that surgery announces while a fused kernel runs under it."""
+    heard: list[AttentionCall] = []
+    token = _HEARD.set(heard)
+    try:
+        yield heard
+    finally:
+        _HEARD.reset(token)
+
+
+def announce(call: AttentionCall) -> None:
+    """Say which attention really happens, where it is not the one the model asked for."""
+    heard = _HEARD.get()
+    if heard is not None:
+        heard.append(call)
+
+
+Handler = Callable[[Callable[..., Any], Sequence[Any], Mapping[str, Any]], Any]
+
+
+def inside_multi_head(
+    func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], fused: Handler, softmax: Handler
+) -> Any:
+    """Run ``F.multi_head_attention_forward``, which a function mode meets as one opaque call.
+
+    The two functions it calls by module-level name go to the handlers for the length of this one call. Its softmax
+    has the axes ``batch*heads query key``; the handler gets and returns ``batch heads query key``.
+    """
+    query = args[0] if args else kwargs["query"]
+    batch = query.shape[1] if query.dim() == 3 else 1
+    own_sdpa, own_softmax = F.scaled_dot_product_attention, F.softmax
+
+    def handled_sdpa(*inner: Any, **options: Any) -> Any:
+        with _names(own_sdpa, own_softmax):
+            return fused(own_sdpa, inner, options)
+
+    def handled_softmax(scores: Tensor, *rest: Any, **options: Any) -> Tensor:
+        split = scores.reshape(batch, -1, *scores.shape[-2:])
+        with _names(own_sdpa, own_softmax):
+            out: Tensor = softmax(own_softmax, (split, *rest), options)
+        return out.reshape(scores.shape)
+
+    with _names(handled_sdpa, handled_softmax):
+        return func(*args, **kwargs)
+
+
+@contextmanager
+def _names(sdpa: Callable[..., Any], softmax: Callable[..., Any]) -> Iterator[None]:
+    """Let two names of ``torch.nn.functional`` mean these functions for a while."""
+    before = F.scaled_dot_product_attention, F.softmax
+    F.scaled_dot_product_attention, F.softmax = sdpa, softmax
+    try:
+        yield
+    finally:
+        F.scaled_dot_product_attention, F.softmax = before

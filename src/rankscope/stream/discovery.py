@@ -1,0 +1,168 @@
+"""Finding the blocks of any model, by structure and by call.
+
+A transformer block is a child of a container (``ModuleList``, ``Sequential``, ...) onto whose input both a
+token-mixing branch and an MLP branch are added. Blocks are counted by call, so that one module shared by all
+layers counts as many times as it runs. Where blocks are no modules of their own, the smallest module that
+holds the whole stream is cut into blocks by the rhythm of its adds.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Callable, Iterable, Sequence
+
+from torch import nn
+
+from rankscope._errors import DiscoveryError
+from rankscope.models.view import BlockCall, BlockPlan, Label, Layout, ModelView, Stack
+from rankscope.stream.origins import CallRecord
+from rankscope.stream.probe import probe
+
+_STACK_WORDS = ("encoder", "decoder", "vision", "text", "audio")
+
+
+def discover(
+    model: nn.Module,
+    run: Callable[[], object],
+    *,
+    batch: int,
+    blocks: str | Sequence[str] | None = None,
+) -> ModelView:
+    """Find the residual stacks of ``model``.
+
+    Args:
+        model: any module.
+        run: calls the model once on a small input.
+        batch: number of sequences in that input.
+        blocks: qualified names or glob patterns of the block modules (``"layers.*"``), where the user knows better.
+
+    Raises:
+        DiscoveryError: when nothing in the model looks like a block; the message lists containers to choose from.
+    """
+    records = probe(model, run, batch)
+    chosen = _named(records, blocks) if blocks is not None else _found(records)
+    if not chosen:
+        raise DiscoveryError(_nothing_found(model, records, blocks))
+    stacks: dict[str, list[CallRecord]] = {}
+    for record in chosen:
+        stacks.setdefault(_pattern(record), []).append(record)
+    names = _stack_names(list(stacks))
+    return ModelView(model, tuple(_stack(names[key], calls, batch) for key, calls in stacks.items()))
+
+
+def _named(records: Iterable[CallRecord], blocks: str | Sequence[str]) -> list[CallRecord]:
+    patterns = [blocks] if isinstance(blocks, str) else list(blocks)
+    regexes = [re.compile(fnmatch.translate(pattern).replace(".*", r"[^.]*")) for pattern in patterns]
+    return [record for record in records if any(regex.match(record.name) for regex in regexes)]
+
+
+def _found(records: list[CallRecord]) -> list[CallRecord]:
+    """The rules of discovery, the most telling first."""
+    children = [record for record in records if _is_numbered(record)]
+    blocks = _innermost([record for record in children if record.is_complete])
+    if blocks:
+        return _with_siblings(blocks, children)
+    holders = _innermost([record for record in records if record.is_complete])
+    if holders:
+        return holders
+    mixing = [record for record in children if record.mixes and record.keeps_shape]
+    for candidates in ([record for record in mixing if record.labels], _chained(mixing)):
+        blocks = _innermost(candidates)
+        if blocks:
+            return _with_siblings(blocks, children)
+    return []
+
+
+def _chained(records: list[CallRecord]) -> list[CallRecord]:
+    """Calls that hand their output to each other, as blocks without skips do and mere sub-layers do not."""
+    links = [(record, giver) for record in records for giver in record.fed_by if _pattern(giver) == _pattern(record)]
+    patterns = {_pattern(record) for record, _ in links}
+    return [record for record in records if _pattern(record) in patterns]
+
+
+def _is_numbered(record: CallRecord) -> bool:
+    """Whether this is a call of a container's child: those carry a number."""
+    return record.name.rpartition(".")[2].isdigit()
+
+
+def _innermost(candidates: list[CallRecord]) -> list[CallRecord]:
+    """Candidates that hold no other candidate."""
+    outer = {id(ancestor) for record in candidates for ancestor in _ancestors(record)}
+    return [record for record in candidates if id(record) not in outer]
+
+
+def _ancestors(record: CallRecord) -> Iterable[CallRecord]:
+    parent = record.parent
+    while parent is not None:
+        yield parent
+        parent = parent.parent
+
+
+def _with_siblings(found: list[CallRecord], children: list[CallRecord]) -> list[CallRecord]:
+    """In a hybrid stack some blocks lack attention or an MLP: take the whole container, in order of call."""
+    containers = {_pattern(record) for record in found}
+    return [record for record in children if _pattern(record) in containers]
+
+
+def _pattern(record: CallRecord) -> str:
+    """The record's name with its numbers left open: ``encoder.layer.*``."""
+    return re.sub(r"\d+", "*", record.name)
+
+
+def _stack_names(keys: list[str]) -> dict[str, str | None]:
+    if len(keys) == 1:
+        return {keys[0]: None}
+    names: dict[str, str | None] = {}
+    for key in keys:
+        word = next((word for word in _STACK_WORDS if word in key), None)
+        names[key] = word if word is not None and word not in names.values() else key
+    return names
+
+
+def _stack(name: str | None, records: list[CallRecord], batch: int) -> Stack:
+    calls, layer = [], 0
+    for record in records:
+        blocks = _cut_into_blocks(record)
+        final_norm_inside = len(blocks) > 1 and record.ends_with_norm
+        calls.append(BlockCall(record.name, layer, blocks, final_norm_inside))
+        layer += len(blocks)
+    return Stack(name, tuple(calls), _layout(records[0], batch), records[-1].final_norm)
+
+
+def _layout(record: CallRecord, batch: int) -> Layout:
+    shape = record.input_shape
+    return "tokens batch dim" if len(shape) == 3 and shape[0] != batch and shape[1] == batch else "batch tokens dim"
+
+
+def _cut_into_blocks(record: CallRecord) -> tuple[BlockPlan, ...]:
+    """Split the adds of one call into blocks: a new block begins when mixing follows an MLP."""
+    groups: list[list[Label | None]] = [[]]
+    starts = [0]
+    for position, label in enumerate(record.adds):
+        mixes = label in ("attention", "mixer", "both")
+        if mixes and any(seen in ("mlp", "both") for seen in groups[-1]):
+            groups.append([])
+            starts.append(position)
+        groups[-1].append(label)
+    plans = []
+    for group, start in zip(groups, starts, strict=True):
+        stop = start + len(group)
+        last = start == starts[-1]
+        attention = tuple(kind for before, kind in record.attention if start <= before and (before < stop or last))
+        plans.append(BlockPlan(tuple(group), attention, record.has_norm, record.parallel_mlp))
+    return tuple(plans)
+
+
+def _nothing_found(model: nn.Module, records: list[CallRecord], blocks: str | Sequence[str] | None) -> str:
+    called = sorted({_pattern(record) for record in records if _is_numbered(record)})
+    listing = ", ".join(repr(name) for name in called[:8]) or "none that were called"
+    if blocks is not None:
+        return (
+            f"No module called in the forward pass of {type(model).__name__} matches blocks={blocks!r}. "
+            f"Lists of modules in it: {listing}."
+        )
+    return (
+        f"No residual blocks were found in {type(model).__name__}: no part of it adds an attention and an MLP branch "
+        f"to its own input. Name the blocks yourself, e.g. blocks='layers.*'. Lists of modules in it: {listing}."
+    )

@@ -1,0 +1,249 @@
+"""Following the residual stream through every block of a running model.
+
+A ``TorchFunctionMode`` sees each torch call; hooks on the blocks tell it where a stream begins and ends. What is
+done at an add, an attention call or a norm is left to two kinds of followers: the tracer looks, surgery rewrites.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from rankscope._errors import SiteError
+from rankscope.models.view import Label, ModelView, Stack
+from rankscope.stream.attention_calls import from_sdpa, inside_multi_head, is_attention_shaped, is_over_keys
+from rankscope.stream.fastpath import without_fastpath
+from rankscope.stream.frames import first_tensor, output_tensor
+from rankscope.stream.open_call import OpenCall
+from rankscope.stream.operators import ADDS, IN_PLACE_ADDS, MULTI_HEAD, NORMS, SDPA, SOFTMAXES, is_attention, is_norm
+from rankscope.stream.sites import SiteRef
+
+Perform = Callable[..., Any]
+_CALLS_TORCH_NORM = (nn.LayerNorm, nn.RMSNorm)
+
+
+class StreamFollower(TorchFunctionMode):
+    """Base of everything that rides on the stream. Subclasses override the methods named ``on_...``.
+
+    Args:
+        view: the model and its structure.
+        reads_attention: whether attention calls matter.
+    """
+
+    def __init__(self, view: ModelView, *, reads_attention: bool) -> None:
+        super().__init__()
+        self.view = view
+        self._reads_attention = reads_attention
+        self._open: OpenCall | None = None
+        self._in_pass = False
+        self._calls_made: dict[str | None, int] = {}
+        self._attention_depth = 0
+
+    def on_enter(self, call: OpenCall, entry: Tensor) -> None:
+        """A block call begins."""
+
+    def on_next_block(self, call: OpenCall, stream: Tensor) -> None:
+        """Inside one call, the next block begins."""
+
+    def on_add(self, call: OpenCall, label: Label | None, stream: Tensor, branch: Tensor, perform: Perform) -> Tensor:
+        """A branch is added to the stream; ``perform()`` is the model's own add."""
+        result: Tensor = perform()
+        return result
+
+    def on_fused(self, ref: SiteRef, args: Sequence[Any], kwargs: Mapping[str, Any], perform: Perform) -> Any:
+        """Fused attention; ``perform(*args, **kwargs)`` is the kernel."""
+        return perform(*args, **kwargs)
+
+    def on_softmax(self, ref: SiteRef, args: Sequence[Any], kwargs: Mapping[str, Any], perform: Perform) -> Any:
+        """The softmax over keys; ``perform(*args, **kwargs)`` is the model's own."""
+        return perform(*args, **kwargs)
+
+    def on_norm(self, call: OpenCall, x: Tensor, out: Tensor) -> Tensor:
+        """A norm of the stream gave ``out``."""
+        return out
+
+    def on_leave(self, call: OpenCall, out: Tensor) -> None:
+        """A block call ends."""
+
+    def on_final(self, stack: Stack, x: Tensor, out: Tensor) -> Tensor:
+        """The norm after the last block gave ``out``."""
+        return out
+
+    def opens_outside_a_pass(self) -> bool:
+        """Whether a block that runs again in the backward pass (gradient checkpointing) is followed too."""
+        return False
+
+    @contextmanager
+    def riding(self) -> Iterator[None]:
+        """Register the hooks and switch the mode on; take all of it off again, whatever happens."""
+        modules = self.view.modules()
+        with ExitStack() as stack:
+            for handle in self._hooks(modules):
+                stack.callback(handle.remove)
+            stack.enter_context(without_fastpath())
+            stack.enter_context(self)
+            yield
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        call = self._open
+        if call is None:
+            return func(*args, **kwargs)
+        if func in ADDS:
+            pair = call.match(args, kwargs)
+            if pair is not None:
+                out = self._add(call, *pair, lambda: func(*args, **kwargs))
+                return _in_place(args[0], out) if func in IN_PLACE_ADDS else out
+        elif self._reads_attention and (func is SDPA or func is MULTI_HEAD or func in SOFTMAXES):
+            return self._attention(call, func, args, kwargs)
+        out = func(*args, **kwargs)
+        if func in NORMS and args and call.is_stream(args[0]):
+            out = self.on_norm(call, args[0], out)
+        call.pass_on(func, args, out)
+        return out
+
+    def _add(self, call: OpenCall, stream: Tensor, branch: Tensor, perform: Perform) -> Tensor:
+        block, label = call.next_add()
+        if block != call.block:
+            self.on_next_block(call, stream)
+            call.block = block
+            self.on_enter(call, stream)
+        out = self.on_add(call, label, stream, branch, perform)
+        call.follow(out)
+        if call.call.final_norm_inside:
+            call.last_sum = out
+        return out
+
+    def _attention(
+        self, call: OpenCall, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        if func is MULTI_HEAD:
+            return inside_multi_head(func, args, kwargs, self._fused, self._softmax_inside)
+        if func is SDPA:
+            return self._fused(func, args, kwargs)
+        batch, tokens = call.batch_and_tokens()
+        inside = self._attention_depth > 0
+        if not is_over_keys(args, kwargs) or not is_attention_shaped(args[0], batch, tokens, inside):
+            return func(*args, **kwargs)
+        scores = args[0] if args[0].dim() == 4 else args[0].reshape(batch, -1, *args[0].shape[-2:])
+        options = {name: value for name, value in kwargs.items() if name != "dim"} | {"dim": -1}
+        out = self.on_softmax(call.next_attention(), (scores, *args[2:]), options, func)
+        return out.reshape(args[0].shape)
+
+    def _fused(self, perform: Perform, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        assert self._open is not None
+        if from_sdpa(args, kwargs) is None:
+            return perform(*args, **kwargs)
+        return self.on_fused(self._open.next_attention(), args, kwargs, perform)
+
+    def _softmax_inside(self, perform: Perform, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        assert self._open is not None
+        return self.on_softmax(self._open.next_attention(), args, kwargs, perform)
+
+    def _hooks(self, modules: Mapping[str, nn.Module]) -> Iterator[torch.utils.hooks.RemovableHandle]:
+        yield self.view.model.register_forward_pre_hook(self._begin_pass)
+        for stack in self.view.stacks:
+            for name in dict.fromkeys(call.module_name for call in stack.calls):
+                module = modules[name]
+                yield module.register_forward_pre_hook(self._enter(stack, name), with_kwargs=True)
+                yield from self._inner_hooks(module)
+                yield module.register_forward_hook(self._leave)
+            if stack.final_norm is not None:
+                yield modules[stack.final_norm].register_forward_hook(self._final(stack))
+        yield self.view.model.register_forward_hook(self._end_pass)
+
+    def _inner_hooks(self, block: nn.Module) -> Iterator[torch.utils.hooks.RemovableHandle]:
+        for name, module in block.named_modules():
+            if is_norm(module) and not isinstance(module, _CALLS_TORCH_NORM):
+                yield module.register_forward_hook(self._norm)
+            if self._reads_attention and is_attention(name, module):
+                yield module.register_forward_pre_hook(self._enter_attention)
+                yield module.register_forward_hook(self._leave_attention)
+
+    def _begin_pass(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        self._open = None
+        self._attention_depth = 0
+        self._in_pass = True
+        self._calls_made = {stack.name: 0 for stack in self.view.stacks}
+
+    def _enter(self, stack: Stack, name: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if not self._in_pass and not self.opens_outside_a_pass():
+                return
+            number = self._next_call(stack, name)
+            entry = first_tensor(args, kwargs)
+            if number is None or entry is None:
+                raise SiteError(f"{name} ({type(module).__name__}) ran more often than when the model was probed.")
+            call = OpenCall(entry, stack, stack.calls[number])
+            self.on_enter(call, entry)
+            self._open = call
+
+        return hook
+
+    def _next_call(self, stack: Stack, name: str) -> int | None:
+        """Number of the call that begins; blocks run again in the backward pass come last first."""
+        numbers = [i for i, call in enumerate(stack.calls) if call.module_name == name]
+        made = self._calls_made.get(stack.name, 0)
+        if self._in_pass:
+            self._calls_made[stack.name] = made + 1
+            return made if made in numbers else None
+        earlier = [number for number in numbers if number < made] or numbers
+        self._calls_made[stack.name] = earlier[-1]
+        return earlier[-1]
+
+    def _leave(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        call, self._open = self._open, None
+        if call is None:
+            return
+        out = output_tensor(output)
+        if out is None:
+            raise SiteError(f"{call.call.module_name} gave back no tensor that could be the stream.")
+        call.check_complete(attention=self._reads_attention)
+        self.on_leave(call, out)
+
+    def _enter_attention(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        self._attention_depth += 1
+
+    def _leave_attention(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        self._attention_depth -= 1
+
+    def _norm(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        call, out = self._open, output_tensor(output)
+        if call is None or out is None or not args or not call.is_stream(args[0]):
+            return None
+        new = self.on_norm(call, args[0], out)
+        call.follow_normed(new)
+        return new if isinstance(output, Tensor) and new is not out else None
+
+    def _final(self, stack: Stack) -> Callable[[nn.Module, tuple[Any, ...], Any], Any]:
+        def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+            out = output_tensor(output)
+            if self._calls_made.get(stack.name) != len(stack.calls) or out is None or not args:
+                return None
+            new = self.on_final(stack, args[0], out)
+            return new if new is not out else None
+
+        return hook
+
+    def _end_pass(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        self._in_pass = False
+        for stack in self.view.stacks:
+            made = self._calls_made[stack.name]
+            if made != len(stack.calls):
+                missing = ", ".join(call.module_name for call in stack.calls[made:][:4])
+                raise SiteError(
+                    f"Only {made} of {len(stack.calls)} block calls happened in this pass; not fired: {missing}. "
+                    "Layers that are skipped at random (layer drop) must be switched off with model.eval()."
+                )
+
+
+def _in_place(target: Tensor, out: Tensor) -> Tensor:
+    """What an add in place gives back: its target, holding the sum, also when the sum was rewritten."""
+    return target if out is target else target.copy_(out)

@@ -1,0 +1,117 @@
+"""Following one residual stream through one call of a block, by tensor identity."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rankscope.stream.operators import MULTIPLICATIONS, NORMS, SAME_VALUES, SLICE
+
+
+class StreamFrame:
+    """The tensor objects that are, at this moment, the residual stream of one block call.
+
+    Only weak references are kept: following a stream must not keep an activation alive.
+    """
+
+    def __init__(self, entry: Tensor) -> None:
+        self.entry_shape = entry.shape
+        self._aliases: dict[int, weakref.ref[Tensor]] = {}
+        self._normed: dict[int, weakref.ref[Tensor]] = {}
+        self.follow(entry)
+
+    def follow(self, tensor: Tensor) -> None:
+        """From now on this object is the stream (as well)."""
+        self._aliases[id(tensor)] = weakref.ref(tensor)
+
+    def follow_normed(self, tensor: Tensor) -> None:
+        """This object is a norm of the stream: the stream itself in a post-norm block, a branch in a pre-norm one."""
+        self._normed[id(tensor)] = weakref.ref(tensor)
+
+    def is_stream(self, candidate: object) -> bool:
+        """Whether this very object is the stream, or a norm of it."""
+        return self._is_in(self._aliases, candidate) or self._is_in(self._normed, candidate)
+
+    def is_normed(self, candidate: object) -> bool:
+        """Whether this very object is a norm of the stream."""
+        return self._is_in(self._normed, candidate)
+
+    @staticmethod
+    def _is_in(references: Mapping[int, weakref.ref[Tensor]], candidate: object) -> bool:
+        reference = references.get(id(candidate))
+        return reference is not None and reference() is candidate
+
+    def match(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Tensor, Tensor] | None:
+        """``(stream, branch)`` if these are the arguments of an add onto the stream."""
+        if len(args) != 2 or kwargs:
+            return None
+        left, right = args
+        left_is, right_is = self.is_stream(left), self.is_stream(right)
+        if left_is == right_is:
+            return None
+        stream, branch = (left, right) if left_is else (right, left)
+        if not isinstance(branch, Tensor) or branch.shape != stream.shape:
+            return None
+        return stream, branch
+
+    def pass_on(self, func: Callable[..., Any], args: Sequence[Any], out: Any) -> None:
+        """Follow the stream through calls that keep its values, normalise it, or scale it by a parameter."""
+        if not isinstance(out, Tensor) or not args:
+            return
+        source = args[0]
+        if func in NORMS:
+            if self.is_stream(source):
+                self.follow_normed(out)
+        elif func in SAME_VALUES or (func is SLICE and _only_slices(args[1]) and out.shape == source.shape):
+            if self.is_stream(source) and out.numel() == source.numel():
+                self.follow(out) if self._is_in(self._aliases, source) else self.follow_normed(out)
+        elif func in MULTIPLICATIONS and len(args) == 2 and self._is_scaled(*args):
+            self.follow(out)
+
+    def _is_scaled(self, left: object, right: object) -> bool:
+        """Whether these are the stream and a gain a block puts on its skip."""
+        return (self._is_in(self._aliases, left) and _is_gain(right)) or (
+            self._is_in(self._aliases, right) and _is_gain(left)
+        )
+
+
+def _only_slices(index: object) -> bool:
+    return all(isinstance(part, slice) for part in (index if isinstance(index, tuple) else (index,)))
+
+
+def _is_gain(factor: object) -> bool:
+    """A number or a parameter by which a block scales its skip; never a value computed from the stream."""
+    return isinstance(factor, (int, float, nn.Parameter))
+
+
+def first_tensor(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
+    """The stream among a block's arguments: the first floating tensor with at least two axes."""
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, Tensor) and value.is_floating_point() and value.dim() >= 2:
+            return value
+    return None
+
+
+def output_tensor(output: Any) -> Tensor | None:
+    """The stream among a block's outputs: the output itself, or the first tensor inside it."""
+    if isinstance(output, Tensor):
+        return output
+    if isinstance(output, Mapping):
+        output = tuple(output.values())
+    if isinstance(output, (tuple, list)):
+        return next((item for item in output if isinstance(item, Tensor) and item.is_floating_point()), None)
+    return None
+
+
+def tensors_in(values: object, depth: int = 2) -> list[Tensor]:
+    """Tensors among call arguments, looking into lists, tuples and dicts."""
+    if isinstance(values, torch.Tensor):
+        return [values]
+    if depth == 0 or not isinstance(values, (tuple, list, Mapping)):
+        return []
+    items = values.values() if isinstance(values, Mapping) else values
+    return [tensor for item in items for tensor in tensors_in(item, depth - 1)]

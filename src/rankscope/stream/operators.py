@@ -1,0 +1,58 @@
+"""Which torch functions do what to a residual stream.
+
+The tracer follows tensor objects, so it has to know the calls that hand the stream on under a new object
+(``SAME_VALUES``, ``NORMS``) and the calls that add to it (``ADDS``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+T = torch.Tensor
+
+ADDS: frozenset[Callable[..., Any]] = frozenset({T.add, T.__add__, T.__radd__, T.add_, T.__iadd__, torch.add})
+IN_PLACE_ADDS: frozenset[Callable[..., Any]] = frozenset({T.add_, T.__iadd__})
+
+SAME_VALUES: frozenset[Callable[..., Any]] = frozenset(
+    {
+        T.view, T.reshape, T.flatten, T.unflatten, T.squeeze, T.unsqueeze, T.contiguous, T.clone, T.detach,
+        T.to, T.float, T.double, T.half, T.bfloat16, T.type, T.type_as, T.view_as, T.expand, T.expand_as,
+        torch.reshape, torch.flatten, torch.squeeze, torch.unsqueeze, torch.clone,
+        F.dropout, torch.dropout, torch.feature_dropout,
+    }
+)  # fmt: skip
+
+SLICE: Callable[..., Any] = T.__getitem__
+MULTIPLICATIONS: frozenset[Callable[..., Any]] = frozenset({T.mul, T.__mul__, T.__rmul__, torch.mul})
+
+NORMS: frozenset[Callable[..., Any]] = frozenset(
+    {F.layer_norm, torch.layer_norm, F.rms_norm, torch.rms_norm, F.group_norm, F.batch_norm}
+)
+
+SOFTMAXES: frozenset[Callable[..., Any]] = frozenset({F.softmax, torch.softmax, T.softmax})
+
+CONSTANTS: frozenset[Callable[..., Any]] = frozenset(
+    {torch.zeros_like, torch.ones_like, torch.empty_like, torch.full_like, T.new_zeros, T.new_ones, T.new_full}
+)
+
+SDPA: Callable[..., Any] = F.scaled_dot_product_attention
+MULTI_HEAD: Callable[..., Any] = F.multi_head_attention_forward
+
+
+def is_norm(module: nn.Module) -> bool:
+    """Whether a module normalises its input: called a norm, and holding no weight matrix."""
+    return "norm" in type(module).__name__.lower() and all(p.dim() <= 1 for p in module.parameters())
+
+
+_ATTENTION_NAME = re.compile(r"attention|attn", re.IGNORECASE)
+
+
+def is_attention(name: str, module: nn.Module) -> bool:
+    """Whether a module is attention by its own name or its class's."""
+    return _ATTENTION_NAME.search(f"{name.rpartition('.')[2]} {type(module).__name__}") is not None

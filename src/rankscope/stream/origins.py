@@ -1,0 +1,180 @@
+"""What a probe learns inside one module call: adds onto its input, their branches, and attention."""
+
+from __future__ import annotations
+
+import re
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntFlag
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from rankscope.models.view import Label
+from rankscope.stream.attention_calls import AttentionCall
+from rankscope.stream.frames import StreamFrame
+from rankscope.stream.operators import ADDS, CONSTANTS
+
+CROSS_NAME = re.compile(r"cross|encoder_?attn|enc_?dec", re.IGNORECASE)
+_MIXER_NAME = re.compile(r"mixer|mamba|ssm|fourier|recurrent|rwkv|rglru|hyena|conv", re.IGNORECASE)
+_MLP_NAME = re.compile(r"mlp|ffn|feed_?forward|expert|moe|intermediate", re.IGNORECASE)
+
+
+class Origin(IntFlag):
+    """Where the values of a tensor come from, seen from one frame."""
+
+    NONE = 0
+    DERIVED = 1
+    ATTENTION = 2
+    CROSS = 4
+    OTHER = 8
+
+
+@dataclass
+class CallRecord:
+    """What one module call showed: the raw material of discovery.
+
+    Attributes:
+        adds: one label for each add onto the call's own input, ``None`` where the branch does not come from it.
+        attention: for each attention call, how many adds came before it, and its kind.
+        ends_with_norm: whether a final norm closes the call, one the skips inside do not go through.
+        fed_by: the calls that gave back the very tensor this one took.
+    """
+
+    name: str
+    module: nn.Module
+    parent: CallRecord | None
+    input_shape: torch.Size
+    output_shape: torch.Size | None = None
+    ends_with_norm: bool = False
+    has_norm: bool = False
+    parallel_mlp: str | None = None
+    adds: list[Label | None] = field(default_factory=list)
+    attention: list[tuple[int, Literal["attention", "cross_attention"]]] = field(default_factory=list)
+    final_norm: str | None = None
+    fed_by: list[CallRecord] = field(default_factory=list)
+
+    @property
+    def labels(self) -> list[Label]:
+        """Labels of the true skip adds."""
+        return [label for label in self.adds if label is not None]
+
+    @property
+    def keeps_shape(self) -> bool:
+        """Whether the output has the shape of the input."""
+        return self.output_shape == self.input_shape
+
+    @property
+    def mixes(self) -> bool:
+        """Whether tokens meet here, as far as can be seen."""
+        return bool(self.attention) or bool({"attention", "mixer", "both"} & set(self.labels))
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether token mixing and an MLP are both added here: the mark of a transformer block."""
+        labels = set(self.labels)
+        return "both" in labels or ("mlp" in labels and bool(labels & {"attention", "mixer"}))
+
+
+class ProbeFrame(StreamFrame):
+    """A stream frame that also knows where every other tensor of the call comes from."""
+
+    def __init__(self, entry: Tensor, record: CallRecord, attention_depth: int) -> None:
+        super().__init__(entry)
+        self.record = record
+        self.names_since_add: list[str] = []
+        self.adds_to_normed = False
+        self.joined: Tensor | None = None
+        self._attention_depth = attention_depth
+        self._origins: dict[int, tuple[weakref.ref[Tensor], Origin]] = {}
+
+    def tokens(self, batch: int) -> int:
+        """Number of tokens in the stream of this frame."""
+        shape = self.entry_shape
+        if len(shape) == 2:
+            return shape[0] // batch
+        middle = shape[1:-1] if shape[0] == batch else (shape[0],)
+        return int(torch.Size(middle).numel())
+
+    def origin(self, tensor: Tensor) -> Origin:
+        """Origin of one tensor object."""
+        if self.is_stream(tensor):
+            return Origin.DERIVED
+        entry = self._origins.get(id(tensor))
+        return entry[1] if entry is not None and entry[0]() is tensor else Origin.NONE
+
+    def mark(self, tensor: Tensor, origin: Origin) -> None:
+        """Set what is known of a tensor's origin."""
+        self._origins[id(tensor)] = (weakref.ref(tensor), origin)
+
+    def mark_attention(self, tensor: Tensor, crosses: bool) -> None:
+        """This tensor comes out of attention, or out of a module that is one by name."""
+        if not self.is_stream(tensor):
+            cross = Origin.CROSS if crosses else Origin.NONE
+            self.mark(tensor, self.origin(tensor) | Origin.DERIVED | Origin.ATTENTION | cross)
+
+    def see_attention(
+        self, call: AttentionCall, outputs: Sequence[Tensor], crosses_by_name: bool, *, counts: bool
+    ) -> None:
+        """Record an attention call; keys that do not come from the stream make it cross-attention.
+
+        ``counts`` is false for attention among other tokens than those of this frame's stream.
+        """
+        foreign = (
+            call.query is not None
+            and call.key is not None
+            and bool(self.origin(call.query))
+            and not self.origin(call.key)
+        )
+        crosses = crosses_by_name or foreign
+        if counts:
+            self.record.attention.append((len(self.record.adds), "cross_attention" if crosses else "attention"))
+        for tensor in outputs:
+            self.mark_attention(tensor, crosses)
+
+    def see_add(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+        """Record an add onto the stream, if this is one."""
+        pair = self.match(args, kwargs)
+        if pair is None:
+            return False
+        self.record.adds.append(self._label(pair[1]))
+        self.adds_to_normed |= self.is_normed(pair[0])
+        self.names_since_add.clear()
+        return True
+
+    def _label(self, branch: Tensor) -> Label | None:
+        origin = self.origin(branch)
+        if not origin & Origin.DERIVED:
+            return None
+        if origin & Origin.ATTENTION:
+            if origin & Origin.OTHER:
+                return "both"
+            return "cross_attention" if origin & Origin.CROSS else "attention"
+        names = " ".join(self.names_since_add)
+        return "mixer" if _MIXER_NAME.search(names) and not _MLP_NAME.search(names) else "mlp"
+
+    def spread(self, func: Callable[..., Any], inputs: list[Tensor], outputs: list[Tensor], depth: int) -> None:
+        """Hand origins on from the inputs of a call to its outputs.
+
+        ``depth`` is how many attention modules are open: outside of them, the sum of a tensor that comes
+        from attention and one that does not is the joint branch of a parallel block.
+        """
+        if func in CONSTANTS:
+            return
+        origins = [self.origin(tensor) for tensor in inputs]
+        union = Origin.NONE
+        for origin in origins:
+            union |= origin
+        if not union:
+            return
+        if func in ADDS and depth <= self._attention_depth and len(origins) == 2:
+            from_attention = sum(bool(origin & Origin.ATTENTION) for origin in origins)
+            if from_attention == 1 and all(origin & Origin.DERIVED for origin in origins):
+                union |= Origin.OTHER
+                if not any(self.is_stream(tensor) for tensor in inputs):
+                    self.joined = next(t for t, o in zip(inputs, origins, strict=True) if not o & Origin.ATTENTION)
+        for tensor in outputs:
+            if not self.is_stream(tensor):
+                self.mark(tensor, union)

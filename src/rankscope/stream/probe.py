@@ -1,0 +1,181 @@
+"""One small forward pass that shows how a model is built.
+
+Every module call opens a frame that follows its own input as if it were a residual stream. Frames record the
+adds onto that stream, with a label for each branch, and the attention calls seen. Discovery then picks the
+frames that are blocks.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from rankscope.stream.attention_calls import (
+    AttentionCall,
+    from_sdpa,
+    inside_multi_head,
+    is_attention_shaped,
+    is_over_keys,
+)
+from rankscope.stream.frames import first_tensor, output_tensor, tensors_in
+from rankscope.stream.operators import ADDS, MULTI_HEAD, NORMS, SDPA, SOFTMAXES, is_attention, is_norm
+from rankscope.stream.origins import CROSS_NAME, CallRecord, ProbeFrame
+
+
+def probe(model: nn.Module, run: Callable[[], object], batch: int) -> list[CallRecord]:
+    """Run the model once (``run`` calls it) and return a record of each module call, in order of entry."""
+    mode = _Probe(batch)
+    with ExitStack() as stack:
+        for name, module in model.named_modules():
+            stack.callback(module.register_forward_pre_hook(mode.enter(name), with_kwargs=True).remove)
+            stack.callback(module.register_forward_hook(mode.leave(name)).remove)
+        with torch.no_grad(), mode:
+            run()
+    return mode.records
+
+
+class _Probe(TorchFunctionMode):
+    def __init__(self, batch: int) -> None:
+        super().__init__()
+        self.records: list[CallRecord] = []
+        self._batch = batch
+        self._frames: list[ProbeFrame] = []
+        self._open: list[ProbeFrame | None] = []
+        self._attention_modules: list[str] = []
+        self._returned: dict[int, list[tuple[weakref.ref[Tensor], CallRecord]]] = {}
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if not self._frames:
+            return func(*args, **kwargs)
+        added = [frame.see_add(args, kwargs) for frame in self._frames] if func in ADDS else []
+        inputs = tensors_in((args, kwargs), depth=3)
+        out = self._run(func, args, kwargs, inputs)
+        for frame, is_add in zip(self._frames, added, strict=False):
+            if is_add:
+                frame.follow(out)
+        return out
+
+    def _run(
+        self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], inputs: list[Tensor]
+    ) -> Any:
+        if func is MULTI_HEAD:
+            calls, out = _inside_multi_head(func, args, kwargs)
+        else:
+            out = func(*args, **kwargs)
+            calls = self._attention_calls(func, args, kwargs, out)
+        outputs = tensors_in(out) or inputs[:1]
+        for frame in self._frames:
+            frame.spread(func, inputs, outputs, len(self._attention_modules))
+            frame.pass_on(func, args, out)
+            if func in NORMS and frame.origin(inputs[0]):
+                frame.record.has_norm = True
+            if frame.joined is not None:
+                frame.record.parallel_mlp = self._weighty_giver_of(frame.joined)
+                frame.joined = None
+            for call in calls:
+                fits = call.weights is None or self._fits(call.weights, frame)
+                frame.see_attention(call, outputs, self._crosses_by_name(), counts=fits)
+        return out
+
+    def _attention_calls(
+        self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], out: Any
+    ) -> list[AttentionCall]:
+        if func is SDPA:
+            call = from_sdpa(args, kwargs)
+            return [] if call is None else [call]
+        over_keys = func in SOFTMAXES and is_over_keys(args, kwargs)
+        fits = over_keys and any(self._fits(out, frame) for frame in self._frames)
+        return [AttentionCall(weights=out)] if fits else []
+
+    def _fits(self, probs: Tensor, frame: ProbeFrame) -> bool:
+        inside = bool(self._attention_modules)
+        return is_attention_shaped(probs, self._batch, frame.tokens(self._batch), inside)
+
+    def _crosses_by_name(self) -> bool:
+        return any(CROSS_NAME.search(name) for name in self._attention_modules)
+
+    def enter(self, name: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
+        """A pre-hook that opens a frame on the module's input."""
+
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            entry = first_tensor(args, kwargs)
+            own_name = f"{name.rpartition('.')[2]} {type(module).__name__}"
+            for frame in self._frames:
+                frame.names_since_add.append(own_name)
+            opened: ProbeFrame | None = None
+            if entry is not None:
+                parent = next((f.record for f in reversed(self._open) if f is not None), None)
+                record = CallRecord(name, module, parent, entry.shape, fed_by=self._givers_of(entry))
+                self.records.append(record)
+                opened = ProbeFrame(entry, record, len(self._attention_modules))
+                self._frames.append(opened)
+            self._open.append(opened)
+            if is_attention(name, module):
+                self._attention_modules.append(own_name)
+
+        return hook
+
+    def leave(self, name: str) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
+        """A hook that closes the frame and notes what the module gave back."""
+
+        def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            frame = self._open.pop()
+            out = output_tensor(output)
+            if frame is not None:
+                self._frames.remove(frame)
+                if out is not None:
+                    frame.record.output_shape = out.shape
+                    frame.record.ends_with_norm = frame.is_normed(out) and not frame.adds_to_normed
+                    self._note_norm(name, module, args, out)
+                    self._returned.setdefault(id(out), []).append((weakref.ref(out), frame.record))
+            if is_attention(name, module):
+                if out is not None:
+                    for outer in self._frames:
+                        outer.mark_attention(out, self._crosses_by_name())
+                self._attention_modules.pop()
+
+        return hook
+
+    def _note_norm(self, name: str, module: nn.Module, args: tuple[Any, ...], out: Tensor) -> None:
+        if not is_norm(module) or not args:
+            return
+        for frame in self._frames:
+            if frame.origin(args[0]):
+                frame.record.has_norm = True
+            if frame.is_stream(args[0]):
+                frame.follow_normed(out)
+        for record in self._givers_of(args[0]):
+            record.final_norm = name
+
+    def _weighty_giver_of(self, tensor: Tensor) -> str | None:
+        """The module with weights that gave back this tensor; dropouts on the way hand on the same object."""
+        givers = self._givers_of(tensor)
+        return next((record.name for record in givers if any(True for _ in record.module.parameters())), None)
+
+    def _givers_of(self, tensor: Tensor) -> list[CallRecord]:
+        """The calls that gave back this very tensor."""
+        return [record for reference, record in self._returned.get(id(tensor), []) if reference() is tensor]
+
+
+def _inside_multi_head(
+    func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[list[AttentionCall], Any]:
+    """Run torch's own multi-head attention; its one call is shown with the tensors that went in."""
+    query, key = (args[0], args[1]) if args else (kwargs["query"], kwargs["key"])
+    calls: list[AttentionCall] = []
+
+    def note(perform: Callable[..., Any], inner_args: Sequence[Any], inner_kwargs: Mapping[str, Any]) -> Any:
+        calls.append(AttentionCall(query=query, key=key))
+        return perform(*inner_args, **inner_kwargs)
+
+    out = inside_multi_head(func, args, kwargs, note, note)
+    return calls, out

@@ -1,0 +1,90 @@
+"""The one vocabulary of places where a transformer is measured. No torch in this file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from rankscope._errors import InputError, UnknownNameError
+
+SITES: Mapping[str, str] = {
+    "block.in": "the residual stream as it enters a block",
+    "attention.out": "what the attention branch adds to the stream",
+    "attention.sum": "the stream right after the attention branch was added, before any post-norm",
+    "cross_attention.out": "what the cross-attention branch of a decoder block adds",
+    "cross_attention.sum": "the stream right after the cross-attention branch was added",
+    "mixer.out": "what a token mixer that is not attention (state space, Fourier) adds",
+    "mixer.sum": "the stream right after the mixer branch was added",
+    "mlp.out": "what the MLP or mixture-of-experts branch adds",
+    "mlp.sum": "the stream right after the MLP branch was added",
+    "both.out": "what attention and MLP add together in a parallel block",
+    "both.sum": "the stream right after both branches were added at once",
+    "block.out": "the residual stream as it leaves a block, after any post-norm",
+    "attention.probs": "the attention probabilities of each head",
+    "cross_attention.probs": "the cross-attention probabilities of each head",
+    "final": "the stream after the stack's final norm",
+}
+
+DEFAULT_SITES = ("block.in@0", "block.out", "final", "attention.probs")
+
+
+@dataclass(frozen=True)
+class SiteRef:
+    """One place in one model: a site of the vocabulary in a block of a stack."""
+
+    stack: str | None
+    layer: int
+    site: str
+
+    def __str__(self) -> str:
+        prefix = f"{self.stack} " if self.stack else ""
+        return f"{prefix}block {self.layer} {self.site}"
+
+
+@dataclass(frozen=True)
+class SiteSelection:
+    """Which sites a run looks at: site name to the layers wanted, ``None`` for every layer.
+
+    Example:
+        >>> chosen = SiteSelection.parse(["block.in@0", "block.out"])
+        >>> SiteRef(None, 3, "block.out") in chosen, SiteRef(None, 3, "block.in") in chosen
+        (True, False)
+    """
+
+    layers: Mapping[str, frozenset[int] | None]
+
+    @classmethod
+    def parse(cls, words: Iterable[str]) -> SiteSelection:
+        """Read words such as ``block.out`` (every layer) or ``block.in@0,5`` (these layers)."""
+        layers: dict[str, frozenset[int] | None] = {}
+        for word in words:
+            site, at, numbers = word.partition("@")
+            if site not in SITES:
+                raise UnknownNameError("site", site, SITES)
+            if not at:
+                layers[site] = None
+                continue
+            try:
+                wanted = frozenset(int(n) for n in numbers.split(","))
+            except ValueError:
+                raise InputError(
+                    f"{word!r} is not a site: after '@' come block numbers, as in 'block.in@0' or 'block.out@0,5,11'."
+                ) from None
+            previous = layers.get(site, frozenset())
+            layers[site] = None if previous is None else previous | wanted
+        return cls(layers)
+
+    def __contains__(self, ref: object) -> bool:
+        if not isinstance(ref, SiteRef) or ref.site not in self.layers:
+            return False
+        wanted = self.layers[ref.site]
+        return wanted is None or ref.layer in wanted
+
+    def wants(self, site: str) -> bool:
+        """Whether any layer of this site is selected."""
+        return site in self.layers
+
+    @property
+    def wants_attention(self) -> bool:
+        """Whether attention probabilities are needed at all."""
+        return "attention.probs" in self.layers or "cross_attention.probs" in self.layers

@@ -1,0 +1,88 @@
+"""The tracer: shows the residual stream of a running model at every site.
+
+The model's own code runs unchanged and the tracer only looks, so outputs are bit-identical. Observers get tensors
+of shape ``batch tokens dim`` and must reduce them on the spot: the tracer keeps nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor
+
+from rankscope.models.view import Label, ModelView, Stack
+from rankscope.stream.attention_calls import AttentionCall, from_sdpa, from_softmax, listening
+from rankscope.stream.follower import Perform, StreamFollower
+from rankscope.stream.open_call import OpenCall
+from rankscope.stream.sites import SiteRef, SiteSelection
+
+Observer = Callable[[SiteRef, "Tensor | AttentionCall"], None]
+
+
+@contextmanager
+def trace(view: ModelView, selection: SiteSelection, observe: Observer) -> Iterator[None]:
+    """Observe the selected sites of every forward pass of ``view.model`` inside the ``with`` block.
+
+    Blocks that run again in a backward pass (gradient checkpointing) are not shown twice.
+
+    Raises:
+        SiteError: in a forward pass in which a block or a skip add does not show up as discovered.
+    """
+    with _Tracer(view, selection, observe).riding():
+        yield
+
+
+class _Tracer(StreamFollower):
+    def __init__(self, view: ModelView, selection: SiteSelection, observe: Observer) -> None:
+        super().__init__(view, reads_attention=selection.wants_attention)
+        self._selection = selection
+        self._observe = observe
+
+    def _show(self, call: OpenCall, site: str, tensor: Tensor) -> None:
+        ref = call.ref(site)
+        if ref in self._selection:
+            self._observe(ref, call.canonical(tensor))
+
+    def on_enter(self, call: OpenCall, entry: Tensor) -> None:
+        self._show(call, "block.in", entry)
+
+    def on_next_block(self, call: OpenCall, stream: Tensor) -> None:
+        self._show(call, "block.out", stream)
+
+    def on_add(self, call: OpenCall, label: Label | None, stream: Tensor, branch: Tensor, perform: Perform) -> Tensor:
+        if label is not None:
+            self._show(call, f"{label}.out", branch)
+        out: Tensor = perform()
+        if label is not None:
+            self._show(call, f"{label}.sum", out)
+        return out
+
+    def on_fused(self, ref: SiteRef, args: Sequence[Any], kwargs: Mapping[str, Any], perform: Perform) -> Any:
+        with listening() as heard:
+            out = perform(*args, **kwargs)
+        seen = heard[-1] if heard else from_sdpa(args, kwargs)
+        if seen is not None and ref in self._selection:
+            self._observe(ref, seen)
+        return out
+
+    def on_softmax(self, ref: SiteRef, args: Sequence[Any], kwargs: Mapping[str, Any], perform: Perform) -> Any:
+        out = perform(*args, **kwargs)
+        assert self._open is not None
+        if ref in self._selection:
+            self._observe(ref, from_softmax(out, self._open.batch_and_tokens()[1]))
+        return out
+
+    def on_leave(self, call: OpenCall, out: Tensor) -> None:
+        if call.last_sum is None:
+            self._show(call, "block.out", out)
+        else:
+            self._show(call, "block.out", call.last_sum)
+            self._show(call, "final", out)
+
+    def on_final(self, stack: Stack, x: Tensor, out: Tensor) -> Tensor:
+        ref = SiteRef(stack.name, stack.depth - 1, "final")
+        if ref in self._selection:
+            self._observe(ref, out.transpose(0, 1) if stack.layout == "tokens batch dim" else out)
+        return out

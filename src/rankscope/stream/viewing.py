@@ -1,0 +1,74 @@
+"""The structure of a model, found on a small piece of the inputs it will be measured on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from rankscope.models.inputs import Batch
+from rankscope.models.view import ModelView, Stack
+from rankscope.stream.discovery import discover
+
+_PROBE_TOKENS = 16
+_STACKS: WeakKeyDictionary[nn.Module, tuple[Stack, ...]] = WeakKeyDictionary()
+
+
+def view_of(model: nn.Module, batch: Batch, *, blocks: str | Sequence[str] | None = None) -> ModelView:
+    """Discover the stacks of ``model`` with one forward pass on two short sequences of ``batch``."""
+    small, sequences = probe_batch(batch)
+    with undisturbed(model):
+        view = discover(model, lambda: small.run(model), batch=sequences, blocks=blocks)
+    _STACKS[model] = view.stacks
+    return view
+
+
+def known_view(model: nn.Module) -> ModelView | None:
+    """The structure as it was found last, if it was."""
+    stacks = _STACKS.get(model)
+    return None if stacks is None else ModelView(model, stacks)
+
+
+@contextmanager
+def undisturbed(model: nn.Module) -> Iterator[None]:
+    """Run a model aside: in evaluation mode, without gradients; mode and random state are put back."""
+    was_training = [module for module in model.modules() if module.training]
+    for module in was_training:
+        module.training = False
+    try:
+        with torch.random.fork_rng(), torch.no_grad():
+            yield
+    finally:
+        for module in was_training:
+            module.training = True
+
+
+def probe_batch(batch: Batch) -> tuple[Batch, int]:
+    """Two sequences of the batch (one, taken twice, where there is only one), at most 16 tokens of token ids.
+
+    With as many tokens as sequences the two axes could not be told apart: three sequences are taken then.
+    """
+    tensors = [value for value in (*batch.arguments, *batch.inputs.values()) if isinstance(value, Tensor)]
+    axis = batch.axis
+    rows = 3 if any(value.dim() > 1 and value.shape[1 - axis] == 2 for value in tensors) else 2
+    crop = _are_token_ids(tensors)
+
+    def cut(value: Any) -> Any:
+        if not isinstance(value, Tensor) or value.dim() <= axis or value.shape[axis] != batch.sequences:
+            return value
+        taken = value.index_select(axis, torch.arange(rows, device=value.device) % batch.sequences)
+        return taken[:, :_PROBE_TOKENS] if crop else taken
+
+    inputs = {name: cut(value) for name, value in batch.inputs.items()}
+    return Batch(inputs, None, 0, rows, tuple(cut(value) for value in batch.arguments), axis), rows
+
+
+def _are_token_ids(tensors: Sequence[Tensor]) -> bool:
+    """Whether every tensor is ``batch x tokens`` integers of one length, which may be cut short."""
+    if any(value.is_floating_point() or value.dim() != 2 for value in tensors):
+        return False
+    return len({value.shape[1] for value in tensors}) == 1

@@ -1,0 +1,177 @@
+"""``doctor``: can I trust rankscope on this model?"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rankscope._errors import DiscoveryError, SiteError
+from rankscope.models.inputs import Batch, prepare_inputs
+from rankscope.models.loading import LoadedModel, load
+from rankscope.models.loading.quiet import quiet_transformers
+from rankscope.models.view import ModelView, Stack
+from rankscope.results.checks import Check, DoctorReport, StackFacts
+from rankscope.stream.attention_calls import AttentionCall
+from rankscope.stream.fastpath import without_fastpath
+from rankscope.stream.frames import tensors_in
+from rankscope.stream.sites import SITES, SiteRef, SiteSelection
+from rankscope.stream.tracer import trace
+from rankscope.stream.viewing import undisturbed, view_of
+from rankscope.verbs.head_checks import check_heads
+
+_ROUNDINGS = 64
+
+
+def doctor(
+    model: str | Path | nn.Module,
+    inputs: str | Path | Sequence[Any] | torch.Tensor | Mapping[str, Any] | None = None,
+    *,
+    seed: int = 0,
+    dtype: torch.dtype | str | None = None,
+    blocks: str | Sequence[str] | None = None,
+) -> DoctorReport:
+    """Run a model bare and traced, and report what was found, what agrees and what cannot be measured.
+
+    Args:
+        model: a spec or a module you hold.
+        inputs: as for :func:`~rankscope.verbs.measuring.measure`; two short sequences are enough.
+        seed: of a random initialisation and of random inputs.
+        dtype: of the weights, when the model is loaded here.
+        blocks: names or patterns of the block modules, where discovery needs help.
+
+    Example:
+        >>> doctor("init:tiny-gpt2").passed
+        True
+    """
+    loaded = load(model, seed=seed, dtype=dtype)
+    batch = prepare_inputs(loaded, inputs, sequences=2, tokens=24, batch=2, seed=seed)[0]
+    with undisturbed(loaded.model), quiet_transformers():
+        try:
+            view = view_of(loaded.model, batch, blocks=blocks)
+        except DiscoveryError as error:
+            return DoctorReport(loaded.spec, type(loaded.model).__name__, (), (Check("blocks", "fail", str(error)),))
+        checks = (*_structure(view), *_examine(loaded, view, batch), *check_heads(loaded, view))
+    return DoctorReport(loaded.spec, type(loaded.model).__name__, tuple(map(_facts, view.stacks)), checks)
+
+
+def _facts(stack: Stack) -> StackFacts:
+    return StackFacts(
+        name=stack.name,
+        depth=stack.depth,
+        blocks=re.sub(r"\d+", "*", stack.calls[0].module_name) or "the model itself",
+        skips=tuple(plan.skips for plan in stack.plans),
+        attention=tuple(len(plan.attention) for plan in stack.plans),
+        layout=stack.layout,
+        final_norm=stack.final_norm,
+    )
+
+
+def _structure(view: ModelView) -> list[Check]:
+    checks = []
+    for stack in view.stacks:
+        facts = _facts(stack)
+        prefix = f"{stack.name}: " if stack.name else ""
+        modules = len({call.module_name for call in stack.calls})
+        shared = f", {modules} module{'s' * (modules > 1)} called {stack.depth} times" if modules < stack.depth else ""
+        checks.append(Check("blocks", "pass", f"{prefix}{stack.depth} blocks at {facts.blocks}{shared}"))
+        kinds = Counter(" + ".join(skips) or "no skip" for skips in facts.skips)
+        each = "; ".join(f"{kind} in {count}" for kind, count in kinds.items())
+        checks.append(Check("skips", "pass" if any(facts.skips) else "info", f"{prefix}{each} of {stack.depth} blocks"))
+    return checks
+
+
+class _Witness:
+    """Notes which sites fired, how attention rows add up, and anything that is not finite."""
+
+    def __init__(self) -> None:
+        self.fired: Counter[str] = Counter()
+        self.not_finite: SiteRef | None = None
+        self.row_sums: list[tuple[float, float]] = []
+        self.mismatch = 0.0
+        self.eps = torch.finfo(torch.float64).eps
+
+    def __call__(self, ref: SiteRef, seen: Tensor | AttentionCall) -> None:
+        self.fired[ref.site] += 1
+        if isinstance(seen, AttentionCall):
+            sums = seen.probs().double().sum(-1)
+            self.row_sums.append((float(sums.min()), float(sums.max())))
+            self.mismatch = max(self.mismatch, seen.mismatch())
+            return
+        self.eps = max(self.eps, torch.finfo(seen.dtype).eps)
+        if self.not_finite is None and not bool(torch.isfinite(seen).all()):
+            self.not_finite = ref
+
+
+def _examine(loaded: LoadedModel, view: ModelView, batch: Batch) -> list[Check]:
+    model, witness = loaded.model, _Witness()
+    hooks_before = _count_hooks(model)
+    with without_fastpath():
+        bare = tensors_in(batch.run(model), depth=4)
+    try:
+        with trace(view, SiteSelection.parse(SITES), witness):
+            traced = tensors_in(batch.run(model), depth=4)
+    except SiteError as error:
+        return [Check("sites", "fail", str(error))]
+    same = len(bare) == len(traced) and all(map(_bit_equal, bare, traced))
+    parity = f"{len(bare)} output tensors, traced and bare, bit for bit" if same else _difference(bare, traced)
+    left = _count_hooks(model) - hooks_before
+    fired = ", ".join(f"{site} {witness.fired[site]}" for site in SITES if witness.fired[site])
+    return [
+        Check("parity", "pass" if same else "fail", parity),
+        Check("sites", "pass", f"fired as expected: {fired}"),
+        Check("hooks", "fail" if left else "pass", f"{left} left on the model" if left else "none left on the model"),
+        _finite(witness),
+        _attention(witness, view, loaded),
+    ]
+
+
+def _finite(witness: _Witness) -> Check:
+    if witness.not_finite is None:
+        return Check("finite", "pass", "every value of the stream is a finite number")
+    return Check("finite", "fail", f"NaN or infinity first seen at {witness.not_finite}")
+
+
+def _attention(witness: _Witness, view: ModelView, loaded: LoadedModel) -> Check:
+    seen = sum(bool(plan.attention) for stack in view.stacks for plan in stack.plans)
+    if not seen:
+        return Check(
+            "attention",
+            "refused",
+            "no attention probabilities were seen: this model mixes tokens without a softmax over keys that fits its "
+            "tokens, or inside a kernel. Token metrics work; attention metrics are not taken.",
+        )
+    low = min(least for least, _ in witness.row_sums)
+    high = max(most for _, most in witness.row_sums)
+    where = f"probabilities seen in {seen} of {view.depth} blocks"
+    if witness.mismatch > _ROUNDINGS * witness.eps:
+        return Check("attention", "fail", f"{where}, but P V differs from the model's own by {witness.mismatch:.1e}")
+    if high - 1 > _ROUNDINGS * witness.eps:
+        return Check("attention", "fail", f"{where}, but a row sums to {high:.6g}")
+    if 1 - low > _ROUNDINGS * witness.eps:
+        return Check("attention", "info", f"{where}; rows sum to as little as {low:.3g}: a sink takes the rest")
+    return Check("attention", "pass", f"{where}; every row sums to one")
+
+
+def _bit_equal(a: Tensor, b: Tensor) -> bool:
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    return torch.equal(a.isnan(), b.isnan()) and torch.equal(a.nan_to_num(), b.nan_to_num())
+
+
+def _difference(bare: list[Tensor], traced: list[Tensor]) -> str:
+    if len(bare) != len(traced):
+        return f"{len(bare)} output tensors bare, {len(traced)} traced"
+    worst = max(
+        float((a.double() - b.double()).abs().max()) for a, b in zip(bare, traced, strict=True) if a.shape == b.shape
+    )
+    return f"outputs differ by up to {worst:.3g}: the model is not deterministic, or tracing changed it"
+
+
+def _count_hooks(model: nn.Module) -> int:
+    return sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules())

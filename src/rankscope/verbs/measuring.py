@@ -1,0 +1,171 @@
+"""``measure``: where does this model stand?"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from tqdm.auto import tqdm
+
+from rankscope._errors import InputError
+from rankscope.linalg.precision import float_floor
+from rankscope.metrics import DEFAULT_ATTENTION_METRICS, DEFAULT_TOKEN_METRICS, METRICS, MetricSpec
+from rankscope.models.inputs import Prepared, TokensPolicy, prepare_inputs
+from rankscope.models.loading import LoadedModel, load
+from rankscope.models.loading.quiet import quiet_transformers
+from rankscope.models.view import ModelView
+from rankscope.results.provenance import Provenance
+from rankscope.results.rows import RowWriter
+from rankscope.results.run import Run
+from rankscope.results.verdict import judge
+from rankscope.stream.sites import DEFAULT_SITES, SiteSelection
+from rankscope.stream.tracer import trace
+from rankscope.stream.viewing import undisturbed, view_of
+from rankscope.verbs.null import gaussian_null
+from rankscope.verbs.reader import SiteReader
+
+
+def measure(
+    model: str | Path | nn.Module,
+    inputs: str | Path | Sequence[Any] | torch.Tensor | Mapping[str, Any] | None = None,
+    *,
+    metrics: Sequence[str] | None = None,
+    sites: Sequence[str] | None = None,
+    sequences: int | None = None,
+    tokens: int = 128,
+    batch: int = 8,
+    tokens_policy: TokensPolicy = "content",
+    random_tokens: bool = False,
+    dtype: torch.dtype | str | None = None,
+    seed: int = 0,
+    null: bool = False,
+    blocks: str | Sequence[str] | None = None,
+    progress: bool = False,
+) -> Run:
+    """Run a model on some inputs and measure token uniformity and attention at its sites.
+
+    The model runs in evaluation mode, without gradients, and is left as it was found.
+
+    Args:
+        model: a spec (``"init:tiny-bert"``, a folder, a hub id) or a module you hold.
+        inputs: texts, a text file (``Path``), tensors, or None for the built-in sample text.
+        metrics: names from ``rankscope ls metrics``; None for the battery a verdict is drawn from.
+        sites: words such as ``"block.out"`` or ``"block.in@0"``; None for the default sites.
+        sequences: at most how many sequences.
+        tokens: length at which texts are cut.
+        batch: sequences per forward pass.
+        tokens_policy: ``"content"``, ``"no-first"`` or ``"no-special"``.
+        random_tokens: random ids instead of text.
+        dtype: of the weights, when the model is loaded here.
+        seed: of a random initialisation and of random inputs.
+        null: also measure Gaussian tokens of the same shape, for comparison.
+        blocks: names or patterns of the block modules, where discovery needs help.
+        progress: show a progress bar.
+
+    Returns:
+        Values per metric, site, layer and sequence, with verdict, float floor and provenance.
+
+    Example:
+        >>> run = measure("init:tiny-bert", sequences=2, tokens=16)
+        >>> run.curve("relative_residual", "block.out").layers.tolist()
+        [0, 1, 2]
+    """
+    started = time.perf_counter()
+    loaded = load(model, seed=seed, dtype=dtype)
+    specs = _metrics(metrics)
+    selection = _selection(sites, specs)
+    prepared = prepare_inputs(
+        loaded,
+        inputs,
+        sequences=sequences,
+        tokens=tokens,
+        batch=batch,
+        tokens_policy=tokens_policy,
+        seed=seed,
+        random_tokens=random_tokens,
+    )
+    writer = RowWriter()
+    reader = SiteReader(specs, tokens_policy, writer)
+    with undisturbed(loaded.model), quiet_transformers():
+        view = view_of(loaded.model, prepared[0], blocks=blocks)
+        with trace(view, selection, reader):
+            for part in tqdm(prepared, desc="measure", unit="batch", disable=not progress):
+                reader.start(part)
+                part.run(loaded.model)
+    table = writer.table()
+    if table.num_rows == 0:
+        raise InputError(_nothing_measured(selection, specs, view))
+    random_values = gaussian_null(specs, reader.shapes, seed=seed) if null else None
+    floor = _floor(reader.dtypes)
+    verdict = judge(table, floor["relative"], random_values)
+    return Run(
+        kind="measure",
+        provenance=_provenance(loaded, prepared, reader, seed, time.perf_counter() - started),
+        floor=floor,
+        verdict=verdict.sentence,
+        evidence=verdict.evidence,
+        table=table,
+        null=random_values,
+        notes=(*loaded.notes, *prepared.notes),
+    )
+
+
+def _metrics(names: Sequence[str] | None) -> list[MetricSpec]:
+    chosen = (*DEFAULT_TOKEN_METRICS, *DEFAULT_ATTENTION_METRICS) if names is None else tuple(names)
+    return [METRICS[name] for name in dict.fromkeys(chosen)]
+
+
+def _selection(words: Sequence[str] | None, specs: Sequence[MetricSpec]) -> SiteSelection:
+    """The sites asked for; by default those that the chosen metrics can read."""
+    if words is not None:
+        return SiteSelection.parse(words)
+    sides = {spec.side for spec in specs}
+    return SiteSelection.parse(
+        word for word in DEFAULT_SITES if ("attention" if word.endswith(".probs") else "tokens") in sides
+    )
+
+
+def _floor(dtypes: set[torch.dtype]) -> dict[str, Any]:
+    """The coarsest format any activation was in decides what can be told from rounding."""
+    if not dtypes:
+        return {"dtype": None, "relative": None, "meaning": "no activation was measured"}
+    coarsest = max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
+    return {
+        "dtype": str(coarsest).removeprefix("torch."),
+        "relative": float_floor(coarsest),
+        "meaning": "relative residuals at or below this are rounding of the activations' own format",
+    }
+
+
+def _provenance(loaded: LoadedModel, prepared: Prepared, reader: SiteReader, seed: int, seconds: float) -> Provenance:
+    counted = next(iter(reader.lengths.values()), {})
+    return Provenance(
+        model=loaded.spec,
+        origin=loaded.origin,
+        revision=loaded.revision,
+        config_hash=loaded.config_hash,
+        seed=seed,
+        parameters=loaded.parameters,
+        weights_dtype=loaded.dtype,
+        arithmetic_dtype=", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in reader.dtypes)) or None,
+        attention=loaded.attn_implementation,
+        token_policy=prepared.policy,
+        sequences=prepared.sequences,
+        lengths=tuple(counted[key] for key in sorted(counted)) or prepared.lengths,
+        wall_seconds=round(seconds, 3),
+    )
+
+
+def _nothing_measured(selection: SiteSelection, specs: Sequence[MetricSpec], view: ModelView) -> str:
+    asked = ", ".join(selection.layers)
+    names = ", ".join(spec.name for spec in specs)
+    skips = sorted({label for stack in view.stacks for plan in stack.plans for label in plan.skips})
+    return (
+        f"None of the metrics ({names}) could be taken at the sites asked for ({asked}). This model has "
+        f"{view.depth} blocks with skip adds {', '.join(skips) or 'none'}; token metrics go with stream sites, "
+        "attention metrics with attention.probs."
+    )

@@ -1,0 +1,104 @@
+"""From a tensor at a site to rows of numbers: the reducer that every measuring verb hangs on the tracer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from rankscope.linalg.attention import AttentionMatrix
+from rankscope.linalg.precision import float_floor
+from rankscope.linalg.tokens import Tokens
+from rankscope.metrics import MetricSpec, evaluate
+from rankscope.models.inputs import Batch, TokensPolicy
+from rankscope.results.rows import RowWriter
+from rankscope.stream.attention_calls import AttentionCall
+from rankscope.stream.sites import SiteRef
+
+
+class SiteReader:
+    """Observes sites and writes one row per metric, site, layer and sequence; keeps no tensor.
+
+    Args:
+        metrics: what to take; token metrics at stream sites, attention metrics at probability sites.
+        policy: which tokens count.
+        writer: where the rows go.
+    """
+
+    def __init__(self, metrics: Sequence[MetricSpec], policy: TokensPolicy, writer: RowWriter) -> None:
+        self._of_tokens = [spec for spec in metrics if spec.side == "tokens"]
+        self._of_attention = [spec for spec in metrics if spec.side == "attention"]
+        self._policy = policy
+        self._writer = writer
+        self._batch: Batch | None = None
+        self._heads_seen: dict[SiteRef, int] = {}
+        self.dtypes: set[torch.dtype] = set()
+        self.shapes: set[tuple[int, int]] = set()
+        self.lengths: dict[str | None, dict[int, int]] = {}
+
+    def start(self, batch: Batch) -> None:
+        """The next forward pass is of this batch."""
+        self._batch = batch
+        self._heads_seen.clear()
+
+    def __call__(self, ref: SiteRef, seen: Tensor | AttentionCall) -> None:
+        """Reduce what is seen at a site, now."""
+        if isinstance(seen, AttentionCall):
+            if self._of_attention:
+                self._read_attention(ref, seen)
+        elif self._of_tokens:
+            self._read_tokens(ref, seen)
+
+    def _read_tokens(self, ref: SiteRef, x: Tensor) -> None:
+        keep = self._keep(x.shape[0], x.shape[1], x.device)
+        view = Tokens(x, keep)
+        self.dtypes.add(x.dtype)
+        self.shapes.add((x.shape[1], x.shape[2]))
+        self._note_lengths(ref.stack, view.count)
+        self._write(ref, self._of_tokens, view, float_floor(x.dtype), head_axis=False)
+
+    def _read_attention(self, ref: SiteRef, call: AttentionCall) -> None:
+        probs = call.probs()
+        keep = self._keep(probs.shape[0], probs.shape[-2], probs.device)
+        view = AttentionMatrix(probs, call.support(), keep)
+        self._write(ref, self._of_attention, view, float_floor(probs.dtype), head_axis=True)
+
+    def _write(
+        self, ref: SiteRef, specs: list[MetricSpec], view: Tokens | AttentionMatrix, floor: float, *, head_axis: bool
+    ) -> None:
+        assert self._batch is not None
+        reading = evaluate(specs, view, floor)
+        values, statuses = reading.values.cpu().numpy(), reading.statuses.cpu().numpy()
+        for spec, value, status in zip(specs, values, statuses, strict=True):
+            self._writer.add(
+                metric=spec.name,
+                site=ref.site,
+                stack=ref.stack,
+                layer=ref.layer,
+                first_sequence=self._batch.first_sequence,
+                values=value,
+                statuses=status,
+                head_axis=head_axis,
+            )
+
+    def _keep(self, sequences: int, tokens: int, device: torch.device) -> Tensor | None:
+        """Which tokens count at a site; a stream longer than its input was padded by the model itself."""
+        assert self._batch is not None
+        keep = self._batch.keep
+        if keep is None:
+            if self._policy != "no-first":
+                return None
+            keep = torch.ones(sequences, tokens, dtype=torch.bool, device=device)
+            keep[:, 0] = False
+            return keep
+        if keep.shape[0] != sequences or keep.shape[1] > tokens:
+            return None
+        return torch.nn.functional.pad(keep.to(device), (0, tokens - keep.shape[1]), value=False)
+
+    def _note_lengths(self, stack: str | None, counts: Tensor) -> None:
+        assert self._batch is not None
+        lengths = self.lengths.setdefault(stack, {})
+        if self._batch.first_sequence not in lengths:
+            for offset, count in enumerate(counts.tolist()):
+                lengths[self._batch.first_sequence + offset] = int(count)

@@ -1,0 +1,186 @@
+"""What each command hands to its verb and prints."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rankscope
+from rankscope.cli.words import split_names
+from rankscope.results.checks import Check, DoctorReport, StackFacts
+from rankscope.results.run import load_run
+from tests.results.builders import make_run, profile
+
+
+@dataclass
+class Fake:
+    """Stands for a verb, and remembers how it was called."""
+
+    answer: object
+    given: tuple[tuple[object, ...], dict[str, Any]] = ((), {})
+
+    def __call__(self, *words: object, **options: object) -> object:
+        self.given = (words, options)
+        return self.answer
+
+
+@dataclass(frozen=True)
+class FakeSelfTest:
+    passed: bool
+
+    def __str__(self) -> str:
+        return "five rows"
+
+    def to_json(self) -> dict[str, Any]:
+        return {"passed": self.passed}
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> Fake:
+    table = profile({"relative_residual": [0.9, float("nan")]}).table()
+    fake = Fake(make_run(table, notes=("the sample [text] was used",)))
+    monkeypatch.setitem(vars(rankscope), "measure", fake)
+    return fake
+
+
+def no_constants(word: str) -> None:
+    raise AssertionError(f"bare {word} in JSON")
+
+
+def test_measure_prints_one_json_object(cli, measured: Fake) -> None:
+    outcome = cli("measure", "init:tiny-bert", "--json")
+    assert outcome.code == 0
+    assert outcome.out.count("\n") == 1
+    answer = json.loads(outcome.out, parse_constant=no_constants)
+    assert list(answer) == ["schema", "kind", "provenance", "floor", "verdict", "evidence", "null", "rows"]
+    assert {"metric", "site", "layer", "sequence", "value", "status"} == set(answer["rows"][0])
+    assert outcome.err == "note: the sample [text] was used\n"
+
+
+def test_measure_hands_over_every_option(cli, measured: Fake, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("words")
+    options = (
+        "--sequences 2 --tokens 16 --batch 1 --metrics stable_rank,mean_cosine --metrics mu --sites block.in@0,5,final"
+    )
+    more = "--tokens-policy no-first --dtype float64 --seed 7 --null --blocks layers.* --random-tokens --quiet"
+    cli("measure", "init:tiny-bert", "--text", str(text), *options.split(), *more.split())
+    words, given = measured.given
+    assert words == ("init:tiny-bert", text)
+    assert given == {
+        "metrics": ["stable_rank", "mean_cosine", "mu"],
+        "sites": ["block.in@0,5", "final"],
+        "sequences": 2,
+        "tokens": 16,
+        "batch": 1,
+        "tokens_policy": "no-first",
+        "random_tokens": True,
+        "dtype": "float64",
+        "seed": 7,
+        "null": True,
+        "blocks": "layers.*",
+        "progress": False,
+    }
+
+
+def test_measure_prints_a_table_and_saves(cli, measured: Fake, tmp_path: Path) -> None:
+    outcome = cli("measure", "init:tiny-bert", "--out", str(tmp_path / "run"))
+    assert "relative" in outcome.out
+    assert "verdict" in outcome.out
+    assert "undefined" in outcome.out
+    assert "\x1b[" not in outcome.out
+    assert f"saved in {tmp_path / 'run'}" in outcome.err
+    assert load_run(tmp_path / "run").to_json() == measured.answer.to_json()
+
+
+def test_quiet_measure_prints_the_verdict_only(cli, measured: Fake) -> None:
+    outcome = cli("measure", "init:tiny-bert", "-q")
+    assert outcome.out == f"{measured.answer.verdict}\n"
+    assert outcome.err == ""
+
+
+@pytest.mark.parametrize(("status", "code"), [("pass", 0), ("info", 0), ("refused", 0), ("fail", 1)])
+def test_doctor(cli, monkeypatch: pytest.MonkeyPatch, status: str, code: int) -> None:
+    stack = StackFacts(None, 2, "layer.*", (("attention", "mlp"),) * 2, (1, 1), "batch tokens dim", None)
+    report = DoctorReport("m", "Model", (stack,), (Check("parity", status, "said [so]"),))
+    fake = Fake(report)
+    monkeypatch.setitem(vars(rankscope), "doctor", fake)
+    outcome = cli("doctor", "init:tiny-bert", "--seed", "3")
+    assert outcome.code == code
+    assert "said [so]" in outcome.out
+    assert fake.given == (("init:tiny-bert",), {"seed": 3, "dtype": None, "blocks": None})
+    outcome = cli("doctor", "init:tiny-bert", "--json")
+    answer = json.loads(outcome.out)
+    assert outcome.code == code
+    assert answer["passed"] is (code == 0)
+    assert answer["checks"] == [{"name": "parity", "status": status, "detail": "said [so]"}]
+
+
+@pytest.mark.parametrize("passed", [True, False])
+def test_selftest(cli, monkeypatch: pytest.MonkeyPatch, passed: bool) -> None:
+    monkeypatch.setitem(vars(rankscope), "selftest", Fake(FakeSelfTest(passed)))
+    assert cli("selftest").out == "five rows\n"
+    outcome = cli("selftest", "--json")
+    assert json.loads(outcome.out) == {"passed": passed}
+    assert outcome.code == (0 if passed else 1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        ("metrics", {"name", "side", "symbol", "at_collapse", "needs", "summary", "cites"}),
+        ("sites", {"name", "summary"}),
+        ("presets", {"name", "model_type", "reads", "summary"}),
+        ("families", {"name"}),
+        ("masks", {"name", "signature", "is_causal", "self_loops", "example", "parameters", "summary", "cites"}),
+    ],
+)
+def test_ls(cli, kind: str, fields: set[str]) -> None:
+    answer = json.loads(cli("ls", kind, "--json").out, parse_constant=no_constants)
+    assert set(answer) == {"schema", "kind", "entries"}
+    assert answer["kind"] == kind
+    assert answer["entries"]
+    assert all(fields <= set(entry) for entry in answer["entries"])
+    shown = cli("ls", kind).out
+    assert all(entry["name"] in shown for entry in answer["entries"])
+
+
+def test_env(cli) -> None:
+    answer = json.loads(cli("env", "--json").out)
+    assert answer["kind"] == "env"
+    assert answer["versions"]["torch"]
+    assert set(answer["extras"]) == {"plot", "frames", "gguf"}
+    assert answer["versions"]["torch"] in cli("env").out
+
+
+@pytest.mark.parametrize("verb", ["measure", "doctor"])
+def test_the_command_line_and_the_verb_have_the_same_words(verb: str) -> None:
+    from rankscope.cli.diagnosing import doctor_command
+    from rankscope.cli.measuring import measure_command
+
+    command = {"measure": measure_command, "doctor": doctor_command}[verb]
+    here = {"text": "inputs", "spec": "model"}
+    only_here = {"as_json", "out", "quiet", "no_progress"}
+    words = {here.get(name, name) for name in inspect.signature(command).parameters} - only_here
+    assert words <= set(inspect.signature(getattr(rankscope, verb)).parameters)
+
+
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        (None, None),
+        ([], None),
+        ([","], None),
+        (["a,b", " c "], ["a", "b", "c"]),
+        (["block.in@0,5,block.out"], ["block.in@0,5", "block.out"]),
+        (["block.in@0", "5"], ["block.in@0", "5"]),
+        (["a,5"], ["a", "5"]),
+    ],
+)
+def test_lists_on_the_command_line(given: list[str] | None, names: list[str] | None) -> None:
+    assert split_names(given) == names

@@ -1,0 +1,63 @@
+"""What every test relies on: no network, two threads, fixed seeds, and nothing left behind in torch."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "2")
+os.environ.setdefault("MPLBACKEND", "Agg")
+
+import random
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+from torch.nn.modules import module as torch_module
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+
+settings.register_profile("local", deadline=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("ci", parent=settings.get_profile("local"), derandomize=True, max_examples=50, database=None)
+settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks")
+
+
+def _left_in_torch() -> dict[str, object]:
+    """The global state of torch that a verb may borrow and must give back."""
+    hooks = {name: len(getattr(torch_module, name)) for name in GLOBAL_HOOKS}
+    return {
+        "function modes": [type(mode).__name__ for mode in _get_current_function_mode_stack()],
+        "dispatch modes": [type(mode).__name__ for mode in _get_current_dispatch_mode_stack()],
+        "default dtype": torch.get_default_dtype(),
+        "grad enabled": torch.is_grad_enabled(),
+        "transformer fast path": torch.backends.mha.get_fastpath_enabled(),
+        **hooks,
+    }
+
+
+@pytest.fixture(autouse=True)
+def same_seeds() -> Iterator[None]:
+    """Each test starts from the same generators, and leaves those of the session alone."""
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+    yield
+    random.setstate(states[0])
+    np.random.set_state(states[1])
+    torch.set_rng_state(states[2])
+
+
+@pytest.fixture(autouse=True)
+def torch_left_as_found() -> Iterator[None]:
+    """Fail a test that leaves a mode, a global hook or a global switch behind."""
+    before = _left_in_torch()
+    yield
+    after = _left_in_torch()
+    assert after == before, f"torch was left changed: {after}, it was {before}"

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.linalg import LinAlgError
+
+from rankscope.linalg import spectrum
+from rankscope.linalg.tokens import Tokens
+
+
+def gaussian(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("shape", [(20, 6), (6, 20), (9, 9)])
+def test_singular_values(shape: tuple[int, int]) -> None:
+    x = gaussian(*shape) + 2.0
+    view = Tokens(x)
+    torch.testing.assert_close(view.singular_values[0] * view.scale, torch.linalg.svdvals(x), rtol=1e-12, atol=1e-13)
+    centred = torch.linalg.svdvals(x - x.mean(0))
+    torch.testing.assert_close(view.centred_singular_values[0] * view.scale, centred, rtol=1e-12, atol=1e-13)
+
+
+def test_the_direction_lost_to_the_mean_is_zero_to_the_last_bit() -> None:
+    assert Tokens(gaussian(5, 9).float()).centred_singular_values[0, -1] == 0.0
+
+
+def test_float64_input_keeps_what_a_gram_matrix_loses() -> None:
+    """Singular values 1, 1e-5 and 1e-10: the last is below what squares of float64 can hold."""
+    true = torch.tensor([1.0, 1e-5, 1e-10], dtype=torch.float64)
+    x = torch.linalg.qr(gaussian(8, 3)).Q * true @ torch.linalg.qr(gaussian(3, 3)).Q
+    view = Tokens(x)
+    torch.testing.assert_close(view.singular_values[0] * view.scale, true, rtol=0, atol=1e-15)
+    from_gram = spectrum.gram_eigenvalues((x.mT @ x).unsqueeze(0)).sqrt()
+    assert abs(from_gram[0, 2] - true[2]) > 1e-11
+
+
+def test_a_matrix_that_lapack_gives_up_on_falls_to_the_next_rung(monkeypatch: pytest.MonkeyPatch) -> None:
+    grams = torch.stack([torch.eye(3).double(), 2 * torch.eye(3).double()])
+    real, calls = torch.linalg.eigvalsh, []
+
+    def failing(gram: torch.Tensor) -> torch.Tensor:
+        calls.append(tuple(gram.shape))
+        if gram.max() > 1:
+            raise LinAlgError("did not converge")
+        return real(gram)
+
+    monkeypatch.setattr(torch.linalg, "eigvalsh", failing)
+    assert spectrum.gram_eigenvalues(grams).tolist() == [[1.0] * 3, [2.0] * 3]
+    assert calls == [(2, 3, 3), (3, 3), (3, 3)]
+
+
+def test_a_failed_svd_leaves_the_gram_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(matrix: torch.Tensor) -> torch.Tensor:
+        raise LinAlgError("did not converge")
+
+    monkeypatch.setattr(torch.linalg, "svdvals", failing)
+    x = torch.diag(torch.tensor([1.0, 1e-4], dtype=torch.float64))
+    torch.testing.assert_close(Tokens(x).singular_values[0], torch.tensor([1.0, 1e-4]).double(), rtol=1e-6, atol=0)
+
+
+def test_one_bad_sequence_does_not_spoil_the_batch() -> None:
+    x = gaussian(3, 6, 4)
+    clean = Tokens(x).singular_values
+    x[1, 2, 3] = torch.nan
+    got = Tokens(x)
+    torch.testing.assert_close(got.singular_values[[0, 2]], clean[[0, 2]], rtol=1e-14, atol=0)
+    assert got.finite.tolist() == [True, False, True]

@@ -1,0 +1,190 @@
+"""Loading: every kind of spec, determinism, provenance, and errors that say what to do."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from rankscope._errors import LoadError, UnknownNameError
+from rankscope.models.loading import weights as load_weights
+from rankscope.models.inputs import prepare_inputs
+from rankscope.models.loading import load
+from rankscope.models.loading.dtypes import parse_dtype
+from rankscope.models.loading.quiet import quiet_transformers
+from rankscope.models.presets import TINY_PRESETS
+
+
+def state(spec: str, **choices: object) -> dict[str, torch.Tensor]:
+    return load(spec, **choices).model.state_dict()  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    where = tmp_path_factory.mktemp("bert")
+    load("init:tiny-bert", seed=7).model.save_pretrained(where)
+    return where
+
+
+def test_a_module_in_memory_is_kept_as_it_is() -> None:
+    module = torch.nn.Linear(3, 2)
+    loaded = load(module)
+    assert loaded.model is module
+    assert module.training
+    assert (loaded.origin, loaded.input_kind, loaded.config, loaded.parameters) == ("memory", "tensors", None, 8)
+
+
+@pytest.mark.parametrize("name", TINY_PRESETS)
+def test_initialisation_is_the_seed_and_nothing_else(name: str) -> None:
+    before, numpy_before, python_before = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()
+    one = state(f"init:{name}")
+    assert torch.equal(torch.get_rng_state(), before)
+    assert np.array_equal(np.random.get_state()[1], numpy_before)
+    assert random.getstate() == python_before
+    torch.manual_seed(123)
+    again, other = state(f"init:{name}"), state(f"init:{name}", seed=1)
+    assert all(torch.equal(one[key], again[key]) for key in one)
+    assert any(not torch.equal(one[key], other[key]) for key in one)
+
+
+@pytest.mark.parametrize("name", ["tiny-bert", "tiny-llama", "tiny-swinv2", "tiny-mamba2", "tiny-t5"])
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+def test_dtypes_share_their_weights_up_to_rounding(name: str, dtype: str) -> None:
+    single, other = state(f"init:{name}"), state(f"init:{name}", dtype=dtype)
+    for key, value in single.items():
+        if value.is_floating_point():
+            assert torch.equal(value.to(other[key].dtype), other[key])
+    assert load(f"init:{name}", dtype=dtype).dtype == dtype
+    assert torch.get_default_dtype() is torch.float32
+
+
+@pytest.mark.parametrize("name", [name for name in TINY_PRESETS if name not in ("tiny-xlnet", "tiny-mra")])
+def test_every_twin_runs_in_float64_too(name: str) -> None:
+    loaded = load(f"init:{name}", dtype="float64")
+    assert {parameter.dtype for parameter in loaded.model.parameters()} == {torch.float64}
+    prepared = prepare_inputs(loaded, sequences=1, tokens=8)
+    with torch.no_grad(), quiet_transformers():
+        output = prepared[0].run(loaded.model)[0]
+    assert output.dtype is torch.float64
+    assert torch.isfinite(output).all()
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+def test_a_model_that_runs_in_float32_only_is_refused_in_another(dtype: str) -> None:
+    with pytest.raises(LoadError, match="Load it in float32"):
+        load("init:tiny-xlnet", dtype=dtype)
+
+
+def test_a_folder_gives_back_the_weights_that_were_saved(folder: Path) -> None:
+    loaded, made = load(folder), state("init:tiny-bert", seed=7)
+    assert all(torch.equal(made[key], value) for key, value in loaded.model.state_dict().items())
+    assert (loaded.origin, loaded.seed, loaded.tokenizer, loaded.notes) == ("folder", None, None, ())
+    assert not loaded.model.training
+
+
+def test_the_config_hash_is_of_the_architecture(folder: Path) -> None:
+    same = {
+        load(folder).config_hash,
+        load("init:tiny-bert").config_hash,
+        load("init:tiny-bert", dtype="float64").config_hash,
+    }
+    assert len(same) == 1
+    assert load("init:tiny-roberta").config_hash not in same
+
+
+def test_init_of_a_folder_or_a_config_file_draws_new_weights(folder: Path) -> None:
+    drawn = state(f"init:{folder}", seed=7)
+    assert all(torch.equal(value, drawn[key]) for key, value in state("init:tiny-bert", seed=7).items())
+    assert load(f"init:{folder / 'config.json'}", seed=7).origin == "init"
+
+
+def test_weights_the_checkpoint_lacks_are_drawn_from_the_seed_and_said(folder: Path, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    kept = {
+        key: value for key, value in load_file(folder / "model.safetensors").items() if not key.startswith("pooler")
+    }
+    save_file(kept, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    (tmp_path / "config.json").write_text((folder / "config.json").read_text())
+    first, second, other = load(tmp_path, seed=1), load(tmp_path, seed=1), load(tmp_path, seed=2)
+    assert "pooler.dense.weight" in first.notes[0]
+    assert first.seed == 1
+    weights = [model.model.state_dict()["pooler.dense.weight"] for model in (first, second, other)]
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+
+
+def test_weights_of_another_model_are_refused(folder: Path, tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    save_file({"something.else": torch.zeros(2)}, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    (tmp_path / "config.json").write_text((folder / "config.json").read_text())
+    with pytest.raises(LoadError, match="None of the weights"):
+        load(tmp_path)
+
+
+def test_a_config_without_model_type_is_read_from_its_architectures_or_from_model_class(
+    folder: Path, tmp_path: Path
+) -> None:
+    raw = json.loads((folder / "config.json").read_text())
+    del raw["model_type"]
+    target = tmp_path / "config.json"
+    raw["architectures"] = ["BertForMaskedLM"]
+    target.write_text(json.dumps(raw))
+    assert load(f"init:{tmp_path}").config.model_type == "bert"  # type: ignore[union-attr]
+    raw["architectures"] = None
+    target.write_text(json.dumps(raw))
+    with pytest.raises(LoadError, match='model_class="BertForMaskedLM"'):
+        load(f"init:{tmp_path}")
+    assert type(load(f"init:{tmp_path}", model_class="BertForMaskedLM").model).__name__ == "BertForMaskedLM"
+
+
+def test_errors_say_what_to_do(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UnknownNameError, match="tiny-bert"):
+        load("init:tiny-brt")
+    with pytest.raises(LoadError, match="no file or folder"):
+        load("./no/such/folder")
+    with pytest.raises(LoadError, match="to initialise"):
+        load("init:./no/config.json")
+    with pytest.raises(LoadError, match=r"no config\.json"):
+        load(tmp_path)
+    with pytest.raises(LoadError, match="init:"):
+        load(folder / "config.json")
+    with pytest.raises(LoadError, match="float32"):
+        load("init:tiny-bert", dtype="float31")
+    with pytest.raises(LoadError, match="not a model class"):
+        load("init:tiny-bert", model_class="os")
+    monkeypatch.setattr(load_weights, "_hub_answers", lambda: False)
+    with pytest.raises(LoadError, match=r"hub cannot be reached.*init:gpt2"):
+        load("gpt2")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(b"\xff\xfe", "not UTF-8"), (b"{", "not valid JSON"), (b"[1]", "an object"), (b"{}", "model_type")],
+)
+def test_a_damaged_config_is_named(content: bytes, said: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes(content)
+    with pytest.raises(LoadError, match=said):
+        load(f"init:{tmp_path}")
+
+
+def test_transformers_verbosity_is_put_back() -> None:
+    from transformers.utils import logging
+
+    logging.set_verbosity_info()
+    load("init:tiny-mamba")
+    assert logging.get_verbosity() == logging.INFO
+    logging.set_verbosity_warning()
+    assert logging.is_progress_bar_enabled()
+
+
+def test_parse_dtype_takes_names_and_dtypes() -> None:
+    assert parse_dtype(None) is None
+    assert parse_dtype(torch.bfloat16) is parse_dtype("bfloat16") is torch.bfloat16
+    with pytest.raises(LoadError):
+        parse_dtype(torch.int8)

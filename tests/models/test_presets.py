@@ -1,0 +1,83 @@
+"""Presets: every tiny twin builds fast and runs; every real shape has the published number of parameters."""
+
+from __future__ import annotations
+
+import time
+from types import MappingProxyType
+
+import pytest
+import torch
+
+from rankscope._errors import UnknownNameError
+from rankscope.models.inputs import prepare_inputs
+from rankscope.models.loading import load
+from rankscope.models.loading.config import model_class_named
+from rankscope.models.loading.quiet import quiet_transformers
+from rankscope.models.presets import PRESETS, TINY_PRESETS, preset
+
+# Parameters of the backbone without its language-model head, from the papers and released checkpoints.
+PUBLISHED = {
+    "bert-base": 109_482_240,
+    "bert-large": 335_141_888,
+    "roberta-base": 124_645_632,
+    "albert-base": 11_683_584,
+    "distilbert-base": 66_362_880,
+    "gpt2": 124_439_808,
+    "gpt2-medium": 354_823_168,
+    "gpt2-large": 774_030_080,
+    "gpt2-xl": 1_557_611_200,
+    "opt-125m": 125_239_296,
+    "bloom-560m": 559_214_592,
+    "llama-1b": 1_235_814_400,
+    "llama-3b": 3_212_749_824,
+    "smollm2-135m": 134_515_008,
+    "qwen2.5-0.5b": 494_032_768,
+    "mamba-130m": 129_135_360,
+    "t5-base": 222_903_552,
+    "bart-base": 139_420_416,
+    "vit-base": 86_389_248,
+}
+
+
+@pytest.mark.parametrize("name", TINY_PRESETS)
+def test_tiny_twin_builds_quickly_and_runs_on_two_random_sequences(name: str) -> None:
+    load(f"init:{name}")
+    started = time.perf_counter()
+    loaded = load(f"init:{name}")
+    assert time.perf_counter() - started < 1.0
+    assert loaded.parameters < 200_000
+    only_text = loaded.input_kind in ("text", "text-to-text")
+    prepared = prepare_inputs(loaded, sequences=2, tokens=12, random_tokens=only_text)
+    with torch.no_grad(), quiet_transformers():
+        output = prepared[0].run(loaded.model)[0]
+    assert output.shape[0] == 2
+    assert torch.isfinite(output).all()
+
+
+@pytest.mark.parametrize("name", sorted(PUBLISHED))
+def test_real_shape_has_the_published_number_of_parameters(name: str) -> None:
+    import transformers
+
+    entry = preset(name)
+    config = transformers.AutoConfig.for_model(entry.model_type, **entry.config)
+    chosen = model_class_named(entry.model_class)
+    with torch.device("meta"), quiet_transformers():
+        model = chosen.from_config(config)
+    assert sum(parameter.numel() for parameter in model.parameters()) == PUBLISHED[name]
+
+
+def test_there_are_at_least_seventy_tiny_families() -> None:
+    assert len({PRESETS[name].model_type for name in TINY_PRESETS}) >= 70
+
+
+def test_a_preset_is_data_that_cannot_be_changed() -> None:
+    entry = preset("tiny-bert")
+    assert isinstance(entry.config, MappingProxyType)
+    with pytest.raises(TypeError):
+        entry.config["hidden_size"] = 1  # type: ignore[index]
+
+
+def test_an_unknown_name_is_answered_with_the_nearest() -> None:
+    with pytest.raises(UnknownNameError, match="bert-base") as caught:
+        preset("bert-bas")
+    assert caught.value.near[0] == "bert-base"

@@ -1,0 +1,44 @@
+"""Every attention metric straight from its definition, row by row in plain Python."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+
+def entropy(P: np.ndarray, support: np.ndarray, keep: np.ndarray) -> float:
+    found = []
+    for row, sees, kept in zip(P, support, keep, strict=True):
+        k = int(sees.sum())
+        if kept and k >= 2 and row.sum() > 0:
+            p = row / row.sum()
+            found.append(-sum(v * math.log(v) for v in p if v > 0) / math.log(k))
+    return sum(found) / len(found) if found else math.nan
+
+
+def sink_rate(P: np.ndarray, support: np.ndarray, keep: np.ndarray) -> float:
+    first = int(np.flatnonzero(support.any(0))[0])
+    found = [
+        row[first] for row, sees, kept in zip(P, support, keep, strict=True) if kept and sees[first] and sees.sum() > 1
+    ]
+    return float(sum(found) / len(found)) if found else math.nan
+
+
+def contraction(P: np.ndarray, support: np.ndarray, keep: np.ndarray) -> float:
+    rows = P[keep]
+    C = np.eye(len(rows)) - np.ones((len(rows), len(rows))) / len(rows)
+    return float(np.linalg.svd(C @ rows, compute_uv=False)[0])
+
+
+def rank_one_distance(P: np.ndarray, support: np.ndarray, keep: np.ndarray) -> float:
+    rows = P[keep]
+    return float(np.linalg.norm(rows - rows.mean(0)) / np.linalg.norm(rows))
+
+
+REFERENCE = {
+    "attention_entropy": entropy,
+    "first_token_sink_rate": sink_rate,
+    "attention_contraction": contraction,
+    "attention_rank_one_distance": rank_one_distance,
+}

@@ -1,0 +1,102 @@
+"""Finding blocks in models of every make."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from rankscope._errors import DiscoveryError
+from rankscope.models.view import ModelView
+from rankscope.stream.discovery import discover
+from tests.own_models import GPT, Block, InlineGPT, ids
+
+
+def found(model: nn.Module, *inputs: torch.Tensor, batch: int = 2, **options: object) -> ModelView:
+    model.eval()
+    return discover(model, lambda: model(*inputs), batch=batch, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("kind", "skips"),
+    [
+        ("pre", ("attention", "mlp")),
+        ("post", ("attention", "mlp")),
+        ("parallel", ("both",)),
+        ("inplace", ("attention", "mlp")),
+        ("bare", ()),
+    ],
+)
+def test_a_hand_written_gpt(kind: str, skips: tuple[str, ...]) -> None:
+    (stack,) = found(GPT(kind), ids()).stacks
+    assert (stack.name, stack.depth, stack.layout) == (None, 3, "batch tokens dim")
+    assert [call.module_name for call in stack.calls] == ["blocks.0", "blocks.1", "blocks.2"]
+    assert all(plan.skips == skips and plan.attention == ("attention",) for plan in stack.plans)
+    assert stack.final_norm == "norm"
+
+
+def test_a_shared_block_is_counted_by_call() -> None:
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList([Block(32, 4, "pre", True)])
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for _ in range(5):
+                x = self.layers[0](x)
+            return x
+
+    (stack,) = found(Recurrent(), torch.randn(2, 7, 32)).stacks
+    assert stack.depth == 5
+    assert {call.module_name for call in stack.calls} == {"layers.0"}
+
+
+def test_one_block_without_a_container_is_found() -> None:
+    (stack,) = found(Block(32, 4, "pre", True), torch.randn(2, 7, 32)).stacks
+    assert (stack.depth, stack.calls[0].module_name) == (1, "")
+
+
+def test_blocks_without_modules() -> None:
+    (stack,) = found(InlineGPT(), torch.randn(2, 7, 32)).stacks
+    assert stack.depth == 3
+    assert len(stack.calls) == 1
+    assert stack.calls[0].final_norm_inside
+
+
+@pytest.mark.parametrize("norm_first", [True, False])
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_torch_transformer_encoder(norm_first: bool, batch_first: bool) -> None:
+    layer = nn.TransformerEncoderLayer(32, 4, 64, norm_first=norm_first, batch_first=batch_first)
+    x = torch.randn(2, 7, 32) if batch_first else torch.randn(7, 2, 32)
+    (stack,) = found(nn.TransformerEncoder(layer, 3, enable_nested_tensor=False), x).stacks
+    assert stack.depth == 3
+    assert stack.layout == ("batch tokens dim" if batch_first else "tokens batch dim")
+    assert all(plan.skips == ("attention", "mlp") for plan in stack.plans)
+
+
+def test_cross_attention_is_told_from_self_attention_by_its_keys() -> None:
+    layer = nn.TransformerDecoderLayer(32, 4, 64, batch_first=True)
+    decoder = nn.TransformerDecoder(layer, 2)
+    (stack,) = found(decoder, torch.randn(2, 7, 32), torch.randn(2, 5, 32)).stacks
+    assert all(plan.skips == ("attention", "cross_attention", "mlp") for plan in stack.plans)
+    assert all(plan.attention == ("attention", "cross_attention") for plan in stack.plans)
+
+
+def test_blocks_named_by_the_user() -> None:
+    (stack,) = found(GPT("pre"), ids(), blocks="blocks.*").stacks
+    assert stack.depth == 3
+    (stack,) = found(GPT("pre"), ids(), blocks=["blocks.0", "blocks.2"]).stacks
+    assert [call.module_name for call in stack.calls] == ["blocks.0", "blocks.2"]
+
+
+def test_a_pattern_does_not_reach_into_blocks() -> None:
+    (stack,) = found(GPT("pre"), ids(), blocks="blocks.*").stacks
+    assert {call.module_name for call in stack.calls} == {"blocks.0", "blocks.1", "blocks.2"}
+
+
+def test_nothing_like_a_block_is_an_error_that_helps() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+    with pytest.raises(DiscoveryError, match=r"No residual blocks were found in Sequential.*blocks="):
+        found(model, torch.randn(2, 3, 4))
+    with pytest.raises(DiscoveryError, match=r"matches blocks='layer\.\*'"):
+        found(GPT("pre"), ids(), blocks="layer.*")

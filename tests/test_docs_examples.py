@@ -1,0 +1,83 @@
+"""Every ``python`` block of the README and of the pages below runs as printed: one namespace per page, in order.
+
+Blocks in ``console``, ``text`` and ``json`` are not run; console lines are checked against the commands that exist.
+"""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import json
+import pkgutil
+import re
+from pathlib import Path
+
+import pytest
+
+import rankscope
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [
+    "README.md",
+    "docs/index.md",
+    "docs/quickstart.md",
+    *(f"docs/howto/{p}.md" for p in ("measure", "doctor", "own_module")),
+]
+FENCE = re.compile(r"^```(?P<language>\w+)\n(?P<body>.*?)^```$", flags=re.MULTILINE | re.DOTALL)
+
+
+def blocks(page: str, language: str) -> list[tuple[int, str]]:
+    """Line number and text of each fenced block of that language."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    return [(text[: m.start("body")].count("\n"), m["body"]) for m in FENCE.finditer(text) if m["language"] == language]
+
+
+def commands() -> list[tuple[str, list[str]]]:
+    """Page and words of each ``rankscope ...`` line in a console block."""
+    lines = ((page, line) for page in PAGES for _, body in blocks(page, "console") for line in body.splitlines())
+    return [(page, line[2:].split()) for page, line in lines if line.startswith("$ rankscope ")]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_python_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = blocks(page, "python")
+    assert found, f"{page} has no python block"
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, object] = {"__name__": "__main__"}
+    for line, body in found:
+        # Blank lines first, so that a traceback shows the line of the page.
+        exec(compile("\n" * line + body, str(ROOT / page), "exec"), namespace)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_json_blocks_are_json(page: str) -> None:
+    for _, body in blocks(page, "json"):
+        json.loads(body)
+
+
+@pytest.mark.parametrize(
+    "name", ["rankscope", *(m.name for m in pkgutil.walk_packages(rankscope.__path__, "rankscope."))]
+)
+def test_docstring_examples_are_true(name: str) -> None:
+    if name == "rankscope.__main__":
+        pytest.skip("importing it runs the command line")
+    module = importlib.import_module(name)
+    examples = [test for test in doctest.DocTestFinder(exclude_empty=True).find(module) if test.examples]
+    for example in examples:
+        failures: list[str] = []
+        doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE).run(example, out=failures.append)
+        assert not failures, "".join(failures)
+
+
+def test_console_commands_exist() -> None:
+    import typer.main
+
+    from rankscope.cli.app import app
+
+    known = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    assert commands(), "no rankscope command was found in the pages: the scan is broken"
+    for page, words in commands():
+        assert words[1] in known, f"{page} names `{' '.join(words)}`"
+        options = {name for parameter in known[words[1]].params for name in parameter.opts}
+        unknown = [word for word in words if word.startswith("--") and word not in options]
+        assert not unknown, f"{page}: `{' '.join(words)}` uses options that do not exist: {unknown}"
