@@ -41,8 +41,7 @@ def after(name: str, *before: str) -> Callable[[Tokens], Callable[[], object]]:
 
 
 REDUCTIONS = {
-    "  energies": after("energies"),
-    "  axis sums": after("axis_sums", "energies"),
+    "  norm sums": after("energies"),
     "  Gram matrices": after("kept_grams", "energies", "finite"),
     "  spectrum of X": after("singular_values", "kept_grams"),
     "  spectrum of CX": after("centred_singular_values", "kept_grams"),

@@ -106,9 +106,7 @@ def test_exported_names_need_no_modeling_code() -> None:
 
 def test_no_module_bears_the_name_of_an_exported_function() -> None:
     functions = {n for n in rankscope.__all__ if callable(getattr(rankscope, n)) and n[0].islower()}
-    allowed = {"load"}  # rankscope.models.loading: one home per name, and `models` re-exports nothing
-    modules = {p.stem for p in SOURCES}
-    assert functions & modules <= allowed
+    assert functions & {p.stem for p in SOURCES} == set()
 
 
 def test_no_machine_paths_or_registry_hosts() -> None:

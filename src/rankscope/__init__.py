@@ -16,19 +16,35 @@ if TYPE_CHECKING:
     from rankscope.metrics import METRICS
     from rankscope.models.loading import load
     from rankscope.results.run import Run, load_run
+    from rankscope.surgery.operating import operate
+    from rankscope.verbs.ablating import ablate
     from rankscope.verbs.diagnosing import doctor
     from rankscope.verbs.measuring import measure
     from rankscope.verbs.selftesting import selftest
 
-__all__ = ["METRICS", "RankscopeError", "Run", "__version__", "doctor", "load", "load_run", "measure", "selftest"]
+__all__ = [
+    "METRICS",
+    "RankscopeError",
+    "Run",
+    "__version__",
+    "ablate",
+    "doctor",
+    "load",
+    "load_run",
+    "measure",
+    "operate",
+    "selftest",
+]
 
 _HOME = {
     "METRICS": "rankscope.metrics",
     "Run": "rankscope.results.run",
+    "ablate": "rankscope.verbs.ablating",
     "doctor": "rankscope.verbs.diagnosing",
     "load": "rankscope.models.loading",
     "load_run": "rankscope.results.run",
     "measure": "rankscope.verbs.measuring",
+    "operate": "rankscope.surgery.operating",
     "selftest": "rankscope.verbs.selftesting",
 }
 

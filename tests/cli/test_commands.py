@@ -154,7 +154,7 @@ def test_env(cli) -> None:
     answer = json.loads(cli("env", "--json").out)
     assert answer["kind"] == "env"
     assert answer["versions"]["torch"]
-    assert set(answer["extras"]) == {"plot", "frames", "gguf"}
+    assert set(answer["extras"]) == {"plot", "frames", "gguf", "graphs"}
     assert answer["versions"]["torch"] in cli("env").out
 
 

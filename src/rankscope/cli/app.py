@@ -11,7 +11,7 @@ import typer
 
 from rankscope._errors import RankscopeError
 from rankscope._version import __version__
-from rankscope.cli import diagnosing, environment, listing, measuring, selftesting
+from rankscope.cli import ablating, diagnosing, environment, listing, measuring, selftesting
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -27,6 +27,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.command("measure")(measuring.measure_command)
+app.command("ablate")(ablating.ablate_command)
 app.command("doctor")(diagnosing.doctor_command)
 app.command("ls")(listing.ls_command)
 app.command("env")(environment.env_command)

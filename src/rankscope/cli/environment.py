@@ -15,7 +15,8 @@ from rankscope.cli.streams import print_json, results_console
 EXTRAS: Mapping[str, tuple[str, ...]] = {
     "plot": ("matplotlib",),
     "frames": ("pandas",),
-    "gguf": ("gguf", "sentencepiece", "protobuf"),
+    "gguf": ("gguf", "sentencepiece", "protobuf", "accelerate"),
+    "graphs": ("scipy",),
 }
 
 

@@ -22,13 +22,14 @@ class Kind(str, Enum):
     families = "families"
     presets = "presets"
     masks = "masks"
+    variants = "variants"
 
 
 def ls_command(
     kind: Annotated[Kind, typer.Argument(help="What to list.")],
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
-    """What is there to choose from: metrics, sites, families, presets or masks."""
+    """What is there to choose from: metrics, sites, families, presets, masks or variants."""
     entries = _LISTINGS[kind]()
     if as_json:
         from rankscope.results.provenance import SCHEMA
@@ -76,7 +77,16 @@ def _presets() -> list[dict[str, Any]]:
 def _families() -> list[dict[str, Any]]:
     from rankscope.models.heads import FAMILIES
 
-    return [{"name": name} for name in FAMILIES]
+    return [
+        {
+            "name": family.name,
+            "model_types": list(family.model_types),
+            "layout": family.layout,
+            "position": family.position,
+            "notes": list(family.notes),
+        }
+        for family in FAMILIES.values()
+    ]
 
 
 def _masks() -> list[dict[str, Any]]:
@@ -90,10 +100,24 @@ def _masks() -> list[dict[str, Any]]:
             "self_loops": spec.self_loops,
             "example": spec.example,
             "parameters": {parameter.name: parameter.meaning for parameter in spec.parameters},
-            "summary": _MATH_ROLE.sub(r"\1", spec.summary),
+            "summary": spec.summary.replace("``", ""),
             "cites": [str(cite) for cite in spec.cites],
         }
         for spec in MASKS.values()
+    ]
+
+
+def _variants() -> list[dict[str, Any]]:
+    from rankscope.verbs.variants import VARIANTS
+
+    return [
+        {
+            "name": variant.name,
+            "operation": variant.operation.describe(),
+            "summary": variant.meaning,
+            "cites": [str(cite) for cite in variant.cites],
+        }
+        for variant in VARIANTS.values()
     ]
 
 
@@ -103,15 +127,19 @@ _LISTINGS: Mapping[Kind, Callable[[], list[dict[str, Any]]]] = {
     Kind.families: _families,
     Kind.presets: _presets,
     Kind.masks: _masks,
+    Kind.variants: _variants,
 }
 _COLUMNS: Mapping[Kind, tuple[str, ...]] = {
     Kind.metrics: ("name", "side", "at_collapse", "needs", "summary"),
     Kind.sites: ("name", "summary"),
-    Kind.families: ("name",),
+    Kind.families: ("name", "layout", "position", "model_types"),
     Kind.presets: ("name", "model_type", "reads", "summary"),
     Kind.masks: ("signature", "summary"),
+    Kind.variants: ("name", "summary"),
 }
 
 
 def _shown(value: object) -> str:
+    if isinstance(value, list):
+        return ", ".join(str(item) for item in value)
     return "" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

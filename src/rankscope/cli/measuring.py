@@ -2,53 +2,33 @@
 
 from __future__ import annotations
 
-import sys
-from enum import Enum
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from rankscope.cli.streams import print_json, remarks_console, results_console
+from rankscope.cli import parameters
+from rankscope.cli.showing import show_run, wants_progress
 from rankscope.cli.words import split_names
-
-if TYPE_CHECKING:
-    from rankscope.results.run import Run
-
-
-class TokensPolicy(str, Enum):
-    """Which tokens count; padding never does."""
-
-    content = "content"
-    no_first = "no-first"
-    no_special = "no-special"
 
 
 def measure_command(
-    spec: Annotated[str, typer.Argument(metavar="SPEC", help="Hub name, local folder, init:NAME or a config.json.")],
-    text: Annotated[
-        Path | None,
-        typer.Option(exists=True, dir_okay=False, readable=True, help="Text file to read instead of the sample."),
-    ] = None,
-    random_tokens: Annotated[
-        bool, typer.Option("--random-tokens", help="Tokens drawn at random instead of text.")
-    ] = False,
-    sequences: Annotated[int, typer.Option(min=1, help="How many sequences.")] = 8,
-    tokens: Annotated[int, typer.Option(min=1, help="Tokens per sequence.")] = 128,
-    batch: Annotated[int, typer.Option(min=1, help="Sequences per forward pass.")] = 8,
-    metrics: Annotated[
-        list[str] | None, typer.Option(help="Metrics, with commas or repeated; see `ls metrics`.")
-    ] = None,
-    sites: Annotated[list[str] | None, typer.Option(help="Sites, with commas or repeated; see `ls sites`.")] = None,
-    tokens_policy: Annotated[TokensPolicy, typer.Option(help="Which tokens count.")] = TokensPolicy.content,
-    dtype: Annotated[str | None, typer.Option(help="Run in this dtype, e.g. float64.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of a random initialisation and of random tokens.")] = 0,
+    spec: parameters.Spec,
+    text: parameters.Text = None,
+    random_tokens: parameters.RandomTokens = False,
+    sequences: parameters.Sequences = 8,
+    tokens: parameters.Tokens = 128,
+    batch: parameters.BatchSize = 8,
+    metrics: parameters.Metrics = None,
+    sites: parameters.Sites = None,
+    tokens_policy: parameters.Policy = parameters.TokensPolicy.content,
+    dtype: parameters.Dtype = None,
+    seed: parameters.Seed = 0,
     null: Annotated[bool, typer.Option("--null", help="Measure random tokens of the same shape as well.")] = False,
-    blocks: Annotated[str | None, typer.Option(metavar="PATTERN", help="Name the blocks, e.g. 'layers.*'.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Save the run (Parquet and run.json) here.")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="The verdict only, no progress.")] = False,
-    no_progress: Annotated[bool, typer.Option("--no-progress", help="No progress bar.")] = False,
+    blocks: parameters.Blocks = None,
+    as_json: parameters.AsJson = False,
+    out: parameters.Out = None,
+    quiet: parameters.Quiet = False,
+    no_progress: parameters.NoProgress = False,
 ) -> None:
     """Where does this model stand? The battery per block, the float floor and a verdict that names its evidence."""
     import rankscope
@@ -67,25 +47,6 @@ def measure_command(
         seed=seed,
         null=null,
         blocks=blocks,
-        progress=not (quiet or no_progress) and sys.stderr.isatty(),
+        progress=wants_progress(quiet=quiet, no_progress=no_progress),
     )
-    if out is not None:
-        run.save(out)
-    _show(run, as_json=as_json, quiet=quiet, out=out)
-
-
-def _show(run: Run, *, as_json: bool, quiet: bool, out: Path | None) -> None:
-    remarks = remarks_console()
-    if as_json:
-        print_json(run.to_json())
-        if not quiet:
-            for note in run.notes:
-                remarks.print(f"note: {note}", markup=False)
-    elif quiet:
-        typer.echo(run.verdict)
-    else:
-        from rankscope.reporting.terminal import print_run
-
-        print_run(run, results_console())
-    if out is not None and not quiet:
-        remarks.print(f"saved in {out}", markup=False)
+    show_run(run, as_json=as_json, quiet=quiet, out=out)

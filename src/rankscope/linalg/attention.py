@@ -10,16 +10,18 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rankscope._errors import InputError
+from rankscope.linalg import centring
 from rankscope.linalg.tokens import Tokens
 
 
 @dataclass(frozen=True)
-class RowSums:
-    """Per row of P, in units of ``rows.scale``: its mass, the sum of p log p, and the mass on the first key."""
+class AttentionSums:
+    """In units of ``rows.scale``: per row of P its mass and the sum of p log p, and sums of squares of P and of CP."""
 
     mass: Float[Tensor, "matrices query"]
     p_log_p: Float[Tensor, "matrices query"]
-    first: Float[Tensor, "matrices query"]
+    energy: Float[Tensor, " matrices"]
+    centred_energy: Float[Tensor, " matrices"]
 
 
 class AttentionMatrix:
@@ -84,20 +86,20 @@ class AttentionMatrix:
         return self._per_row(self._support.gather(-1, self._first_of_support).squeeze(-1))
 
     @cached_property
-    def row_sums(self) -> RowSums:
-        """Sums along rows."""
-        q = self.rows.tokens
-        found = RowSums(mass=self.rows.zeros(q), p_log_p=self.rows.zeros(q), first=self.rows.zeros(q))
-        first = self._first_key.unsqueeze(-1)
-        room, spare = self.rows.room(), self.rows.room()
-        for group, rows in self.rows.pieces():
-            P = self.rows.piece(group, rows, room)
-            found.mass[group, rows] = P.sum(-1)
-            found.first[group, rows] = P.gather(-1, first[group, rows]).squeeze(-1)
-            # p log p is 0 at p = 0, and the smallest float stands in for 0 only inside the logarithm.
-            above_zero = torch.clamp_min(P, torch.finfo(P.dtype).tiny, out=spare[: P.shape[0], : P.shape[1]])
-            found.p_log_p[group, rows] = above_zero.log_().mul_(P).sum(-1)
-        return found
+    def sums(self) -> AttentionSums:
+        """Mass, p log p and squares, from one walk over P."""
+        parts = [_sums_of_piece(piece) for piece in centring.walk(self.rows)]
+        return AttentionSums(
+            mass=centring.join_rows(self.rows, [part.mass for part in parts]),
+            p_log_p=centring.join_rows(self.rows, [part.p_log_p for part in parts]),
+            energy=centring.add_columns(self.rows, [part.energy for part in parts]),
+            centred_energy=centring.add_columns(self.rows, [part.centred_energy for part in parts]),
+        )
+
+    @cached_property
+    def first_mass(self) -> Float[Tensor, "matrices query"]:
+        """Probability that each row gives to the first key."""
+        return self.rows.entries(self._first_key)
 
     @property
     def count(self) -> Float[Tensor, " matrices"]:
@@ -107,12 +109,12 @@ class AttentionMatrix:
     @property
     def finite(self) -> Bool[Tensor, " matrices"]:
         """Whether every probability that counts is a finite number."""
-        return self.rows.finite
+        return torch.isfinite(self.sums.energy)
 
     @property
     def relative_deviation(self) -> Float[Tensor, " matrices"]:
         r""":math:`\|CP\|_F / \|P\|_F`, against which the float floor is held."""
-        return self.rows.relative_deviation
+        return (self.sums.centred_energy / self.sums.energy).sqrt()
 
     def _fitting(self, support: Tensor, probs: Tensor) -> Tensor:
         padded = (1,) * (probs.ndim - support.ndim) + tuple(support.shape)
@@ -139,3 +141,12 @@ class AttentionMatrix:
     def _per_row(self, value: Tensor) -> Tensor:
         shape = (*self.batch_shape, self.rows.tokens)
         return value.expand(shape).reshape(self.rows.sequences, self.rows.tokens)
+
+
+def _sums_of_piece(piece: centring.Piece) -> AttentionSums:
+    P = piece.X
+    # p log p is 0 at p = 0, and the smallest float stands in for 0 only inside the logarithm.
+    logarithm = torch.clamp_min(P, torch.finfo(P.dtype).tiny, out=piece.spare).log_()
+    p_log_p = logarithm.mul_(P).sum(-1)
+    mass, energy = P.sum(-1), torch.linalg.vector_norm(P, dim=(-2, -1)).square_()
+    return AttentionSums(mass, p_log_p, energy, torch.linalg.vector_norm(piece.centre_(), dim=(-2, -1)).square_())

@@ -45,7 +45,7 @@ class GramEnergies:
 
 def gram_energies(tokens: Tokens) -> GramEnergies:
     """Sums of fourth powers of singular values."""
-    plain, centred = tokens.zeros(1).squeeze(-1), tokens.zeros(1).squeeze(-1)
+    plain, centred = tokens.zeros(), tokens.zeros()
     for block in _blocks(tokens):
         plain[block.group] = block.plain.square().sum((-2, -1))
         centred[block.group] = block.centred.square().sum((-2, -1))
@@ -73,11 +73,14 @@ def singular_values(tokens: Tokens, *, centred: bool) -> Float[Tensor, "sequence
 
 def gram_blocks(tokens: Tokens) -> Iterator[GramBlock]:
     """Gram matrices, a few sequences at a time."""
-    build = _token_side if tokens.tokens <= tokens.dim else _channel_side
+    by_tokens = tokens.tokens <= tokens.dim
+    build, room = (_token_side, tokens.group_room()) if by_tokens else (_channel_side, tokens.room())
+    broken = None if bool(tokens.finite.all()) else ~tokens.finite[:, None, None]
     for group in tokens.groups():
-        plain, centred = build(tokens, group)
-        broken = ~tokens.finite[group]
-        plain[broken], centred[broken] = 0.0, 0.0
+        plain, centred = build(tokens, group, room)
+        if broken is not None:
+            plain.masked_fill_(broken[group], 0.0)
+            centred.masked_fill_(broken[group], 0.0)
         yield GramBlock(group, plain, centred)
 
 
@@ -90,9 +93,9 @@ def _side(tokens: Tokens) -> int:
     return min(tokens.tokens, tokens.dim)
 
 
-def _token_side(tokens: Tokens, group: slice) -> tuple[Tensor, Tensor]:
+def _token_side(tokens: Tokens, group: slice, room: Tensor) -> tuple[Tensor, Tensor]:
     rows = slice(None)
-    C = tokens.centred_piece(group, rows)
+    C = tokens.centred_piece(group, rows, room)
     mean = tokens.mean[group].unsqueeze(-1)
     centred = C @ C.mT
     a = C @ mean
@@ -101,10 +104,9 @@ def _token_side(tokens: Tokens, group: slice) -> tuple[Tensor, Tensor]:
     return (plain if drop is None else plain.masked_fill_(drop | drop.mT, 0.0)), centred
 
 
-def _channel_side(tokens: Tokens, group: slice) -> tuple[Tensor, Tensor]:
+def _channel_side(tokens: Tokens, group: slice, room: Tensor) -> tuple[Tensor, Tensor]:
     mean = tokens.mean[group].unsqueeze(-1)
     centred = torch.zeros(mean.shape[0], tokens.dim, tokens.dim, dtype=torch.float64, device=tokens.device)
-    room = tokens.room()
     for rows in tokens.strips():
         C = tokens.centred_piece(group, rows, room)
         centred.baddbmm_(C.mT, C)

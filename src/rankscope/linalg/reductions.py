@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,7 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rankscope.linalg.precision import is_wide
+from rankscope.linalg import centring
+from rankscope.linalg.centring import Mean, Piece
 
 if TYPE_CHECKING:
     from rankscope.linalg.tokens import Tokens
@@ -18,31 +18,35 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Energies:
-    """The mean token, and sums of squares along rows of X and of CX: what tokens and attention matrices both need.
+    """Sums of squares of X along rows and columns and of CX along rows."""
 
-    ``mean_tail`` is what rounding the mean to float64 left out: near collapse of float64 tokens CX would show it.
-    """
-
-    mean: Float[Tensor, "sequences dim"]
-    mean_tail: Float[Tensor, "sequences dim"] | None
     row: Float[Tensor, "sequences tokens"]
     centred_row: Float[Tensor, "sequences tokens"]
+    channel: Float[Tensor, "sequences dim"]
 
 
 @dataclass(frozen=True)
-class AxisSums:
-    """Sums of absolute values of X and of CX along columns and rows, of their rows scaled to unit length, and of X^2.
+class LinearSums:
+    """Sums of absolute values of X and of CX along columns and rows, and sums of their rows scaled to unit length.
 
     The largest column and row sums are the 1- and the inf-norm. Zero rows have no direction and add nothing.
     """
 
-    channel_energy: Float[Tensor, "sequences dim"]
     column: Float[Tensor, "sequences dim"]
     row: Float[Tensor, "sequences tokens"]
     direction: Float[Tensor, "sequences dim"]
     centred_column: Float[Tensor, "sequences dim"]
     centred_row: Float[Tensor, "sequences tokens"]
     centred_direction: Float[Tensor, "sequences dim"]
+
+
+@dataclass(frozen=True)
+class NormSums:
+    """Everything that one walk over X gives: reading X and centring it cost as much as half of the sums."""
+
+    mean: Mean
+    energies: Energies
+    linear: LinearSums
 
 
 @dataclass(frozen=True)
@@ -60,53 +64,44 @@ def largest(values: Float[Tensor, "sequences width"]) -> Float[Tensor, " sequenc
     return values.amax(-1)
 
 
-def energies(tokens: Tokens) -> Energies:
-    """Mean and sums of squares."""
-    n, d = tokens.tokens, tokens.dim
-    tails = tokens.zeros(d) if is_wide(tokens.dtype) else None
-    found = Energies(tokens.zeros(d), tails, tokens.zeros(n), tokens.zeros(n))
-    room = tokens.room()
-    for group in tokens.groups():
-        read = _reader(tokens, group, room)
-        found.mean[group] = sum(X.sum(-2) for _, X in read()) / tokens.count[group].clamp_min(1.0).unsqueeze(-1)
-        if tails is not None:
-            tails[group] = _mean_tail(tokens, found.mean[group], group)
-        for rows, X in read():
-            found.row[group, rows] = torch.linalg.vector_norm(X, dim=-1).square_()
-            centre_(tokens, X, group, rows, found)
-            found.centred_row[group, rows] = torch.linalg.vector_norm(X, dim=-1).square_()
-    return found
+def norm_sums(tokens: Tokens) -> NormSums:
+    """Mean, sums of squares, of absolute values and of directions."""
+    parts = [_sums_of_piece(piece) for piece in centring.walk(tokens)]
+    energies, linear = [part.energies for part in parts], [part.linear for part in parts]
+    return NormSums(
+        centring.join_means(tokens, [part.mean for part in parts]),
+        Energies(
+            row=centring.join_rows(tokens, [e.row for e in energies]),
+            centred_row=centring.join_rows(tokens, [e.centred_row for e in energies]),
+            channel=centring.add_columns(tokens, [e.channel for e in energies]),
+        ),
+        LinearSums(
+            column=centring.add_columns(tokens, [s.column for s in linear]),
+            row=centring.join_rows(tokens, [s.row for s in linear]),
+            direction=centring.add_columns(tokens, [s.direction for s in linear]),
+            centred_column=centring.add_columns(tokens, [s.centred_column for s in linear]),
+            centred_row=centring.join_rows(tokens, [s.centred_row for s in linear]),
+            centred_direction=centring.add_columns(tokens, [s.centred_direction for s in linear]),
+        ),
+    )
 
 
-def axis_sums(tokens: Tokens) -> AxisSums:
-    """Sums along columns and rows; each piece of X is read once and turned into the same piece of CX in place."""
-    n, d = tokens.tokens, tokens.dim
-    found = AxisSums(*(tokens.zeros(width) for width in (d, d, n, d, d, n, d)))
-    energy = tokens.energies
-    weight, centred_weight = (_inverse_root(e).unsqueeze(-2) for e in (energy.row, energy.centred_row))
-    room, spare = tokens.room(), tokens.room()
-    for group, rows in tokens.pieces():
-        X = tokens.piece(group, rows, room)
-        other = spare[: X.shape[0], : X.shape[1]]
-        found.channel_energy[group] += torch.mul(X, X, out=other).sum(-2)
-        found.direction[group] += (weight[group, :, rows] @ X).squeeze(-2)
-        A = torch.abs(X, out=other)
-        found.column[group] += A.sum(-2)
-        found.row[group, rows] = A.sum(-1)
-        C = centre_(tokens, X, group, rows, energy)
-        found.centred_direction[group] += (centred_weight[group, :, rows] @ C).squeeze(-2)
-        C.abs_()
-        found.centred_column[group] += C.sum(-2)
-        found.centred_row[group, rows] = C.sum(-1)
-    return found
-
-
-def centre_(tokens: Tokens, X: Tensor, group: slice, rows: slice, energy: Energies) -> Tensor:
-    """Turn a piece of X into that of CX, in place."""
-    X.sub_(energy.mean[group].unsqueeze(-2))
-    if energy.mean_tail is not None:
-        X.sub_(energy.mean_tail[group].unsqueeze(-2))
-    return tokens.clear_(X, group, rows)
+def _sums_of_piece(piece: Piece) -> NormSums:
+    X = piece.X
+    S = torch.mul(X, X, out=piece.spare)
+    row_energy, channel = S.sum(-1), S.sum(-2)
+    direction = _sum_of_directions(X, row_energy)
+    A = torch.abs(X, out=piece.spare)
+    column, row = A.sum(-2), A.sum(-1)
+    C = piece.centre_()
+    centred_row_energy = torch.linalg.vector_norm(C, dim=-1).square_()
+    centred_direction = _sum_of_directions(C, centred_row_energy)
+    C.abs_()
+    return NormSums(
+        piece.mean,
+        Energies(row_energy, centred_row_energy, channel),
+        LinearSums(column, row, direction, C.sum(-2), C.sum(-1), centred_direction),
+    )
 
 
 def column_ranges(tokens: Tokens) -> ColumnRanges:
@@ -140,21 +135,6 @@ def column_median_deviation(tokens: Tokens) -> Float[Tensor, "sequences dim"]:
     return found
 
 
-def _inverse_root(energy: Tensor) -> Tensor:
-    return energy.rsqrt().masked_fill_(energy == 0, 0.0)
-
-
-def _reader(tokens: Tokens, group: slice, room: Tensor) -> Callable[[], Iterable[tuple[slice, Tensor]]]:
-    """The pieces of a group, as often as called for; read once where one piece is the whole."""
-    strips = list(tokens.strips())
-    if len(strips) == 1:
-        held = [(strips[0], tokens.piece(group, strips[0], room))]
-        return lambda: held
-    return lambda: ((rows, tokens.piece(group, rows, room)) for rows in strips)
-
-
-def _mean_tail(tokens: Tokens, mean: Tensor, group: slice) -> Tensor:
-    room = tokens.room()
-    pieces = ((rows, tokens.piece(group, rows, room)) for rows in tokens.strips())
-    deviations = (tokens.clear_(X.sub_(mean.unsqueeze(-2)), group, rows).sum(-2) for rows, X in pieces)
-    return sum(deviations, start=torch.zeros_like(mean)) / tokens.count[group].clamp_min(1.0).unsqueeze(-1)
+def _sum_of_directions(X: Tensor, row_energy: Tensor) -> Tensor:
+    weight = row_energy.rsqrt().nan_to_num_(nan=torch.nan, posinf=0.0)
+    return torch.bmm(weight.unsqueeze(-2), X).squeeze(-2)

@@ -22,10 +22,16 @@ def strips(rows: int, columns: int, device: torch.device) -> Iterator[slice]:
     return _slices(rows, _strip_size(columns, device))
 
 
-def room(stack: int, rows: int, columns: int, device: torch.device) -> Tensor:
-    """Float64 memory for one piece, to be used for one after the other: fresh memory costs as much as arithmetic."""
-    sizes = min(stack, _group_size(rows, columns, device)), min(rows, _strip_size(columns, device))
-    return torch.empty(*sizes, columns, dtype=torch.float64, device=device)
+def group_room(stack: int, rows: int, columns: int, device: torch.device) -> Tensor:
+    """Float64 memory for one group, to be used for one after the other: fresh memory costs as much as arithmetic."""
+    size = min(stack, _group_size(rows, columns, device))
+    return torch.empty(size, rows, columns, dtype=torch.float64, device=device)
+
+
+def piece_room(stack: int, rows: int, columns: int, device: torch.device) -> Tensor:
+    """The same for one strip of one group."""
+    size = min(stack, _group_size(rows, columns, device))
+    return torch.empty(size, min(rows, _strip_size(columns, device)), columns, dtype=torch.float64, device=device)
 
 
 def _slices(length: int, step: int) -> Iterator[slice]:

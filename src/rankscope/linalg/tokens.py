@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from functools import cached_property
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rankscope._errors import InputError
-from rankscope.linalg import grams, reductions, tiles
+from rankscope.linalg import centring, grams, reductions, tiles
 from rankscope.linalg.precision import float64_home, is_wide, power_of_two_below
 
 
@@ -61,7 +61,7 @@ class Tokens:
     @cached_property
     def scale(self) -> Float[Tensor, " sequences"]:
         """The power of two X is divided by: near its largest entry for float64, whose squares may overflow, else 1."""
-        largest = self.zeros(1).squeeze(-1)
+        largest = self.zeros()
         if is_wide(self.dtype):
             room = self.room()
             for group, rows in self.pieces():
@@ -72,8 +72,8 @@ class Tokens:
     @cached_property
     def mean(self) -> Float[Tensor, "sequences dim"]:
         """Mean token."""
-        tail = self.energies.mean_tail
-        return self.energies.mean if tail is None else self.energies.mean + tail
+        value, tail = self._norm_sums.mean
+        return (value if tail is None else value + tail).squeeze(-2)
 
     @cached_property
     def finite(self) -> Bool[Tensor, " sequences"]:
@@ -85,15 +85,15 @@ class Tokens:
         r""":math:`\|CX\|_F / \|X\|_F`, against which the float floor is held."""
         return (self.energies.centred_row.sum(-1) / self.energies.row.sum(-1)).sqrt()
 
-    @cached_property
+    @property
     def energies(self) -> reductions.Energies:
-        """The mean token, and sums of squares along rows."""
-        return reductions.energies(self)
+        """Sums of squares along rows and columns."""
+        return self._norm_sums.energies
 
-    @cached_property
-    def axis_sums(self) -> reductions.AxisSums:
-        """Sums of absolute values along columns and rows, of directions, and of squares along columns."""
-        return reductions.axis_sums(self)
+    @property
+    def linear_sums(self) -> reductions.LinearSums:
+        """Sums of absolute values along rows and columns, and of directions."""
+        return self._norm_sums.linear
 
     @cached_property
     def column_ranges(self) -> reductions.ColumnRanges:
@@ -129,9 +129,9 @@ class Tokens:
         """The largest rank the shape of X allows, or that of CX, which has lost one token."""
         return (self.count - float(centred)).clamp(0.0, float(self.dim))
 
-    def zeros(self, width: int) -> Float[Tensor, "sequences width"]:
+    def zeros(self, *width: int) -> Float[Tensor, "sequences ..."]:
         """A place to gather one number, or one vector, per sequence."""
-        return torch.zeros(self.sequences, width, dtype=torch.float64, device=self.device)
+        return torch.zeros(self.sequences, *width, dtype=torch.float64, device=self.device)
 
     def groups(self) -> Iterator[slice]:
         """The sequences, a few at a time."""
@@ -149,7 +149,11 @@ class Tokens:
 
     def room(self) -> Tensor:
         """Memory for one piece, whichever it is."""
-        return tiles.room(self.sequences, self.tokens, self.dim, self.device)
+        return tiles.piece_room(self.sequences, self.tokens, self.dim, self.device)
+
+    def group_room(self) -> Tensor:
+        """Memory for all tokens of a group of sequences."""
+        return tiles.group_room(self.sequences, self.tokens, self.dim, self.device)
 
     def piece(self, group: slice, rows: slice, room: Tensor | None = None) -> Tensor:
         """One piece of X in float64 and in units of the scale, zero where tokens are dropped.
@@ -161,25 +165,31 @@ class Tokens:
 
     def centred_piece(self, group: slice, rows: slice, room: Tensor | None = None) -> Tensor:
         """The same piece of CX."""
-        return reductions.centre_(self, self.piece(group, rows, room), group, rows, self.energies)
+        X = self.piece(group, rows, room)
+        return centring.centre_(X, self._norm_sums.mean.of(group), self.kept_bits(group, rows))
+
+    def entries(self, channel: Int[Tensor, "sequences tokens"]) -> Float[Tensor, "sequences tokens"]:
+        """One entry of each token, dropped tokens too, in the units of ``x``."""
+        place = channel.unsqueeze(-1).to(self._x.device)
+        return self._x.gather(-1, place).squeeze(-1).to(self.device).double()
 
     def dropped(self, group: slice, rows: slice) -> Bool[Tensor, "group rows 1"] | None:
         """Which tokens of the piece do not count."""
         return None if self._drop is None else self._drop[group, rows].unsqueeze(-1)
 
-    def clear_(self, X: Tensor, group: slice, rows: slice) -> Tensor:
-        """Set to zero, in place, the tokens of a float64 piece that do not count, whatever they are."""
-        if self._kept_bits is not None:
-            # No bit of a dropped token stays, NaN included; on a processor masked_fill_ takes several times as long.
-            X.view(torch.int64).bitwise_and_(self._kept_bits[group, rows])
-        return X
+    def kept_bits(self, group: slice, rows: slice) -> Int[Tensor, "group rows 1"] | None:
+        """All bits set for tokens of the piece that count, none for the others."""
+        return None if self._kept_bits is None else self._kept_bits[group, rows]
+
+    @cached_property
+    def _norm_sums(self) -> reductions.NormSums:
+        return reductions.norm_sums(self)
 
     @cached_property
     def _kept_bits(self) -> Tensor | None:
-        """All ones, that is -1, for tokens that count, and all zeros for the others."""
         return None if self._drop is None else self._drop.long().sub_(1).unsqueeze(-1)
 
     def _read(self, group: slice, rows: slice, room: Tensor | None) -> Tensor:
         x = self._x[group, rows]
-        X = torch.empty(x.shape, dtype=torch.float64, device=self.device) if room is None else room
-        return self.clear_(X[: x.shape[0], : x.shape[1]].copy_(x), group, rows)
+        X = torch.empty(x.shape, dtype=torch.float64, device=self.device) if room is None else centring.fitting(room, x)
+        return centring.clear_(X.copy_(x), self.kept_bits(group, rows))

@@ -132,10 +132,18 @@ def from_codes(sorted_codes: Ints, keys: int) -> Rows:
     return Rows(np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]), indices)
 
 
+def distinct(unsorted: Ints) -> Ints:
+    """Ascending and without repetition; by sorting, several times faster here than the hashing of numpy.unique."""
+    ascending = np.sort(unsorted)
+    new = np.ones(len(ascending), dtype=np.bool_)
+    np.not_equal(ascending[1:], ascending[:-1], out=new[1:])
+    return ascending[new]
+
+
 def united(parts: list[Rows], keys: int) -> Rows:
     """Edges in any of the parts."""
     check_edge_count(sum(part.count for part in parts))
-    return from_codes(np.unique(np.concatenate([codes(part, keys) for part in parts])), keys)
+    return from_codes(distinct(np.concatenate([codes(part, keys) for part in parts])), keys)
 
 
 def contained(rows: Rows, others: Rows, keys: int) -> Bools:

@@ -12,11 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope._errors import InputError
-from rankscope.masks._edges import EDGE_LIMIT, Ints, Rows, from_codes
+from rankscope.masks._edges import EDGE_LIMIT, Ints, Rows, distinct, from_codes
 from rankscope.masks._graph_bytes import BYTE_LIMIT, array_from_npy, arrays_from_npz
 
 TOKEN_LIMIT = 1 << 20
+TEXT_LIMIT = 1 << 25
+"""Largest .json or .txt file; as Python lists it takes some thirty times that."""
 DIGEST_LENGTH = 16
+_TEXT = {".json", ".txt"}
 
 
 def graph_from_matrix(matrix: NDArray[Any]) -> Rows:
@@ -29,6 +32,8 @@ def graph_from_matrix(matrix: NDArray[Any]) -> Rows:
         raise ValueError(f"an adjacency matrix is square and of numbers, this one is {matrix.shape} of {matrix.dtype}")
     if matrix.dtype.kind == "f" and not np.isfinite(matrix).all():
         raise ValueError("it holds values that are not finite")
+    if np.count_nonzero(matrix) > EDGE_LIMIT:
+        raise ValueError(f"it has more than {EDGE_LIMIT:,} entries that are not zero")
     queries, keys = np.nonzero(matrix)
     return graph_from_edges(len(matrix), queries, keys)
 
@@ -46,7 +51,7 @@ def graph_from_edges(tokens: int, queries: NDArray[Any], keys: NDArray[Any]) -> 
     for side in (queries, keys):
         if side.dtype.kind not in "iu" or (len(side) and not 0 <= int(side.min()) <= int(side.max()) < tokens):
             raise ValueError(f"its pairs must be whole numbers from 0 to {tokens - 1}")
-    return from_codes(np.unique(queries.astype(np.int64) * tokens + keys.astype(np.int64)), tokens)
+    return from_codes(distinct(queries.astype(np.int64) * tokens + keys.astype(np.int64)), tokens)
 
 
 def read_graph(source: str) -> tuple[Rows, str]:
@@ -77,15 +82,17 @@ EXPECTED = (
 
 
 def _bytes_of(path: Path) -> bytes:
-    if not path.is_file():
-        raise InputError(f"adjacency: there is no file {str(path)!r}. Give the path of a graph. {EXPECTED}")
+    limit = TEXT_LIMIT if path.suffix.lower() in _TEXT else BYTE_LIMIT
+    shown = repr(str(path)[:200])
     try:
+        if not path.is_file():
+            raise InputError(f"adjacency: there is no file {shown}. Give the path of a graph. {EXPECTED}")
         with path.open("rb") as stream:
-            content = stream.read(BYTE_LIMIT + 1)
+            content = stream.read(limit + 1)
     except OSError as error:
-        raise InputError(f"adjacency: {str(path)!r} cannot be read: {error.strerror}.") from error
-    if len(content) > BYTE_LIMIT:
-        raise InputError(f"adjacency: {str(path)!r} has more than {BYTE_LIMIT:,} bytes; save it sparse, as .npz.")
+        raise InputError(f"adjacency: {shown} cannot be read: {error.strerror}.") from error
+    if len(content) > limit:
+        raise InputError(f"adjacency: {shown} has more than {limit:,} bytes; save it sparse, as .npz.")
     return content
 
 
@@ -101,10 +108,10 @@ def _from_npz(content: bytes) -> Rows:
         queries, keys = held["row"], held["col"]
     else:
         owners = _owners(held["indptr"], len(held["indices"]), tokens)
-        by_column = "format" in held and "csc" in str(_text(held["format"]))
+        by_column = "format" in held and _text(held["format"]) == "csc"
         queries, keys = (held["indices"], owners) if by_column else (owners, held["indices"])
-    if values.shape != queries.shape:
-        raise ValueError(f"it has {values.shape} values for {queries.shape} pairs")
+    if values.shape != queries.shape or values.dtype.kind not in "biuf":
+        raise ValueError(f"it has {values.shape} values of {values.dtype} for {queries.shape} pairs")
     return graph_from_edges(tokens, queries[values != 0], keys[values != 0])
 
 
@@ -121,6 +128,8 @@ def _tokens_of(held: Mapping[str, NDArray[Any]]) -> int:
 
 
 def _owners(indptr: NDArray[Any], count: int, tokens: int) -> Ints:
+    if indptr.dtype.kind not in "iu":
+        raise ValueError(f"its indptr is of {indptr.dtype}")
     bounds = indptr.astype(np.int64)
     if bounds.shape != (tokens + 1,) or bounds[0] != 0 or bounds[-1] != count or (np.diff(bounds) < 0).any():
         raise ValueError("its indptr does not cut its indices into rows")

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rankscope._errors import InputError
-from rankscope.masks._edges import Rows
+from rankscope.masks._edges import Progressions, Rows
 from rankscope.masks._graph_file import graph_from_lines, read_graph
 from rankscope.masks._spec import Parameter, Value, mask
 
@@ -80,7 +80,7 @@ def _edges(tokens: int, source: str, digest: str) -> Rows:
         Parameter("digest", "start of the file's SHA-256; filled in, checked on reading", str, default=""),
     ),
     edges=_edges,
-    example='adjacency("1001/1100/0110/0011")',
+    example='adjacency("0001/1100/0110/0011")',
     is_causal=False,
     self_loops=False,
     pointwise=False,
@@ -97,8 +97,10 @@ def adjacency(query: Tensor, key: Tensor, source: str, digest: str) -> Tensor:
         [[True, False], [True, True]]
     """
     rows = _edges(key.shape[-1], source, digest)
-    out = torch.zeros(query.shape[0], key.shape[-1], dtype=torch.bool)
-    for row, position in enumerate(query.reshape(-1).tolist()):
-        if position >= 0:
-            out[row, rows.indices[rows.indptr[position] : rows.indptr[position + 1]]] = True
-    return out.to(key.device)
+    position = query.reshape(-1).cpu().numpy()
+    start = rows.indptr[np.maximum(position, 0)]
+    stop = np.where(position < 0, start, rows.indptr[np.maximum(position, 0) + 1])
+    picked = Progressions(start, stop).rows()
+    out = np.zeros((len(position), key.shape[-1]), dtype=np.bool_)
+    out[picked.queries, rows.indices[picked.indices]] = True
+    return torch.from_numpy(out).to(key.device)

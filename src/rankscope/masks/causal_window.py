@@ -24,10 +24,10 @@ def _edges(tokens: int, width: int) -> Progressions:
     cites=(Cite("wu2024role"),),
 )
 def causal_window(query: Tensor, key: Tensor, width: int) -> Tensor:
-    r"""A query sees itself and ``width`` tokens before it, :math:`0 \le q - k \le w`.
+    r"""A query sees itself and ``width`` tokens before it.
 
-    The same as ``causal & window(width)``: w + 1 keys away from the start. A sliding window "of size s" in a model's
-    configuration usually counts the token itself; that is width s - 1.
+    :math:`0 \le q - k \le w`: the same as ``causal & window(width)``, w + 1 keys away from the start. A sliding window
+    "of size s" in a model's configuration usually counts the token itself; that is width s - 1.
 
     Example:
         >>> import torch

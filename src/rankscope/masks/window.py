@@ -24,9 +24,9 @@ def _edges(tokens: int, width: int) -> Progressions:
     cites=(Cite("beltagy2020longformer"), Cite("wu2024role")),
 )
 def window(query: Tensor, key: Tensor, width: int) -> Tensor:
-    r"""A query sees itself and ``width`` tokens on each side, :math:`|q - k| \le w`.
+    r"""A query sees itself and ``width`` tokens on each side.
 
-    2w + 1 keys away from the ends; width 0 is the token alone.
+    :math:`|q - k| \le w`: 2w + 1 keys away from the ends; width 0 is the token alone.
 
     Example:
         >>> import torch

@@ -29,7 +29,7 @@ def attention_entropy(attention: AttentionMatrix) -> Tensor:
         >>> round(attention_entropy(torch.full((1, 4, 4), 0.25)).item(), 12)
         1.0
     """
-    sums, size = attention.row_sums, attention.support_size
+    sums, size = attention.sums, attention.support_size
     entropy = (sums.mass.log() - sums.p_log_p / sums.mass) / size.log()
     counts = attention.kept & (size >= 2) & ~(sums.mass == 0)
     return entropy.masked_fill(~counts, 0.0).sum(-1) / counts.sum(-1)

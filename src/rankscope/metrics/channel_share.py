@@ -29,4 +29,4 @@ def largest_channel_share(tokens: Tokens) -> Tensor:
         >>> largest_channel_share(torch.tensor([[1.0, 1.0], [1.0, -1.0]])).item()
         0.5
     """
-    return largest(tokens.axis_sums.channel_energy) / tokens.axis_sums.channel_energy.sum(-1)
+    return largest(tokens.energies.channel) / tokens.energies.channel.sum(-1)

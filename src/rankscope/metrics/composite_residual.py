@@ -34,7 +34,7 @@ def composite_residual(tokens: Tokens) -> Tensor:
         >>> composite_residual(torch.tensor([[1.0, 1.0], [-1.0, -1.0]])).item()
         2.0
     """
-    sums = tokens.axis_sums
+    sums = tokens.linear_sums
     return _composite(sums.centred_column, sums.centred_row) * tokens.scale
 
 
@@ -59,7 +59,7 @@ def relative_composite_residual(tokens: Tokens) -> Tensor:
         >>> relative_composite_residual(torch.tensor([[1.0], [-1.0]])).item()
         1.0
     """
-    sums = tokens.axis_sums
+    sums = tokens.linear_sums
     return _composite(sums.centred_column, sums.centred_row) / _composite(sums.column, sums.row)
 
 

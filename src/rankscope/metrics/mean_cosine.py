@@ -30,7 +30,7 @@ def mean_cosine(tokens: Tokens) -> Tensor:
         >>> mean_cosine(torch.tensor([[1.0, 0.0], [0.0, 3.0]])).item()
         0.0
     """
-    return _mean_over_pairs(tokens.axis_sums.direction, tokens.energies.row)
+    return _mean_over_pairs(tokens.linear_sums.direction, tokens.energies.row)
 
 
 @token_metric(
@@ -54,7 +54,7 @@ def centred_mean_cosine(tokens: Tokens) -> Tensor:
         >>> centred_mean_cosine(torch.tensor([[3.0, 5.0], [3.0, 7.0]])).item()
         -1.0
     """
-    return _mean_over_pairs(tokens.axis_sums.centred_direction, tokens.energies.centred_row)
+    return _mean_over_pairs(tokens.linear_sums.centred_direction, tokens.energies.centred_row)
 
 
 def _mean_over_pairs(unit_sum: Tensor, row_energy: Tensor) -> Tensor:

@@ -31,4 +31,4 @@ def median_relative_residual(tokens: Tokens) -> Tensor:
         >>> median_relative_residual(torch.tensor([[1.0], [1.0], [2.0]])).item()
         0.25
     """
-    return largest(tokens.column_median_deviation) / largest(tokens.axis_sums.column)
+    return largest(tokens.column_median_deviation) / largest(tokens.linear_sums.column)

@@ -30,5 +30,4 @@ def first_token_sink_rate(attention: AttentionMatrix) -> Tensor:
         0.25
     """
     counts = attention.kept & attention.sees_first & (attention.support_size >= 2)
-    mass = attention.row_sums.first * attention.rows.scale.unsqueeze(-1)
-    return mass.masked_fill(~counts, 0.0).sum(-1) / counts.sum(-1)
+    return attention.first_mass.masked_fill(~counts, 0.0).sum(-1) / counts.sum(-1)

@@ -11,10 +11,12 @@ from rich.table import Table
 from rich.text import Text
 
 from rankscope.reporting.sparklines import sparkline
+from rankscope.results.ablation import MEASURE, Arm, arms
+from rankscope.results.ablation_text import shown_layers
 from rankscope.results.checks import CheckStatus, DoctorReport
 from rankscope.results.run import Run
 from rankscope.results.summary import Summary, shown_lines, summarise
-from rankscope.results.text import cell, facts_line, floor_line
+from rankscope.results.text import FLOOR_MARK, cell, facts_line, floor_line, number
 
 NARROW_COLUMN = 13
 MARKS: Mapping[CheckStatus, tuple[str, str]] = {
@@ -39,6 +41,9 @@ VERDICT_COLOURS: Mapping[str, str] = {
 def print_run(run: Run, console: Console, *, metrics: Sequence[str] | None = None, site: str | None = None) -> None:
     """Table of blocks by metric for every stack, with the course of each metric, then the verdict."""
     plain = not console.encoding.lower().startswith("utf")
+    if run.kind == "ablate":
+        print_ablation(run, console, plain=plain)
+        return
     fitting = max(2, (console.width - 8) // NARROW_COLUMN)
     console.print(Text(facts_line(run), style="bold"))
     grids = summarise(run.table, metrics=metrics, site=site, limit=fitting) if run.table.num_rows else []
@@ -49,6 +54,42 @@ def print_run(run: Run, console: Console, *, metrics: Sequence[str] | None = Non
     console.print(_verdict_panel(run, plain=plain))
     for note in run.notes:
         console.print(Text(f"note: {note}", style="dim"))
+
+
+def print_ablation(run: Run, console: Console, *, plain: bool) -> None:
+    """Variants down, depth across, for each mask and kind of weights; then the verdict."""
+    console.print(Text(facts_line(run), style="bold"))
+    groups: dict[tuple[str, str, str | None], list[Arm]] = {}
+    for arm in arms(run.table):
+        groups.setdefault((arm.weights, arm.mask, arm.stack), []).append(arm)
+    for (weights, mask, stack), members in groups.items():
+        title = ", ".join(part for part in (stack, f"{weights} weights", f"{mask} mask") if part)
+        console.print(_arms_table(f"{MEASURE} at block.out, {title}", members, plain=plain))
+    if any(bool(arm.line.any_floor.any()) for members in groups.values() for arm in members):
+        console.print(Text(floor_line(run), style="magenta"))
+    console.print(_verdict_panel(run, plain=plain))
+    for note in run.notes:
+        console.print(Text(f"note: {note}", style="dim"))
+
+
+def _arms_table(title: str, members: list[Arm], *, plain: bool) -> Table:
+    table = Table(box=box.ASCII if plain else box.SIMPLE_HEAD, title=title, title_justify="left")
+    table.add_column("variant", no_wrap=True)
+    chosen = shown_layers(members[0].line.layers.size)
+    for position in chosen:
+        table.add_column(str(members[0].line.layers[position]), justify="right", no_wrap=True)
+    table.add_column("course", no_wrap=True)
+    for arm in members:
+        words = [
+            _styled(
+                number(float(arm.line.mean[i])) + FLOOR_MARK * bool(arm.line.any_floor[i]),
+                floor=bool(arm.line.any_floor[i]),
+            )
+            for i in chosen
+        ]
+        course = sparkline(arm.line.mean.tolist(), plain=plain, width=NARROW_COLUMN)
+        table.add_row(Text(arm.variant), *words, Text(course, style="cyan"))
+    return table
 
 
 def _grid_table(grid: Summary, *, plain: bool) -> Table:

@@ -58,7 +58,7 @@ class DoctorReport:
 
     @property
     def passed(self) -> bool:
-        """Whether nothing failed. What is refused is not a failure: it is said and not measured."""
+        """Whether nothing failed. What is refused is no failure, since it is said and not measured."""
         return not any(check.status == "fail" for check in self.checks)
 
     def __getitem__(self, name: str) -> Check:

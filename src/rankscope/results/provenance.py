@@ -51,6 +51,7 @@ class Provenance:
         token_policy: which tokens count.
         sequences: number of sequences measured.
         lengths: tokens counted in each sequence.
+        operations: plain descriptions of the surgery the model ran under, in order.
     """
 
     model: str
@@ -65,6 +66,7 @@ class Provenance:
     token_policy: str | None = None
     sequences: int | None = None
     lengths: tuple[int, ...] = ()
+    operations: tuple[Mapping[str, Any], ...] = ()
     versions: Mapping[str, str] = field(default_factory=lambda: installed_versions())
     python: str = field(default_factory=platform.python_version)
     platform: str = field(default_factory=lambda: f"{platform.system()} {platform.machine()}".strip())
@@ -75,7 +77,7 @@ class Provenance:
     wall_seconds: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("versions", "git", "lengths", "command"):
+        for name in ("versions", "git", "lengths", "command", "operations"):
             object.__setattr__(self, name, freeze(getattr(self, name)))
         object.__setattr__(self, "model", without_home(self.model))
 

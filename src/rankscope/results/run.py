@@ -123,12 +123,21 @@ class Run:
         return curve(self.table, metric, site, stack=stack, reduce=reduce)
 
     def plot(self, metrics: tuple[str, ...] | list[str] | None = None, site: str | None = None) -> Figure:
-        """A matplotlib figure with one panel per metric (extra ``plot``)."""
+        """A matplotlib figure (extra ``plot``): a panel per metric, or per mask with a line per variant."""
+        if self.kind == "ablate":
+            from rankscope.results.ablation import MEASURE
+            from rankscope.results.ablation_figure import draw_ablation
+
+            return draw_ablation(self, metric=metrics[0] if metrics else MEASURE, site=site or "block.out")
         from rankscope.results.figure import draw
 
         return draw(self, metrics=metrics, site=site)
 
     def __str__(self) -> str:
+        if self.kind == "ablate":
+            from rankscope.results.ablation_text import ablation_as_text
+
+            return ablation_as_text(self)
         return as_text(self)
 
     def __repr__(self) -> str:

@@ -121,12 +121,13 @@ def operating(
     *,
     inputs: Any = None,
     blocks: str | Sequence[str] | None = None,
+    view: ModelView | None = None,
 ) -> Iterator[None]:
-    """The same for an operation that is already described."""
+    """The same for an operation that is already described, on a model whose structure may be known."""
     session = _SESSIONS.get(model)
     outermost = session is None
     if session is None:
-        session = _Session(_view(model, inputs, blocks))
+        session = _Session(view if view is not None else _view(model, inputs, blocks))
     check_operable(operation, session.view)
     session.operations.append(operation)
     try:

@@ -12,13 +12,11 @@ from torch import nn
 from tqdm.auto import tqdm
 
 from rankscope._errors import InputError
-from rankscope.linalg.precision import float_floor
 from rankscope.metrics import DEFAULT_ATTENTION_METRICS, DEFAULT_TOKEN_METRICS, METRICS, MetricSpec
-from rankscope.models.inputs import Prepared, TokensPolicy, prepare_inputs
-from rankscope.models.loading import LoadedModel, load
+from rankscope.models.inputs import TokensPolicy, prepare_inputs
+from rankscope.models.loading import load
 from rankscope.models.loading.quiet import quiet_transformers
 from rankscope.models.view import ModelView
-from rankscope.results.provenance import Provenance
 from rankscope.results.rows import RowWriter
 from rankscope.results.run import Run
 from rankscope.results.verdict import judge
@@ -26,6 +24,7 @@ from rankscope.stream.sites import DEFAULT_SITES, SiteSelection
 from rankscope.stream.tracer import trace
 from rankscope.stream.viewing import undisturbed, view_of
 from rankscope.verbs.null import gaussian_null
+from rankscope.verbs.origin import floor_of, provenance_of
 from rankscope.verbs.reader import SiteReader
 
 
@@ -100,11 +99,11 @@ def measure(
     if table.num_rows == 0:
         raise InputError(_nothing_measured(selection, specs, view))
     random_values = gaussian_null(specs, reader.shapes, seed=seed) if null else None
-    floor = _floor(reader.dtypes)
+    floor = floor_of(reader.dtypes)
     verdict = judge(table, floor["relative"], random_values)
     return Run(
         kind="measure",
-        provenance=_provenance(loaded, prepared, reader, seed, time.perf_counter() - started),
+        provenance=provenance_of(loaded, prepared, reader, seed, time.perf_counter() - started),
         floor=floor,
         verdict=verdict.sentence,
         evidence=verdict.evidence,
@@ -126,37 +125,6 @@ def _selection(words: Sequence[str] | None, specs: Sequence[MetricSpec]) -> Site
     sides = {spec.side for spec in specs}
     return SiteSelection.parse(
         word for word in DEFAULT_SITES if ("attention" if word.endswith(".probs") else "tokens") in sides
-    )
-
-
-def _floor(dtypes: set[torch.dtype]) -> dict[str, Any]:
-    """The coarsest format any activation was in decides what can be told from rounding."""
-    if not dtypes:
-        return {"dtype": None, "relative": None, "meaning": "no activation was measured"}
-    coarsest = max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
-    return {
-        "dtype": str(coarsest).removeprefix("torch."),
-        "relative": float_floor(coarsest),
-        "meaning": "relative residuals at or below this are rounding of the activations' own format",
-    }
-
-
-def _provenance(loaded: LoadedModel, prepared: Prepared, reader: SiteReader, seed: int, seconds: float) -> Provenance:
-    counted = next(iter(reader.lengths.values()), {})
-    return Provenance(
-        model=loaded.spec,
-        origin=loaded.origin,
-        revision=loaded.revision,
-        config_hash=loaded.config_hash,
-        seed=seed,
-        parameters=loaded.parameters,
-        weights_dtype=loaded.dtype,
-        arithmetic_dtype=", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in reader.dtypes)) or None,
-        attention=loaded.attn_implementation,
-        token_policy=prepared.policy,
-        sequences=prepared.sequences,
-        lengths=tuple(counted[key] for key in sorted(counted)) or prepared.lengths,
-        wall_seconds=round(seconds, 3),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -24,13 +24,21 @@ class SiteReader:
         metrics: what to take; token metrics at stream sites, attention metrics at probability sites.
         policy: which tokens count.
         writer: where the rows go.
+        at: values of the writer's further columns, for every row.
     """
 
-    def __init__(self, metrics: Sequence[MetricSpec], policy: TokensPolicy, writer: RowWriter) -> None:
+    def __init__(
+        self,
+        metrics: Sequence[MetricSpec],
+        policy: TokensPolicy,
+        writer: RowWriter,
+        at: Mapping[str, str | int | None] | None = None,
+    ) -> None:
         self._of_tokens = [spec for spec in metrics if spec.side == "tokens"]
         self._of_attention = [spec for spec in metrics if spec.side == "attention"]
         self._policy = policy
         self._writer = writer
+        self._at = at
         self._batch: Batch | None = None
         self._heads_seen: dict[SiteRef, int] = {}
         self.dtypes: set[torch.dtype] = set()
@@ -80,6 +88,7 @@ class SiteReader:
                 values=value,
                 statuses=status,
                 head_axis=head_axis,
+                at=self._at,
             )
 
     def _keep(self, sequences: int, tokens: int, device: torch.device) -> Tensor | None:

@@ -51,10 +51,10 @@ def _keep(part: Batch, plan: Plan, special: frozenset[int] | None) -> torch.Tens
         content = torch.ones_like(ids, dtype=torch.bool)
     elif bare is not None and bare.ndim in (2, 3):
         content = torch.ones(bare.transpose(0, part.axis).shape[:2], dtype=torch.bool, device=bare.device)
-    elif plan.policy == "content":
-        return None
+    elif plan.policy == "no-special":
+        raise InputError("tokens_policy 'no-special' needs input_ids or a (batch, tokens) attention_mask.")
     else:
-        raise InputError(f"tokens_policy {plan.policy!r} needs input_ids or a (batch, tokens) attention_mask.")
+        return None
     if isinstance(ids, torch.Tensor):
         return all_or_some(kept_tokens(Rows(ids, content), plan.policy, special))
     return all_or_some(kept_tokens(Rows(content.long(), content), plan.policy, None))

@@ -1,0 +1,138 @@
+"""The weights of one attention layer, as the laws need them; any object with these attributes will do."""
+
+# The names follow the algebra.
+# ruff: noqa: N802, N815
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from rankscope._errors import InputError
+
+
+class AttentionWeights(Protocol):
+    r"""Attention :math:`\sum_h P_h (X W_{V,h} + 1 b_{V,h}^T) W_{O,h} + 1 b_O^T` with tokens as rows.
+
+    ``scale`` multiplies query times key. Weights read from a model fit as they are, and so does
+    :class:`HeadTensors`. Key biases are absent on purpose: what they add to the scores is the same along each row, and
+    softmax does not see it.
+    """
+
+    @property
+    def W_Q(self) -> Tensor:
+        """(heads, dim, d_qk)."""
+
+    @property
+    def W_K(self) -> Tensor:
+        """(heads, dim, d_qk)."""
+
+    @property
+    def W_V(self) -> Tensor:
+        """(heads, dim, d_v)."""
+
+    @property
+    def W_O(self) -> Tensor:
+        """(heads, d_v, dim)."""
+
+    @property
+    def b_Q(self) -> Tensor:
+        """(heads, d_qk)."""
+
+    @property
+    def b_V(self) -> Tensor:
+        """(heads, d_v)."""
+
+    @property
+    def b_O(self) -> Tensor:
+        """(dim,)."""
+
+    @property
+    def scale(self) -> float:
+        """Factor on query times key."""
+
+    @property
+    def rotary(self) -> bool:
+        """Whether queries and keys are rotated by position."""
+
+    @property
+    def qk_norm(self) -> bool:
+        """Whether queries and keys are normalised before they meet."""
+
+
+@dataclass(frozen=True, eq=False)
+class HeadTensors:
+    """Plain tensors that fit :class:`AttentionWeights`; :func:`head_tensors` fills in what is left out."""
+
+    W_Q: Float[Tensor, "heads dim d_qk"]
+    W_K: Float[Tensor, "heads dim d_qk"]
+    W_V: Float[Tensor, "heads dim d_v"]
+    W_O: Float[Tensor, "heads d_v dim"]
+    b_Q: Float[Tensor, "heads d_qk"]
+    b_V: Float[Tensor, "heads d_v"]
+    b_O: Float[Tensor, " dim"]
+    scale: float
+    rotary: bool = False
+    qk_norm: bool = False
+
+
+def head_tensors(
+    W_Q: Float[Tensor, "heads dim d_qk"],
+    W_K: Float[Tensor, "heads dim d_qk"],
+    W_V: Float[Tensor, "heads dim d_v"],
+    W_O: Float[Tensor, "heads d_v dim"],
+    *,
+    scale: float | None = None,
+    b_Q: Float[Tensor, "heads d_qk"] | None = None,
+) -> HeadTensors:
+    r"""Heads from plain tensors: scale :math:`1/\sqrt{d_{qk}}` and no biases unless given.
+
+    Example:
+        >>> one = torch.ones(2, 4, 4)
+        >>> head_tensors(one, one, one, one).scale
+        0.5
+    """
+    return HeadTensors(
+        W_Q=W_Q,
+        W_K=W_K,
+        W_V=W_V,
+        W_O=W_O,
+        b_Q=W_Q.new_zeros(W_Q.shape[0], W_Q.shape[2]) if b_Q is None else b_Q,
+        b_V=W_V.new_zeros(W_V.shape[0], W_V.shape[2]),
+        b_O=W_O.new_zeros(W_O.shape[2]),
+        scale=W_Q.shape[2] ** -0.5 if scale is None else scale,
+    )
+
+
+def float64_heads(heads: AttentionWeights) -> HeadTensors:
+    """The same weights in float64, checked: three axes that fit together, scores bilinear and without positions.
+
+    Raises:
+        InputError: shapes that do not fit, or scores that the cubic law does not describe.
+    """
+    shapes = [tuple(W.shape) for W in (heads.W_Q, heads.W_K, heads.W_V, heads.W_O)]
+    q, k, v, o = shapes
+    if any(len(s) != 3 for s in shapes) or q != k or q[:2] != v[:2] or o != (v[0], v[2], q[1]):
+        raise InputError(
+            f"W_Q, W_K, W_V, W_O have the shapes {q}, {k}, {v}, {o}. Expected (heads, dim, d_qk) twice, "
+            "(heads, dim, d_v) and (heads, d_v, dim); with grouped keys and values give them once per query head."
+        )
+    if heads.rotary or heads.qk_norm:
+        what = "rotated by position" if heads.rotary else "normalised before they meet"
+        raise InputError(
+            f"Queries and keys are {what}, and the cubic law needs scores that are bilinear in the tokens and the same "
+            "for every position. "
+            + (
+                "With positions collapse has order 1: use the spectral law."
+                if heads.rotary
+                else "Multiply W_Q and W_K by the Jacobians of the two norms at the collapsed point and set qk_norm to "
+                "False: that gives the law in the limit."
+            )
+        )
+    wide = [W.detach().to(torch.float64) for W in (heads.W_Q, heads.W_K, heads.W_V, heads.W_O)]
+    biases = [b.detach().to(torch.float64) for b in (heads.b_Q, heads.b_V, heads.b_O)]
+    return HeadTensors(*wide, *biases, scale=float(heads.scale))

@@ -1,0 +1,47 @@
+"""What every run says about itself: the float floor it met and where its numbers come from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from rankscope.linalg.precision import float_floor
+from rankscope.models.inputs import Prepared
+from rankscope.models.loading import LoadedModel
+from rankscope.results.provenance import Provenance
+from rankscope.surgery.operating import operations_on
+from rankscope.verbs.reader import SiteReader
+
+
+def floor_of(dtypes: set[torch.dtype]) -> dict[str, Any]:
+    """The coarsest format any activation was in decides what can be told from rounding."""
+    if not dtypes:
+        return {"dtype": None, "relative": None, "meaning": "no activation was measured"}
+    coarsest = max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
+    return {
+        "dtype": str(coarsest).removeprefix("torch."),
+        "relative": float_floor(coarsest),
+        "meaning": "relative residuals at or below this are rounding of the activations' own format",
+    }
+
+
+def provenance_of(loaded: LoadedModel, prepared: Prepared, reader: SiteReader, seed: int, seconds: float) -> Provenance:
+    """Model, inputs, arithmetic and any surgery under way."""
+    counted = next(iter(reader.lengths.values()), {})
+    return Provenance(
+        model=loaded.spec,
+        origin=loaded.origin,
+        revision=loaded.revision,
+        config_hash=loaded.config_hash,
+        seed=seed,
+        parameters=loaded.parameters,
+        weights_dtype=loaded.dtype,
+        arithmetic_dtype=", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in reader.dtypes)) or None,
+        attention=loaded.attn_implementation,
+        token_policy=prepared.policy,
+        sequences=prepared.sequences,
+        lengths=tuple(counted[key] for key in sorted(counted)) or prepared.lengths,
+        operations=operations_on(loaded.model),
+        wall_seconds=round(seconds, 3),
+    )

@@ -1,0 +1,162 @@
+"""Laws that hold for every mask, and what a mask answers when it cannot."""
+
+from __future__ import annotations
+
+import builtins
+import copy
+import json
+import pickle
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+
+from rankscope._errors import InputError, MissingExtraError
+from rankscope.masks import Mask, mask_from_description, parse_mask
+from rankscope.masks._edges import Progressions
+from tests.masks.strategies import lengths, masks
+
+
+def dense(mask: Mask, n: int) -> torch.Tensor:
+    return mask.dense(n, allow_empty=True)
+
+
+@given(masks, masks, lengths)
+def test_de_morgan(a: Mask, b: Mask, n: int) -> None:
+    assert torch.equal(dense(~(a | b), n), dense(~a & ~b, n))
+    assert torch.equal(dense(~(a & b), n), dense(~a | ~b, n))
+
+
+@given(masks, masks, masks, lengths)
+def test_lattice_laws(a: Mask, b: Mask, c: Mask, n: int) -> None:
+    assert torch.equal(dense(a | a, n), dense(a, n))
+    assert torch.equal(dense(a & a, n), dense(a, n))
+    assert torch.equal(dense(a | b, n), dense(a, n) | dense(b, n))
+    assert torch.equal(dense(a & b, n), dense(a, n) & dense(b, n))
+    assert torch.equal(dense(~a, n), ~dense(a, n))
+    assert torch.equal(dense(a & (b | c), n), dense((a & b) | (a & c), n))
+    assert (a | b) | c == a | (b | c)
+    assert (a & b) & c == a & (b & c)
+    assert ~~a == a
+
+
+@given(masks, lengths)
+def test_sparse_is_dense(mask: Mask, n: int) -> None:
+    sparse = mask.sparse(n, allow_empty=True)
+    assert sparse.dtype == np.bool_
+    assert sparse.has_canonical_format
+    assert sparse.toarray().tolist() == dense(mask, n).tolist()
+    assert mask.most_edges(n) >= sparse.nnz
+
+
+@given(masks, lengths)
+def test_facts_of_a_composition_are_true(mask: Mask, n: int) -> None:
+    seen = dense(mask, n)
+    assert not mask.is_causal or not seen.triu(1).any()
+    assert not mask.self_loops or seen.diagonal().all()
+
+
+@given(masks)
+def test_text_and_description_read_back(mask: Mask) -> None:
+    assert parse_mask(str(mask)) == mask
+    assert hash(parse_mask(str(mask))) == hash(mask)
+    assert mask_from_description(json.loads(json.dumps(mask.describe()))) == mask
+    assert eval(repr(mask), {"parse_mask": parse_mask}) == mask
+    assert pickle.loads(pickle.dumps(mask)) == copy.deepcopy(mask) == mask
+
+
+@given(masks, lengths, lengths)
+def test_queries_are_aligned_at_the_end(mask: Mask, n: int, m: int) -> None:
+    query, key = min(n, m), max(n, m)
+    assert torch.equal(mask.dense(query, key, allow_empty=True), dense(mask, key)[-query:])
+
+
+def test_an_empty_row_is_named() -> None:
+    with pytest.raises(InputError, match=r"'~window\(1\)' query 1 \(position 1\) sees none of the 3 keys.*window\(0\)"):
+        parse_mask("~window(1)").dense(3)
+    with pytest.raises(InputError, match="query 1 "):
+        parse_mask("~window(1)").sparse(3)
+    with pytest.raises(InputError, match=r"query 0 \(position -2\) sees none of the 3 keys"):
+        parse_mask("causal").dense(5, 3)
+    assert parse_mask("~window(1)").dense(3, allow_empty=True).sum() == 2
+
+
+@pytest.mark.parametrize("lengths", [(0, None), (-1, 3), (2, 0), (True, None), (2.0, None)])
+def test_lengths_are_positive_numbers(lengths: tuple[Any, Any]) -> None:
+    with pytest.raises(InputError, match="number of tokens"):
+        parse_mask("causal").dense(*lengths)
+
+
+def test_only_masks_compose() -> None:
+    with pytest.raises(TypeError):
+        parse_mask("causal") | "window(1)"  # type: ignore[operator]
+
+
+def test_a_mask_is_frozen() -> None:
+    with pytest.raises(AttributeError):
+        parse_mask("window(1)").name = "causal"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("expression", "edges"),
+    [
+        ("window(3)", 7 * 65536 - 12),
+        ("causal & window(3)", 4 * 65536 - 6),
+        ("window(3) & ~causal", 3 * 65536 - 6),
+        ("causal_window(3) | sink(1)", 5 * 65536 - 10),
+        ("(causal | sink(2)) & window(1)", 2 * 65536),
+        ("dilated(2, 100) & ~window(0)", 4 * 65536 - 600),
+    ],
+)
+def test_long_sequences_stay_sparse(expression: str, edges: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise AssertionError("the square matrix was looked at")
+
+    monkeypatch.setattr(Mask, "_scan", refused)
+    begin = time.perf_counter()
+    assert parse_mask(expression).sparse(65536, allow_empty=True).nnz == edges
+    assert time.perf_counter() - begin < 2
+
+
+def test_bigbird_at_65536() -> None:
+    sparse = parse_mask("bigbird(window=3, random=3, global_tokens=2)").sparse(65536)
+    assert (sparse.count_nonzero(axis=1)[:2] == 65536).all()
+    assert sparse.count_nonzero(axis=1)[2:].max() <= 7 + 3 + 2
+
+
+@pytest.mark.parametrize(
+    "expression", ["causal", "complete", "~window(1)", "causal | window(3)", "~causal & ~window(2)"]
+)
+def test_what_does_not_fit_is_refused_at_once(expression: str) -> None:
+    begin = time.perf_counter()
+    with pytest.raises(InputError, match="fewer tokens"):
+        parse_mask(expression).sparse(65536)
+    assert time.perf_counter() - begin < 2
+
+
+def test_a_dense_mask_that_does_not_fit_is_refused() -> None:
+    with pytest.raises(InputError, match=r"Use sparse\(\)"):
+        parse_mask("causal").dense(1 << 17)
+
+
+def test_wide_masks_are_counted_and_cut_into_stretches() -> None:
+    """What prefix sums need: a causal mask of a million tokens without its edges."""
+    edges = parse_mask("causal").edges(1_000_000)  # type: ignore[attr-defined]
+    assert isinstance(edges, Progressions)
+    assert edges.count == 1_000_000 * 1_000_001 // 2
+
+
+def test_without_scipy_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def without_scipy(name: str, *rest: Any) -> Any:
+        if name.startswith("scipy"):
+            raise ImportError(name)
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", without_scipy)
+    with pytest.raises(MissingExtraError, match=r"rankscope\[graphs\]"):
+        parse_mask("causal").sparse(3)

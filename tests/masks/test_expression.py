@@ -1,0 +1,169 @@
+"""Expressions and descriptions: what is read, and what is refused."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankscope._errors import InputError, RankscopeError, UnknownNameError
+from rankscope.masks import MASKS, mask_from_description, parse_mask
+from rankscope.masks._composed import Both, Complement, Either
+
+CAUSAL, NEAR, FIRST = MASKS["causal"](), MASKS["window"](2), MASKS["sink"](1)
+
+
+@pytest.mark.parametrize(
+    ("text", "mask"),
+    [
+        ("causal", CAUSAL),
+        ("causal()", CAUSAL),
+        ("  window ( 2 ) ", NEAR),
+        ("window(width=2)", NEAR),
+        ("causal & window(2) | sink(1)", Either((Both((CAUSAL, NEAR)), FIRST))),
+        ("sink(1) | causal & window(2)", Either((FIRST, Both((CAUSAL, NEAR))))),
+        ("causal & (window(2) | sink(1))", Both((CAUSAL, Either((NEAR, FIRST))))),
+        ("~causal & window(2)", Both((Complement(CAUSAL), NEAR))),
+        ("~(causal | sink(1))", Complement(Either((CAUSAL, FIRST)))),
+        ("~~causal", CAUSAL),
+        ("dilated(1, step=2)", MASKS["dilated"](width=1, step=2)),
+        ("adjacency('10/11')", MASKS["adjacency"]("10/11")),
+        ('adjacency("10\\u002f11")', MASKS["adjacency"]("10/11")),
+    ],
+)
+def test_read(text: str, mask: object) -> None:
+    assert parse_mask(text) == mask
+
+
+def test_written_with_as_few_parentheses_as_needed() -> None:
+    for text in ("causal & window(2) | sink(1)", "causal & (window(2) | sink(1))", "~(causal & window(2))", "~causal"):
+        assert str(parse_mask(f"({text})")) == text
+    assert str(parse_mask("causal | (sink(1) | window(2))")) == "causal | sink(1) | window(2)"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "   ",
+        "__import__('os').system('true')",
+        "causal.__class__",
+        "causal.dense(3)",
+        "().__class__.__bases__[0]",
+        "[causal]",
+        "{causal}",
+        "lambda: causal",
+        "causal if causal else causal",
+        "causal; causal",
+        "causal\ncausal",
+        "f'{causal}'",
+        "window(1+1)",
+        "window(2**64)",
+        "window(0x10)",
+        "window(1e3)",
+        "window(1.5)",
+        "window(True)",
+        "window(None)",
+        "window(window(1))",
+        "window(width=)",
+        "window(1, width=1)",
+        "window(width=1, width=1)",
+        "dilated(width=1, 2)",
+        "window()",
+        "window(1, 2)",
+        "window('1')",
+        "window(-1)",
+        "dilated(1, 0)",
+        "adjacency(1)",
+        "adjacency('\\')",
+        'adjacency("\\x")',
+        'adjacency("unclosed)',
+        "window(1",
+        "(causal",
+        "causal)",
+        "causal |",
+        "| causal",
+        "causal || window(1)",
+        "causal ~ window(1)",
+        "~",
+        "window(" + "9" * 5000 + ")",
+        "window(99999999999999999999)",
+        "window(2147483648)",
+        "~" * 60 + "causal",
+        "(" * 60 + "causal" + ")" * 60,
+        "causal | " * 5000 + "causal",
+        "window(١)",
+        "caus\u0430l",
+        "causal\x00",
+    ],
+)
+def test_refused(text: str) -> None:
+    begin = time.perf_counter()
+    with pytest.raises((InputError, UnknownNameError)):
+        parse_mask(text)
+    assert time.perf_counter() - begin < 1
+
+
+@pytest.mark.parametrize("text", [None, 3, b"causal", ["causal"]])
+def test_only_text_is_an_expression(text: Any) -> None:
+    with pytest.raises(InputError, match="is a string"):
+        parse_mask(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "near"), [("causl", "'causal'"), ("__import__", "Known"), ("window(wdth=1)", "'width'")]
+)
+def test_unknown_names_are_answered_with_near_ones(text: str, near: str) -> None:
+    with pytest.raises(UnknownNameError, match=near):
+        parse_mask(text)
+
+
+def test_the_place_is_shown() -> None:
+    with pytest.raises(InputError, match=r"at character 10: expected the name of a mask.*got '\|'") as caught:
+        parse_mask("causal | | sink(1)")
+    assert "rankscope ls masks" in str(caught.value)
+
+
+@given(st.text(alphabet="causlwindow(),=|&~ 0123'\"\\_.-", max_size=40))
+def test_any_text_is_a_mask_or_an_error_of_ours(text: str) -> None:
+    try:
+        mask = parse_mask(text)
+    except RankscopeError:
+        return
+    assert parse_mask(str(mask)) == mask
+
+
+@pytest.mark.parametrize(
+    "description",
+    [
+        None,
+        "causal",
+        {},
+        {"mask": 3},
+        {"mask": "window", "parameters": [1]},
+        {"mask": "window", "parameters": {"width": "1"}},
+        {"mask": "window", "parameters": {"width": True}},
+        {"mask": "window", "parameters": {"width": 10**400}},
+        {"mask": "window"},
+        {"mask": "causal", "extra": 1},
+        {"any": []},
+        {"any": "ab"},
+        {"all": {"mask": "causal"}},
+        {"not": [{"mask": "causal"}]},
+        {"any": [{"mask": "causal"}], "all": [{"mask": "causal"}]},
+    ],
+)
+def test_descriptions_refused(description: Any) -> None:
+    with pytest.raises(InputError):
+        mask_from_description(description)
+
+
+def test_a_deep_description_is_refused() -> None:
+    description: dict[str, Any] = {"mask": "causal"}
+    for _ in range(100):
+        description = {"not": {"all": [description]}}
+    with pytest.raises(InputError, match="levels"):
+        mask_from_description(description)

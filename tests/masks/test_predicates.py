@@ -1,0 +1,123 @@
+"""Each mask against its sentence, written as a double loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from rankscope._errors import InputError
+from rankscope.masks import MASKS, parse_mask
+from rankscope.masks.adjacency import written_out
+from rankscope.masks.random_sparse import drawn_keys
+
+REFERENCES: list[tuple[str, Callable[[int, int], bool]]] = [
+    ("complete", lambda q, k: True),
+    ("causal", lambda q, k: k in range(q + 1)),
+    ("window(0)", lambda q, k: q == k),
+    ("window(1)", lambda q, k: k in (q - 1, q, q + 1)),
+    ("window(3)", lambda q, k: k in range(q - 3, q + 4)),
+    ("causal_window(0)", lambda q, k: q == k),
+    ("causal_window(1)", lambda q, k: k in (q - 1, q)),
+    ("causal_window(4)", lambda q, k: k in range(q - 4, q + 1)),
+    ("dilated(2, 3)", lambda q, k: k in (q - 6, q - 3, q, q + 3, q + 6)),
+    ("dilated(width=3, step=1)", lambda q, k: k in range(q - 3, q + 4)),
+    ("sink(2)", lambda q, k: k in (0, 1)),
+    ("prefix(0)", lambda q, k: k in range(q + 1)),
+    ("prefix(3)", lambda q, k: k in range(q + 1) or (q in (0, 1, 2) and k in (0, 1, 2))),
+    ("block_sparse(1)", lambda q, k: q == k),
+    ("block_sparse(4)", lambda q, k: any(q in b and k in b for b in (range(s, s + 4) for s in range(0, 20, 4)))),
+    ("global_tokens(2)", lambda q, k: q in (0, 1) or k in (0, 1)),
+]
+
+
+def by_hand(sees: Callable[[int, int], bool], query: int, key: int) -> list[list[bool]]:
+    return [[sees(key - query + i, j) for j in range(key)] for i in range(query)]
+
+
+@pytest.mark.parametrize(("expression", "sees"), REFERENCES, ids=[name for name, _ in REFERENCES])
+@pytest.mark.parametrize(("query", "key"), [(1, 1), (2, 2), (7, 7), (16, 16), (1, 7), (5, 16), (7, 5), (3, 1)])
+def test_against_the_double_loop(expression: str, sees: Callable[[int, int], bool], query: int, key: int) -> None:
+    mask = parse_mask(expression)
+    got = mask.dense(query, key, allow_empty=True)
+    assert got.dtype == torch.bool
+    assert got.tolist() == by_hand(sees, query, key)
+    if query == key:
+        assert mask.sparse(query, allow_empty=True).toarray().tolist() == got.tolist()
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 16])
+@pytest.mark.parametrize("degree", [0, 1, 3, 15, 40])
+def test_random_sparse_sees_itself_and_degree_others(n: int, degree: int) -> None:
+    seen = MASKS["random_sparse"](degree, seed=5).dense(n)
+    assert seen.diagonal().all()
+    assert seen.sum(1).tolist() == [min(degree + 1, n)] * n
+
+
+def test_random_sparse_rows_do_not_depend_on_the_others() -> None:
+    mask = MASKS["random_sparse"](4, seed=1)
+    whole = mask.dense(50)
+    state = torch.get_rng_state()
+    assert torch.equal(mask.dense(3, 50), whole[-3:])
+    order = torch.tensor([[40], [3], [17]])
+    assert torch.equal(mask.sees(order, torch.arange(50).unsqueeze(0)), whole[order[:, 0]])
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not torch.equal(MASKS["random_sparse"](4, seed=2).dense(50), whole)
+
+
+def test_random_sparse_draws_evenly() -> None:
+    """Each other key in a share 3/8 of 20,000 draws: five standard deviations are .0172."""
+    draws = np.concatenate([drawn_keys(np.array([4]), 9, 3, seed) for seed in range(20_000)])
+    share = np.bincount(draws.ravel(), minlength=9) / len(draws)
+    assert share[4] == 0
+    assert np.abs(np.delete(share, 4) - 3 / 8).max() < 5 * (3 / 8 * 5 / 8 / 20_000) ** 0.5
+    neighbours = drawn_keys(np.arange(20_000), 20_001, 1, 0)[:, 0] / 20_001
+    assert abs(np.corrcoef(neighbours[1:], neighbours[:-1])[0, 1]) < 5 / 20_000**0.5
+
+
+def test_random_sparse_needs_a_position_for_each_query() -> None:
+    with pytest.raises(InputError, match="first stands at -2"):
+        MASKS["random_sparse"](1).dense(5, 3)
+
+
+def test_bigbird_is_its_union() -> None:
+    whole = parse_mask("bigbird(window=2, random=3, global_tokens=2, seed=7)")
+    union = parse_mask("window(2) | random_sparse(3, seed=7) | global_tokens(2)")
+    for n in (1, 2, 7, 16, 40):
+        assert torch.equal(whole.dense(n), union.dense(n))
+        assert (whole.sparse(n) != union.sparse(n)).nnz == 0
+
+
+def test_causal_window_is_causal_and_window() -> None:
+    for n in (1, 2, 7, 16):
+        for width in (0, 1, 3, 20):
+            want = parse_mask(f"causal_window({width})").dense(n)
+            assert torch.equal(parse_mask(f"causal & window({width})").dense(n), want)
+
+
+def test_adjacency_is_the_matrix() -> None:
+    matrix = torch.tensor([[1, 0, 1], [0, 1, 0], [1, 1, 0]])
+    mask = MASKS["adjacency"](written_out(matrix))
+    assert str(mask) == 'adjacency(source="101/010/110", digest="")'
+    assert torch.equal(mask.dense(3), matrix.bool())
+    assert torch.equal(mask.dense(2, 3), matrix[1:].bool())
+    with pytest.raises(InputError, match=r"has 3 tokens.*over 4 keys"):
+        mask.dense(4)
+    with pytest.raises(InputError, match="has 3 tokens"):
+        mask.sparse(4)
+
+
+@pytest.mark.parametrize("source", ["10/1", "1", "0/", "/", "11", "1/1"])
+def test_only_a_square_is_written_out(source: str) -> None:
+    if source in ("1", "0/"):
+        assert MASKS["adjacency"](source).dense(1, allow_empty=True).numel() == 1
+    else:
+        with pytest.raises(InputError, match="square"):
+            MASKS["adjacency"](source)
+
+
+def test_a_large_matrix_belongs_in_a_file() -> None:
+    with pytest.raises(InputError, match=r"numpy\.save"):
+        written_out(np.eye(129))
