@@ -3,7 +3,7 @@
 Every round runs every contestant once, interleaved, in one process; the ratio is of medians over the rounds.
 Peers that are not installed are left out. Run it with::
 
-    python benchmarks/overhead.py --rounds 15
+    python -m benchmarks.overhead --rounds 15
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import transformers
@@ -26,6 +27,13 @@ from rankscope.stream.viewing import view_of
 from rankscope.verbs.reader import SiteReader
 
 Contestant = Callable[[], object]
+
+
+def bert_base(sequences: int, tokens: int) -> tuple[torch.nn.Module, Batch]:
+    torch.manual_seed(0)
+    model = transformers.AutoModel.from_config(transformers.BertConfig()).eval()
+    ids = torch.randint(1000, 30000, (sequences, tokens))
+    return model, Batch({"input_ids": ids}, None, 0, sequences)
 
 
 def rankscope_pass(view: ModelView, batch: Batch, metrics: tuple[str, ...], sites: tuple[str, ...]) -> Contestant:
@@ -82,10 +90,10 @@ def nnsight(model: torch.nn.Module, ids: torch.Tensor) -> dict[str, Contestant]:
     wrapped = NNsight(model)
 
     def run() -> object:
-        saved = []
+        saved: list[Any] = []
         with wrapped.trace(input_ids=ids):
             for layer in wrapped.encoder.layer:
-                saved.append(layer.output.save())
+                saved.append(layer.output.save())  # noqa: PERF401 (traced line by line)
         return [torch.linalg.svdvals(s[0] if isinstance(s, tuple) else s) for s in saved]
 
     return {"nnsight 12 saved layers + svdvals": run}
@@ -110,19 +118,15 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--peers", action=argparse.BooleanOptionalAction, default=True)
     args = parser.parse_args()
-    torch.manual_seed(0)
-    model = transformers.AutoModel.from_config(transformers.BertConfig()).eval()
-    ids = torch.randint(1000, 30000, (args.sequences, args.tokens))
-    batch = Batch({"input_ids": ids}, None, 0, args.sequences)
+    model, batch = bert_base(args.sequences, args.tokens)
+    ids = batch.inputs["input_ids"]
     with torch.no_grad():
         view = view_of(model, batch)
         everything = (*DEFAULT_TOKEN_METRICS, *DEFAULT_ATTENTION_METRICS)
         contestants: dict[str, Contestant] = {
             "bare forward": lambda: batch.run(model),
             "rankscope, norm metrics at block.out": rankscope_pass(view, batch, NORM_METRICS, ("block.out",)),
-            "rankscope, token battery at block.out": rankscope_pass(
-                view, batch, DEFAULT_TOKEN_METRICS, ("block.out",)
-            ),
+            "rankscope, token battery at block.out": rankscope_pass(view, batch, DEFAULT_TOKEN_METRICS, ("block.out",)),
             "rankscope, battery + attention": rankscope_pass(view, batch, everything, ("block.out", "attention.probs")),
             "transformers output_hidden_states + svdvals": hidden_states_and_svd(model, ids),
         }

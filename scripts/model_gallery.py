@@ -28,6 +28,7 @@ QUOTED = ("relative_residual", "mean_cosine", "stable_rank", "effective_rank", "
 
 
 def measured(name: str) -> rs.Run:
+    """One model on eight sequences: the sample text, or texts of the kind it was trained on."""
     if name in INITIAL:
         return rs.measure(f"init:{name}", sequences=8, tokens=128, null=True)
     texts = list(PRETRAINED[name].texts) or None
@@ -35,6 +36,7 @@ def measured(name: str) -> rs.Run:
 
 
 def facts(run: rs.Run) -> dict[str, object]:
+    """What the page quotes."""
     curves = {
         metric: [round(float(value), 6) for value in run.curve(metric, "block.out").mean]
         for metric in QUOTED
@@ -54,6 +56,7 @@ def facts(run: rs.Run) -> dict[str, object]:
 
 
 def main() -> None:
+    """Measure, draw, and write the numbers down after each model."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", default=[*INITIAL, *TRAINED])
     torch.set_grad_enabled(False)

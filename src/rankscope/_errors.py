@@ -7,6 +7,7 @@ RankscopeError
 ├── DiscoveryError         blocks could not be found, or not without doubt
 ├── UnsupportedConfigError a family file met configuration it has not understood
 ├── UnsupportedOperationError surgery a model cannot undergo
+├── UnsupportedArithmeticError an operation that exact arithmetic has no rule for
 ├── SiteError              an expected site did not fire as often as it should
 ├── ResultError            a result file that is not one of ours, or not whole
 └── MissingExtraError      an optional package is not installed
@@ -53,6 +54,19 @@ class UnsupportedConfigError(RankscopeError):
 
 class UnsupportedOperationError(RankscopeError):
     """Surgery that this model cannot undergo, and why."""
+
+
+class UnsupportedArithmeticError(RankscopeError):
+    """An operation that exact arithmetic cannot follow, the module that runs it, and how to add its rule."""
+
+    def __init__(self, operation: str, module: str, why: str) -> None:
+        super().__init__(
+            f"Exact arithmetic cannot follow {operation} in {module}: {why}. Register one with "
+            "@rankscope.deviation.registry.rule(torch.ops.aten.NAME), a function of the operation's own arguments that "
+            "gives back a Deviation; rankscope/deviation/rules holds those there are. measure() needs no rules."
+        )
+        self.operation = operation
+        self.module = module
 
 
 class SiteError(RankscopeError):

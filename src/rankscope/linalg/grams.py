@@ -97,7 +97,7 @@ def _token_side(tokens: Tokens, group: slice, room: Tensor) -> tuple[Tensor, Ten
     rows = slice(None)
     C = tokens.centred_piece(group, rows, room)
     mean = tokens.mean[group].unsqueeze(-1)
-    centred = C @ C.mT
+    centred = _times_own_transpose(C)
     a = C @ mean
     plain = (a + a.mT).add_(mean.mT @ mean).add_(centred)
     drop = tokens.dropped(group, rows)
@@ -111,3 +111,14 @@ def _channel_side(tokens: Tokens, group: slice, room: Tensor) -> tuple[Tensor, T
         C = tokens.centred_piece(group, rows, room)
         centred.baddbmm_(C.mT, C)
     return torch.baddbmm(centred, mean * tokens.count[group, None, None], mean.mT), centred
+
+
+def _times_own_transpose(C: Tensor) -> Tensor:
+    """CC^T, whose upper right quarter is the mirror of the lower left and need not be computed."""
+    half = C.shape[-2] // 2
+    upper, lower = C[:, :half], C[:, half:]
+    gram = C.new_empty(C.shape[0], C.shape[1], C.shape[1])
+    gram[:, :, :half] = C @ upper.mT
+    gram[:, half:, half:] = lower @ lower.mT
+    gram[:, :half, half:] = gram[:, half:, :half].mT
+    return gram

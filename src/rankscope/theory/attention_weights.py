@@ -133,6 +133,17 @@ def float64_heads(heads: AttentionWeights) -> HeadTensors:
                 "False: that gives the law in the limit."
             )
         )
-    wide = [W.detach().to(torch.float64) for W in (heads.W_Q, heads.W_K, heads.W_V, heads.W_O)]
-    biases = [b.detach().to(torch.float64) for b in (heads.b_Q, heads.b_V, heads.b_O)]
-    return HeadTensors(*wide, *biases, scale=float(heads.scale))
+    return HeadTensors(
+        W_Q=_wide(heads.W_Q),
+        W_K=_wide(heads.W_K),
+        W_V=_wide(heads.W_V),
+        W_O=_wide(heads.W_O),
+        b_Q=_wide(heads.b_Q),
+        b_V=_wide(heads.b_V),
+        b_O=_wide(heads.b_O),
+        scale=float(heads.scale),
+    )
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor.detach().to(torch.float64)

@@ -55,8 +55,8 @@ def cubic_step(
     r"""The residual after one attention layer without skip, from :math:`e^{ls}R` before it, direction included.
 
     **Estimate**, of relative error :math:`O(\|R\|)`, and :math:`O(\|R\|^2)` with ``base``; for a bound see
-    ``cubic_interval``. Row-wise maps (norms, MLPs) act by their Jacobians at the collapsed point, :math:`R \to RJ`: they
-    change the constant, never the order. Value, key and output biases play no part. Scores must not be capped, no key
+    ``cubic_interval``. Row-wise maps (norms, MLPs) act by their Jacobians at the collapsed point, :math:`R \to RJ`:
+    they change the constant, never the order. Value, key and output biases play no part. Scores must not be capped, no key
     may be hidden from some rows only, and no probability may go to a sink outside the sequence.
 
     Args:
@@ -76,13 +76,11 @@ def cubic_step(
         >>> round(after.log_residual.item() - 0.5 * torch.tensor(2.0).log().item(), 6)
         -3000.0
     """
-    wide = float64_heads(heads)
-    before, log_before = _through(*centred_unit(R, log_scale), jacobian_before)
-    after, log_gain = unit(leading_term(before, wide, log_before, base))
-    after, log_constant = _through(after, log_gain, jacobian_after)
-    # The constant is per unit of the residual that was given, so the Jacobian before counts three times in it.
-    _, log_given = centred_unit(R, log_scale)
-    log_constant = log_constant + torch.where(log_before.isfinite(), 3 * (log_before - log_given), -torch.inf)
+    D, log_given = centred_unit(R, log_scale)
+    before, log_before = _through(D, jacobian_before)
+    attended, log_attended = unit(leading_term(before, float64_heads(heads), log_given + log_before, base))
+    after, log_after = _through(attended, jacobian_after)
+    log_constant = 3 * log_before + log_attended + log_after
     return CubicPrediction(3 * log_given + log_constant, log_constant, after)
 
 
@@ -93,7 +91,7 @@ def cubic_constant(
     jacobian_before: RowMap | None = None,
     jacobian_after: RowMap | None = None,
 ) -> Float[Tensor, "*batch"]:
-    r"""c of the law :math:`\log\|R'\| = 3\log\|R\| + c` in the direction of R. **Exact** in the limit of small R.
+    r"""Constant c of the law :math:`\log\|R'\| = 3\log\|R\| + c` in the direction of R. **Exact** in the limit of small R.
 
     -inf where the leading term vanishes; the order is then above 3.
 
@@ -139,10 +137,9 @@ def common_attention(
     return torch.softmax(tilt, dim=-1)
 
 
-def _through(D: Tensor, log_norm: Tensor, jacobian: RowMap | None) -> tuple[Tensor, Tensor]:
-    """Direction and log-norm after a linear map of rows."""
+def _through(D: Tensor, jacobian: RowMap | None) -> tuple[Tensor, Tensor]:
+    """Direction after a linear map of rows, and the log of the gain."""
     if jacobian is None:
-        return D, log_norm
+        return D, D.new_zeros(D.shape[:-2])
     moved = D @ jacobian.detach().to(torch.float64) if isinstance(jacobian, Tensor) else jacobian(D)
-    direction, log_gain = unit(centred(moved))
-    return direction, log_norm + log_gain
+    return unit(centred(moved))

@@ -1,0 +1,47 @@
+"""The rules by which operations act on a deviation, by ATen operation, and the refusal where there is none."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from torch import nn
+
+from rankscope._errors import UnsupportedArithmeticError
+
+Rule = Callable[..., Any]
+RULES: dict[Any, Rule] = {}
+
+
+def rule(*operations: Any) -> Callable[[Rule], Rule]:
+    """Register a function as the rule of these ATen operations (``torch.ops.aten.mm``).
+
+    The function gets the arguments of the operation, of which at least one is a Deviation, and gives back what the
+    operation gives. The rule of ``add`` serves ``add_`` too.
+    """
+
+    def register(function: Rule) -> Rule:
+        for operation in operations:
+            if operation in RULES:
+                raise ValueError(f"{operation} has two rules.")
+            RULES[operation] = function
+        return function
+
+    return register
+
+
+def refuse(operation: Any, why: str = "it has no rule") -> NoReturn:
+    """Raise, naming the operation, the module that runs it, and what to do."""
+    raise UnsupportedArithmeticError(str(operation), _running_module(), why)
+
+
+def _running_module() -> str:
+    """The innermost module whose forward is under way."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, nn.Module):
+            return f"{type(owner).__module__}.{type(owner).__qualname__}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return "no module"
