@@ -129,9 +129,9 @@ class Deviation(Tensor):
         whole = merged(self)
         scale, values = whole.terms[0] if whole.terms else Term(0.0, torch.zeros_like(whole.base))
         base = whole.base
-        if base.numel() != base.shape[-1]:
+        if any(size != 1 for size in base.shape[:-1]):
             center = _mean(base.expand(self.shape), keep)
-            values = torch.add((base - center).expand(self.shape), values, alpha=math.exp(scale))
+            values = torch.add((base - center).expand(self.shape), values, alpha=exp(scale))
             base, scale = center, 0.0
         values = values.expand(self.shape)
         mean = _mean(values, keep)
@@ -166,7 +166,9 @@ def total(x: Deviation) -> Tensor:
 
 
 def exp(log_scale: float) -> float:
-    """``e^log_scale``, zero where that underflows."""
+    """``e^log_scale``, zero where that underflows, infinite where it overflows."""
+    if log_scale > 709.0:
+        return math.inf
     return math.exp(log_scale) if log_scale > -745.0 else 0.0
 
 

@@ -42,7 +42,7 @@ class LinearSums:
 
 @dataclass(frozen=True)
 class NormSums:
-    """Everything that one walk over X gives: reading X and centring it cost as much as half of the sums."""
+    """All sums together, from one walk: a second one would have to read X and centre it again."""
 
     mean: Mean
     energies: Energies

@@ -23,7 +23,7 @@ def strips(rows: int, columns: int, device: torch.device) -> Iterator[slice]:
 
 
 def group_room(stack: int, rows: int, columns: int, device: torch.device) -> Tensor:
-    """Float64 memory for one group, to be used for one after the other: fresh memory costs as much as arithmetic."""
+    """Float64 memory for one group, to be used for one after the other: fresh memory for each is slower."""
     size = min(stack, _group_size(rows, columns, device))
     return torch.empty(size, rows, columns, dtype=torch.float64, device=device)
 

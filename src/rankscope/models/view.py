@@ -19,12 +19,19 @@ class BlockPlan:
     ``adds`` has one entry for each add onto the stream: the label of its branch, or ``None`` for an add
     that is no skip (a position term, say). ``has_norm`` tells whether the stream, or a branch of it, is normalised.
     ``parallel_mlp`` names the module whose output joins the attention branch before both are added at once.
+    ``joins`` marks adds of a parallel branch, one that was not computed from the sum it is added to: the block has one
+    skip, where the first of its branches is added.
     """
 
     adds: tuple[Label | None, ...]
     attention: tuple[Literal["attention", "cross_attention"], ...]
     has_norm: bool = False
     parallel_mlp: str | None = None
+    joins: tuple[bool, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.joins:
+            object.__setattr__(self, "joins", (False,) * len(self.adds))
 
     @property
     def skips(self) -> tuple[Label, ...]:

@@ -11,11 +11,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+HIDES = -5000.0
+"""Models hide a key by adding -1e4, -1e9, the lowest float or -inf to its score. Whatever is added below this gives
+probability zero in every float format, and no score that is meant is as low."""
 
 _SDPA_NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 
@@ -60,12 +65,12 @@ class AttentionCall:
             assert self.query is not None
             support = torch.ones(self.lengths, dtype=torch.bool, device=self.query.device).tril()
         if self.mask is not None:
-            masked = self.mask if self.mask.dtype == torch.bool else self.mask > torch.finfo(self.mask.dtype).min / 2
-            support = masked if support is None else support & masked
+            seen = self.mask if self.mask.dtype == torch.bool else self.mask > HIDES
+            support = seen if support is None else support & seen
         return support
 
     def probs(self) -> Tensor:
-        """Attention probabilities, ``batch heads query key``."""
+        """Attention probabilities, ``batch heads query key``; zero in the row of a query that sees no key."""
         probs = self._probs_before_edits()
         for edit in self.edits:
             probs = edit(probs, self.support())
@@ -88,7 +93,8 @@ class AttentionCall:
             scores = scores.masked_fill(~allowed, -torch.inf)
         if self.mask is not None:
             scores = scores.masked_fill(~self.mask, -torch.inf) if self.mask.dtype == torch.bool else scores + self.mask
-        return scores.softmax(dim=-1)
+        sees_nothing = scores.amax(dim=-1, keepdim=True) == -torch.inf
+        return scores.masked_fill(sees_nothing, 0.0).softmax(dim=-1).masked_fill(sees_nothing, 0.0)
 
     def mismatch(self) -> float:
         """Largest relative difference between ``P V`` with these probabilities and the fused kernel's own answer."""
@@ -103,9 +109,14 @@ class AttentionCall:
         return float((ours - own).abs().max() / own.abs().max())
 
 
+def sdpa_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of ``scaled_dot_product_attention`` by name."""
+    return dict(zip(_SDPA_NAMES, args, strict=False)) | dict(kwargs)
+
+
 def from_sdpa(args: Sequence[Any], kwargs: Mapping[str, Any]) -> AttentionCall | None:
     """Read the arguments of ``scaled_dot_product_attention``."""
-    bound = dict(zip(_SDPA_NAMES, args, strict=False)) | dict(kwargs)
+    bound = sdpa_arguments(args, kwargs)
     query, key = bound["query"], bound["key"]
     if query.dim() != 4:
         return None
@@ -179,24 +190,45 @@ def inside_multi_head(
     """Run ``F.multi_head_attention_forward``, which a function mode meets as one opaque call.
 
     The two functions it calls by module-level name go to the handlers for the length of this one call. Its softmax
-    has the axes ``batch*heads query key``; the handler gets and returns ``batch heads query key``.
+    has the axes ``batch*heads query key``; the handler gets and returns ``batch heads query key``. Where several modes
+    meet the call, the handlers of the first to meet it are outermost, as with any other call.
     """
-    query = args[0] if args else kwargs["query"]
-    batch = query.shape[1] if query.dim() == 3 else 1
-    own_sdpa, own_softmax = F.scaled_dot_product_attention, F.softmax
+    before = _CHAIN.get()
+    token = _CHAIN.set((*before, (fused, softmax)))
+    try:
+        if before:
+            return func(*args, **kwargs)
+        query = args[0] if args else kwargs["query"]
+        with _names(*_chained(query.shape[1] if query.dim() == 3 else 1)):
+            return func(*args, **kwargs)
+    finally:
+        _CHAIN.reset(token)
 
-    def handled_sdpa(*inner: Any, **options: Any) -> Any:
-        with _names(own_sdpa, own_softmax):
-            return fused(own_sdpa, inner, options)
 
-    def handled_softmax(scores: Tensor, *rest: Any, **options: Any) -> Tensor:
+_CHAIN: ContextVar[tuple[tuple[Handler, Handler], ...]] = ContextVar("_CHAIN", default=())
+
+
+def _chained(batch: int) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Stand-ins for the two functions that send a call through all handlers, to the function itself."""
+    own = F.scaled_dot_product_attention, F.softmax
+
+    def through(kind: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        perform: Callable[..., Any] = own[kind]
+        for handlers in reversed(_CHAIN.get()):
+            perform = partial(_handled, handlers[kind], perform)
+        with _names(*own):
+            return perform(*args, **kwargs)
+
+    def softmax(scores: Tensor, *rest: Any, **options: Any) -> Tensor:
         split = scores.reshape(batch, -1, *scores.shape[-2:])
-        with _names(own_sdpa, own_softmax):
-            out: Tensor = softmax(own_softmax, (split, *rest), options)
+        out: Tensor = through(1, (split, *rest), options)
         return out.reshape(scores.shape)
 
-    with _names(handled_sdpa, handled_softmax):
-        return func(*args, **kwargs)
+    return lambda *args, **kwargs: through(0, args, kwargs), softmax
+
+
+def _handled(handler: Handler, perform: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return handler(perform, args, kwargs)
 
 
 @contextmanager

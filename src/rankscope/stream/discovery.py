@@ -141,7 +141,7 @@ def _cut_into_blocks(record: CallRecord) -> tuple[BlockPlan, ...]:
     starts = [0]
     for position, label in enumerate(record.adds):
         mixes = label in ("attention", "mixer", "both")
-        if mixes and any(seen in ("mlp", "both") for seen in groups[-1]):
+        if mixes and not record.joins[position] and any(seen in ("mlp", "both") for seen in groups[-1]):
             groups.append([])
             starts.append(position)
         groups[-1].append(label)
@@ -150,7 +150,8 @@ def _cut_into_blocks(record: CallRecord) -> tuple[BlockPlan, ...]:
         stop = start + len(group)
         last = start == starts[-1]
         attention = tuple(kind for before, kind in record.attention if start <= before and (before < stop or last))
-        plans.append(BlockPlan(tuple(group), attention, record.has_norm, record.parallel_mlp))
+        joins = tuple(record.joins[start:stop])
+        plans.append(BlockPlan(tuple(group), attention, record.has_norm, record.parallel_mlp, joins))
     return tuple(plans)
 
 

@@ -12,15 +12,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 from rankscope._errors import SiteError
 from rankscope.models.view import Label, ModelView, Stack
 from rankscope.stream.attention_calls import from_sdpa, inside_multi_head, is_attention_shaped, is_over_keys
 from rankscope.stream.fastpath import without_fastpath
-from rankscope.stream.frames import first_tensor, output_tensor
+from rankscope.stream.frames import first_tensor, output_tensor, with_output_tensor
 from rankscope.stream.open_call import OpenCall
 from rankscope.stream.operators import ADDS, IN_PLACE_ADDS, MULTI_HEAD, NORMS, SDPA, SOFTMAXES, is_attention, is_norm
+from rankscope.stream.recomputation import CallMemory
 from rankscope.stream.sites import SiteRef
 
 Perform = Callable[..., Any]
@@ -32,17 +33,17 @@ class StreamFollower(TorchFunctionMode):
 
     Args:
         view: the model and its structure.
-        reads_attention: whether attention calls matter.
     """
 
-    def __init__(self, view: ModelView, *, reads_attention: bool) -> None:
+    def __init__(self, view: ModelView) -> None:
         super().__init__()
         self.view = view
-        self._reads_attention = reads_attention
         self._open: OpenCall | None = None
         self._in_pass = False
         self._calls_made: dict[str | None, int] = {}
         self._attention_depth = 0
+        self._memory = CallMemory()
+        self._pushed = False
 
     def on_enter(self, call: OpenCall, entry: Tensor) -> None:
         """A block call begins."""
@@ -74,6 +75,10 @@ class StreamFollower(TorchFunctionMode):
         """The norm after the last block gave ``out``."""
         return out
 
+    def reads_attention(self) -> bool:
+        """Whether attention calls matter at this moment."""
+        return False
+
     def opens_outside_a_pass(self) -> bool:
         """Whether a block that runs again in the backward pass (gradient checkpointing) is followed too."""
         return False
@@ -99,9 +104,9 @@ class StreamFollower(TorchFunctionMode):
         if func in ADDS:
             pair = call.match(args, kwargs)
             if pair is not None:
-                out = self._add(call, *pair, lambda: func(*args, **kwargs))
-                return _in_place(args[0], out) if func in IN_PLACE_ADDS else out
-        elif self._reads_attention and (func is SDPA or func is MULTI_HEAD or func in SOFTMAXES):
+                target = args[0] if func in IN_PLACE_ADDS else None
+                return self._add(call, *pair, lambda: func(*args, **kwargs), target)
+        elif (func is SDPA or func is MULTI_HEAD or func in SOFTMAXES) and self.reads_attention():
             return self._attention(call, func, args, kwargs)
         out = func(*args, **kwargs)
         if func in NORMS and args and call.is_stream(args[0]):
@@ -109,13 +114,15 @@ class StreamFollower(TorchFunctionMode):
         call.pass_on(func, args, out)
         return out
 
-    def _add(self, call: OpenCall, stream: Tensor, branch: Tensor, perform: Perform) -> Tensor:
+    def _add(self, call: OpenCall, stream: Tensor, branch: Tensor, perform: Perform, target: Tensor | None) -> Tensor:
         block, label = call.next_add()
         if block != call.block:
             self.on_next_block(call, stream)
             call.block = block
             self.on_enter(call, stream)
         out = self.on_add(call, label, stream, branch, perform)
+        if target is not None and out is not target:
+            out = target.copy_(out)
         call.follow(out)
         if call.call.final_norm_inside:
             call.last_sum = out
@@ -154,58 +161,72 @@ class StreamFollower(TorchFunctionMode):
                 module = modules[name]
                 yield module.register_forward_pre_hook(self._enter(stack, name), with_kwargs=True)
                 yield from self._inner_hooks(module)
-                yield module.register_forward_hook(self._leave)
+                yield module.register_forward_hook(self._leave, always_call=True)
             if stack.final_norm is not None:
                 yield modules[stack.final_norm].register_forward_hook(self._final(stack))
-        yield self.view.model.register_forward_hook(self._end_pass)
+        yield self.view.model.register_forward_hook(self._end_pass, always_call=True)
 
     def _inner_hooks(self, block: nn.Module) -> Iterator[torch.utils.hooks.RemovableHandle]:
         for name, module in block.named_modules():
             if is_norm(module) and not isinstance(module, _CALLS_TORCH_NORM):
                 yield module.register_forward_hook(self._norm)
-            if self._reads_attention and is_attention(name, module):
+            if is_attention(name, module):
                 yield module.register_forward_pre_hook(self._enter_attention)
-                yield module.register_forward_hook(self._leave_attention)
+                yield module.register_forward_hook(self._leave_attention, always_call=True)
 
     def _begin_pass(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         self._open = None
         self._attention_depth = 0
         self._in_pass = True
         self._calls_made = {stack.name: 0 for stack in self.view.stacks}
+        self._memory.begin_pass()
 
     def _enter(self, stack: Stack, name: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if not self._in_pass and not self.opens_outside_a_pass():
                 return
-            number = self._next_call(stack, name)
             entry = first_tensor(args, kwargs)
+            number = None if entry is None else self._next_call(stack, name, entry)
             if number is None or entry is None:
                 raise SiteError(f"{name} ({type(module).__name__}) ran more often than when the model was probed.")
-            call = OpenCall(entry, stack, stack.calls[number])
+            call = OpenCall(entry, stack, number)
             self.on_enter(call, entry)
             self._open = call
+            self._be_on_the_stack()
 
         return hook
 
-    def _next_call(self, stack: Stack, name: str) -> int | None:
-        """Number of the call that begins; blocks run again in the backward pass come last first."""
-        numbers = [i for i, call in enumerate(stack.calls) if call.module_name == name]
-        made = self._calls_made.get(stack.name, 0)
-        if self._in_pass:
-            self._calls_made[stack.name] = made + 1
-            return made if made in numbers else None
-        earlier = [number for number in numbers if number < made] or numbers
-        self._calls_made[stack.name] = earlier[-1]
-        return earlier[-1]
+    def _next_call(self, stack: Stack, name: str, entry: Tensor) -> int | None:
+        """Number of the call that begins, in this pass, or of the one that is run again in the backward pass."""
+        if not self._in_pass:
+            return self._memory.number(stack, name, entry)
+        number = self._calls_made[stack.name]
+        if number >= len(stack.calls) or stack.calls[number].module_name != name:
+            return None
+        self._calls_made[stack.name] = number + 1
+        if self.opens_outside_a_pass():
+            self._memory.remember(stack, number, entry)
+        return number
+
+    def _be_on_the_stack(self) -> None:
+        """``loss.backward()`` is itself a torch function, during which torch takes modes off: come back for a block."""
+        if not self._in_pass and not any(mode is self for mode in _get_current_function_mode_stack()):
+            self.__enter__()
+            self._pushed = True
 
     def _leave(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         call, self._open = self._open, None
-        if call is None:
-            return
+        if self._pushed:
+            self._pushed = False
+            self.__exit__(None, None, None)
+        if call is None or output is None:
+            return  # the block raised; checkpointing does so on purpose once it has all it needs
         out = output_tensor(output)
         if out is None:
             raise SiteError(f"{call.call.module_name} gave back no tensor that could be the stream.")
-        call.check_complete(attention=self._reads_attention)
+        call.check_complete(attention=self.reads_attention())
+        if not self._in_pass:
+            self._memory.remember_output(call.stack, call.number, out)
         self.on_leave(call, out)
 
     def _enter_attention(self, module: nn.Module, args: tuple[Any, ...]) -> None:
@@ -220,7 +241,7 @@ class StreamFollower(TorchFunctionMode):
             return None
         new = self.on_norm(call, args[0], out)
         call.follow_normed(new)
-        return new if isinstance(output, Tensor) and new is not out else None
+        return with_output_tensor(output, new) if new is not out else None
 
     def _final(self, stack: Stack) -> Callable[[nn.Module, tuple[Any, ...], Any], Any]:
         def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
@@ -234,6 +255,8 @@ class StreamFollower(TorchFunctionMode):
 
     def _end_pass(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         self._in_pass = False
+        if output is None:
+            return
         for stack in self.view.stacks:
             made = self._calls_made[stack.name]
             if made != len(stack.calls):
@@ -242,8 +265,3 @@ class StreamFollower(TorchFunctionMode):
                     f"Only {made} of {len(stack.calls)} block calls happened in this pass; not fired: {missing}. "
                     "Layers that are skipped at random (layer drop) must be switched off with model.eval()."
                 )
-
-
-def _in_place(target: Tensor, out: Tensor) -> Tensor:
-    """What an add in place gives back: its target, holding the sum, also when the sum was rewritten."""
-    return target if out is target else target.copy_(out)

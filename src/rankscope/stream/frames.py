@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rankscope._errors import SiteError
 from rankscope.stream.operators import MULTIPLICATIONS, NORMS, SAME_VALUES, SLICE
 
 
@@ -105,6 +106,16 @@ def output_tensor(output: Any) -> Tensor | None:
     if isinstance(output, (tuple, list)):
         return next((item for item in output if isinstance(item, Tensor) and item.is_floating_point()), None)
     return None
+
+
+def with_output_tensor(output: Any, new: Tensor) -> Any:
+    """The same output with another tensor in the place of the stream."""
+    if isinstance(output, Tensor):
+        return new
+    old = output_tensor(output)
+    if isinstance(output, (tuple, list)):
+        return type(output)(new if item is old else item for item in output)
+    raise SiteError(f"A {type(output).__name__} came out where a tensor or a tuple with one was expected.")
 
 
 def tensors_in(values: object, depth: int = 2) -> list[Tensor]:

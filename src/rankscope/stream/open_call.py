@@ -18,14 +18,17 @@ AttentionKind = Literal["attention", "cross_attention"]
 class OpenCall(StreamFrame):
     """Follows the stream through one call and checks off what the probe said would happen."""
 
-    def __init__(self, entry: Tensor, stack: Stack, call: BlockCall) -> None:
+    def __init__(self, entry: Tensor, stack: Stack, number: int) -> None:
         super().__init__(entry)
         self.stack = stack
-        self.call = call
+        self.number = number
+        self.call: BlockCall = stack.calls[number]
         self.block = 0
         self.last_sum: Tensor | None = None
-        self._adds = [(i, label) for i, plan in enumerate(call.blocks) for label in plan.adds]
-        self._attention = [(i, kind) for i, plan in enumerate(call.blocks) for kind in plan.attention]
+        blocks = self.call.blocks
+        self._adds = [(i, label) for i, plan in enumerate(blocks) for label in plan.adds]
+        self._joins = [join for plan in blocks for join in plan.joins]
+        self._attention = [(i, kind) for i, plan in enumerate(blocks) for kind in plan.attention]
         self._adds_seen = 0
         self._attention_seen = 0
 
@@ -44,6 +47,16 @@ class OpenCall(StreamFrame):
             raise SiteError(self._surprise("more adds onto the stream than when the model was probed"))
         self._adds_seen += 1
         return self._adds[self._adds_seen - 1]
+
+    @property
+    def joins(self) -> bool:
+        """Whether the add that is happening brings a parallel branch to the sum of the one before."""
+        return self._joins[self._adds_seen - 1]
+
+    @property
+    def is_joined(self) -> bool:
+        """Whether the next add brings a parallel branch to the sum of this one."""
+        return self._adds_seen < len(self._adds) and self._joins[self._adds_seen]
 
     def next_attention(self) -> SiteRef:
         """The site of the attention call that is happening."""

@@ -41,6 +41,9 @@ CONSTANTS: frozenset[Callable[..., Any]] = frozenset(
     {torch.zeros_like, torch.ones_like, torch.empty_like, torch.full_like, T.new_zeros, T.new_ones, T.new_full}
 )
 
+SHAPED_LIKE: frozenset[Callable[..., Any]] = frozenset({T.expand_as, T.view_as, T.reshape_as, T.type_as})
+"""Calls that take only the shape or the type of their second argument."""
+
 SDPA: Callable[..., Any] = F.scaled_dot_product_attention
 MULTI_HEAD: Callable[..., Any] = F.multi_head_attention_forward
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from rankscope.models.view import Label
 from rankscope.stream.attention_calls import AttentionCall
 from rankscope.stream.frames import StreamFrame
-from rankscope.stream.operators import ADDS, CONSTANTS
+from rankscope.stream.operators import ADDS, CONSTANTS, SHAPED_LIKE
 
 CROSS_NAME = re.compile(r"cross|encoder_?attn|enc_?dec", re.IGNORECASE)
 _MIXER_NAME = re.compile(r"mixer|mamba|ssm|fourier|recurrent|rwkv|rglru|hyena|conv", re.IGNORECASE)
@@ -23,13 +23,14 @@ _MLP_NAME = re.compile(r"mlp|ffn|feed_?forward|expert|moe|intermediate", re.IGNO
 
 
 class Origin(IntFlag):
-    """Where the values of a tensor come from, seen from one frame."""
+    """Where the values of a tensor come from, seen from one frame. Fresh: from the stream since its last add."""
 
     NONE = 0
     DERIVED = 1
     ATTENTION = 2
     CROSS = 4
     OTHER = 8
+    FRESH = 16
 
 
 @dataclass
@@ -38,6 +39,7 @@ class CallRecord:
 
     Attributes:
         adds: one label for each add onto the call's own input, ``None`` where the branch does not come from it.
+        joins: for each of these, whether its branch was computed before the add that came just before it.
         attention: for each attention call, how many adds came before it, and its kind.
         ends_with_norm: whether a final norm closes the call, one the skips inside do not go through.
         fed_by: the calls that gave back the very tensor this one took.
@@ -52,6 +54,7 @@ class CallRecord:
     has_norm: bool = False
     parallel_mlp: str | None = None
     adds: list[Label | None] = field(default_factory=list)
+    joins: list[bool] = field(default_factory=list)
     attention: list[tuple[int, Literal["attention", "cross_attention"]]] = field(default_factory=list)
     final_norm: str | None = None
     fed_by: list[CallRecord] = field(default_factory=list)
@@ -82,6 +85,7 @@ class ProbeFrame(StreamFrame):
     """A stream frame that also knows where every other tensor of the call comes from."""
 
     def __init__(self, entry: Tensor, record: CallRecord, attention_depth: int) -> None:
+        self._newest: dict[int, weakref.ref[Tensor]] = {}
         super().__init__(entry)
         self.record = record
         self.names_since_add: list[str] = []
@@ -89,6 +93,16 @@ class ProbeFrame(StreamFrame):
         self.joined: Tensor | None = None
         self._attention_depth = attention_depth
         self._origins: dict[int, tuple[weakref.ref[Tensor], Origin]] = {}
+
+    def follow(self, tensor: Tensor) -> None:
+        """From now on this object is the stream (as well)."""
+        super().follow(tensor)
+        self._newest[id(tensor)] = weakref.ref(tensor)
+
+    def follow_normed(self, tensor: Tensor) -> None:
+        """This object is a norm of the stream."""
+        super().follow_normed(tensor)
+        self._newest[id(tensor)] = weakref.ref(tensor)
 
     def tokens(self, batch: int) -> int:
         """Number of tokens in the stream of this frame."""
@@ -101,7 +115,7 @@ class ProbeFrame(StreamFrame):
     def origin(self, tensor: Tensor) -> Origin:
         """Origin of one tensor object."""
         if self.is_stream(tensor):
-            return Origin.DERIVED
+            return Origin.DERIVED | (Origin.FRESH if self._is_in(self._newest, tensor) else Origin.NONE)
         entry = self._origins.get(id(tensor))
         return entry[1] if entry is not None and entry[0]() is tensor else Origin.NONE
 
@@ -139,10 +153,20 @@ class ProbeFrame(StreamFrame):
         pair = self.match(args, kwargs)
         if pair is None:
             return False
-        self.record.adds.append(self._label(pair[1]))
+        follows_a_skip = bool(self.record.adds) and self.record.adds[-1] is not None
+        label = self._label(pair[1])
+        stale = label is not None and not self.origin(pair[1]) & Origin.FRESH
+        self.record.adds.append(label)
+        self.record.joins.append(follows_a_skip and stale)
+        self._age()
         self.adds_to_normed |= self.is_normed(pair[0])
         self.names_since_add.clear()
         return True
+
+    def _age(self) -> None:
+        """The stream is about to change: nothing known so far is computed from what it becomes."""
+        self._newest.clear()
+        self._origins = {key: (ref, origin & ~Origin.FRESH) for key, (ref, origin) in self._origins.items()}
 
     def _label(self, branch: Tensor) -> Label | None:
         origin = self.origin(branch)
@@ -163,6 +187,8 @@ class ProbeFrame(StreamFrame):
         """
         if func in CONSTANTS:
             return
+        if func in SHAPED_LIKE:
+            inputs = inputs[:1]
         origins = [self.origin(tensor) for tensor in inputs]
         union = Origin.NONE
         for origin in origins:

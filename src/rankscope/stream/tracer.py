@@ -36,9 +36,12 @@ def trace(view: ModelView, selection: SiteSelection, observe: Observer) -> Itera
 
 class _Tracer(StreamFollower):
     def __init__(self, view: ModelView, selection: SiteSelection, observe: Observer) -> None:
-        super().__init__(view, reads_attention=selection.wants_attention)
+        super().__init__(view)
         self._selection = selection
         self._observe = observe
+
+    def reads_attention(self) -> bool:
+        return self._selection.wants_attention
 
     def _show(self, call: OpenCall, site: str, tensor: Tensor) -> None:
         ref = call.ref(site)

@@ -40,7 +40,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
     for module in was_training:
         module.training = False
     try:
-        with torch.random.fork_rng(), torch.no_grad():
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
             yield
     finally:
         for module in was_training:

@@ -10,126 +10,119 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from rankscope._errors import UnsupportedOperationError
-from rankscope.stream.attention_calls import AttentionCall
+from rankscope.stream.attention_calls import HIDES, AttentionCall
 from rankscope.surgery.operation import Operation
+from rankscope.surgery.visibility import after_masks, visible_scores
+
+UNIFORM = Operation(attention="uniform")
 
 
-def visible_and_bias(call: AttentionCall) -> tuple[Tensor | None, Tensor | None]:
+def before_kernel(call: AttentionCall, tokens: int, operations: Sequence[Operation]) -> AttentionCall:
+    """The arguments of a fused kernel as the operations want them."""
+    assert call.query is not None
+    own, bias = _own_visibility(call)
+    visible = after_masks(own, call.lengths, tokens, operations, call.query.device)
+    flat = any(operation.attention == "uniform" for operation in operations)
+    if bias is not None and not flat:
+        _refuse_revealing(own, visible, "adds a position bias to its scores and does not compute it")
+    call = _cooled(call, bias, operations)
+    if flat:
+        call, bias = replace(call, query=torch.zeros_like(call.query)), None
+    if bias is None and visible is own:
+        return call if call.mask is None or call.mask.dtype == torch.bool else replace(call, mask=own, is_causal=False)
+    if bias is None or visible is None:
+        return replace(call, mask=visible, is_causal=False)
+    assert call.mask is not None
+    return replace(call, mask=call.mask.masked_fill(~visible, -torch.inf), is_causal=False)
+
+
+def _own_visibility(call: AttentionCall) -> tuple[Tensor | None, Tensor | None]:
     """The model's own mask, taken apart: which keys are visible, and what is added to visible scores."""
     visible = call.support()
     if call.mask is None or call.mask.dtype == torch.bool:
         return visible, None
-    assert visible is not None
-    bias = call.mask.masked_fill(~(call.mask > torch.finfo(call.mask.dtype).min / 2), 0.0)
+    bias = call.mask.masked_fill(call.mask <= HIDES, 0.0)
     return visible, bias if bool(bias.any()) else None
 
 
-def masked(visible: Tensor | None, lengths: tuple[int, int], operation: Operation, device: torch.device) -> Tensor:
-    """The new visibility; keys that no query of a sequence sees are padding and stay hidden."""
-    assert operation.mask is not None
-    pattern = operation.mask.dense(*lengths, device=device)
-    if visible is None:
-        return torch.ones_like(pattern) if operation.mask_mode == "unite" else pattern
-    if operation.mask_mode == "intersect":
-        return pattern & visible
-    not_padding = visible.any(dim=-2, keepdim=True)
-    return (pattern & not_padding) if operation.mask_mode == "replace" else (pattern & not_padding) | visible
+def _cooled(call: AttentionCall, bias: Tensor | None, operations: Sequence[Operation]) -> AttentionCall:
+    """Scores, a bias in them included, divided by the temperature; hidden keys stay hidden."""
+    temperature = _temperature(operations)
+    assert call.query is not None
+    if temperature != 1.0:
+        own = call.query.shape[-1] ** -0.5 if call.scale is None else call.scale
+        call = replace(call, scale=own / temperature)
+    return call if bias is None else replace(call, mask=bias / temperature)
 
 
-def before_kernel(call: AttentionCall, operations: Sequence[Operation]) -> AttentionCall:
-    """The arguments of a fused kernel as the operations want them."""
+def before_softmax(scores: Tensor, tokens: int, operations: Sequence[Operation], sinks: int) -> tuple[Tensor, Tensor]:
+    """Scores and visibility as the operations want them.
+
+    Args:
+        scores: with the model's own mask inside, ``batch heads query key``.
+        tokens: number of tokens in the stream.
+        operations: in their order.
+        sinks: columns at the end that are no keys.
+    """
+    lengths = scores.shape[-2], scores.shape[-1] - sinks
+    own = visible_scores(scores)[..., : lengths[1]]
+    visible = after_masks(own, lengths, tokens, operations, scores.device)
+    assert visible is not None
+    visible = visible.expand(own.shape)
+    if any(operation.attention == "uniform" for operation in operations):
+        scores = torch.zeros_like(scores)
+    else:
+        _refuse_revealing(own, visible, "has its own mask inside its scores")
+        scores = scores / _temperature(operations)
+    visible = F.pad(visible, (0, sinks), value=True)
+    return scores.masked_fill(~visible, -torch.inf), visible
+
+
+def _temperature(operations: Sequence[Operation]) -> float:
+    product = 1.0
     for operation in operations:
-        if operation.mask is not None:
-            call = _with_mask(call, operation)
-        if operation.temperature != 1.0:
-            call = _cooled(call, operation.temperature)
-        if operation.attention == "uniform":
-            call = _uniform(call)
-    return call
+        product *= operation.temperature
+    return product
 
 
-def _with_mask(call: AttentionCall, operation: Operation) -> AttentionCall:
-    assert call.query is not None
-    visible, bias = visible_and_bias(call)
-    new = masked(visible, call.lengths, operation, call.query.device)
-    if bias is None:
-        return replace(call, mask=new, is_causal=False)
-    if visible is not None and bool((new & ~visible).any()):
-        raise UnsupportedOperationError(
-            "This attention adds a position bias to its scores and does not compute it where its own mask hides a key, "
-            "so those keys cannot be made visible. Use mask_mode='intersect'."
-        )
-    return replace(call, mask=bias.masked_fill(~new, -torch.inf), is_causal=False)
-
-
-def _cooled(call: AttentionCall, temperature: float) -> AttentionCall:
-    assert call.query is not None
-    own = call.query.shape[-1] ** -0.5 if call.scale is None else call.scale
-    mask = call.mask
-    if mask is not None and mask.dtype != torch.bool:
-        mask = mask / temperature
-    return replace(call, scale=own / temperature, mask=mask)
-
-
-def _uniform(call: AttentionCall) -> AttentionCall:
-    assert call.query is not None
-    visible, bias = visible_and_bias(call)
-    flat = replace(call, query=torch.zeros_like(call.query))
-    return flat if bias is None else replace(flat, mask=visible, is_causal=False)
-
-
-def before_softmax(scores: Tensor, tokens: int, operations: Sequence[Operation]) -> Tensor:
-    """Scores as the operations want them; a mask is already inside them."""
-    hidden = scores <= torch.finfo(scores.dtype).min / 2
-    for operation in operations:
-        if operation.mask is not None:
-            scores = _masked_scores(scores, hidden, tokens, operation)
-        if operation.temperature != 1.0:
-            scores = scores / operation.temperature
-        if operation.attention == "uniform":
-            _refuse_sink(scores, tokens)
-            scores = torch.zeros_like(scores).masked_fill(scores <= torch.finfo(scores.dtype).min / 2, -torch.inf)
-    return scores
-
-
-def _masked_scores(scores: Tensor, hidden: Tensor, tokens: int, operation: Operation) -> Tensor:
-    lengths = (scores.shape[-2], scores.shape[-1] - (scores.shape[-1] == tokens + 1))
-    own = ~hidden[..., : lengths[1]]
-    new = masked(own, lengths, operation, scores.device).expand(own.shape)
-    if bool((new & ~own).any()):
-        raise UnsupportedOperationError(
-            "This attention has its own mask inside its scores before surgery can see them, so keys it hides cannot be "
-            "made visible. Use mask_mode='intersect', or run the model with attn_implementation='sdpa' if it can."
-        )
-    padding = (0, scores.shape[-1] - lengths[1])
-    return scores.masked_fill(~torch.nn.functional.pad(new, padding, value=True), -torch.inf)
-
-
-def _refuse_sink(scores: Tensor, tokens: int) -> None:
-    if scores.shape[-1] == tokens + 1:
-        raise UnsupportedOperationError(
-            "This attention has a learned sink beside its keys: uniform has no meaning there."
-        )
-
-
-def uniform_on(support: Tensor | None, like: Tensor) -> Tensor:
-    """Equal weight on every visible key of a row."""
-    if support is None:
-        return torch.full_like(like, 1.0 / like.shape[-1])
-    seen = support.expand(like.shape).to(like.dtype)
-    return seen / seen.sum(dim=-1, keepdim=True)
+def _refuse_revealing(own: Tensor | None, visible: Tensor | None, why: str) -> None:
+    if own is None or visible is own or (visible is not None and not bool((visible & ~own).any())):
+        return
+    raise UnsupportedOperationError(
+        f"This attention {why} where its own mask hides a key, so a hidden key cannot be made visible. Use "
+        "mask_mode='intersect', or load the model with attn_implementation='sdpa' where its attention has no bias."
+    )
 
 
 def edit_probs(probs: Tensor, support: Tensor | None, operation: Operation) -> Tensor:
     """P after centring, scaling and removal of heads."""
     if operation.attention == "centred" or operation.attention_scale != 1.0:
-        uniform = uniform_on(support, probs)
-        kept = torch.zeros_like(uniform) if operation.attention == "centred" else uniform
-        probs = kept + operation.attention_scale * (probs - uniform)
+        probs = _recentred(probs, _uniform_on(support, probs), operation)
     return probs * head_gains(operation, probs) if operation.heads else probs
+
+
+def edit_output(out: Tensor, uniform: Tensor | None, operation: Operation) -> Tensor:
+    """The edits of :func:`edit_probs`, carried over from P to P V; ``uniform`` is U V where it is needed."""
+    if uniform is not None:
+        out = _recentred(out, uniform, operation)
+    return out * head_gains(operation, out) if operation.heads else out
+
+
+def _recentred(own: Tensor, uniform: Tensor, operation: Operation) -> Tensor:
+    scaled = operation.attention_scale * (own - uniform)
+    return scaled if operation.attention == "centred" else uniform + scaled
+
+
+def _uniform_on(support: Tensor | None, like: Tensor) -> Tensor:
+    """Equal weight on every visible key of a row; zero in a row that sees none."""
+    if support is None:
+        return torch.full_like(like, 1.0 / like.shape[-1])
+    seen = support.expand(like.shape).to(like.dtype)
+    return seen / seen.sum(dim=-1, keepdim=True).clamp(min=1.0)
 
 
 def head_gains(operation: Operation, like: Tensor) -> Tensor:
@@ -142,6 +135,11 @@ def head_gains(operation: Operation, like: Tensor) -> Tensor:
     return gains[:, None, None]
 
 
+def needs_uniform(operation: Operation) -> bool:
+    """Whether the uniform matrix enters after the softmax."""
+    return operation.attention == "centred" or operation.attention_scale != 1.0
+
+
 def edits_probs(operation: Operation) -> bool:
     """Whether anything happens after the softmax."""
-    return operation.attention == "centred" or operation.attention_scale != 1.0 or bool(operation.heads)
+    return needs_uniform(operation) or bool(operation.heads)

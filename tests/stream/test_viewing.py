@@ -1,0 +1,61 @@
+"""The small piece of a batch on which structure is found."""
+
+from __future__ import annotations
+
+import torch
+
+from rankscope.models.inputs import Batch
+from rankscope.stream.viewing import known_view, probe_batch, undisturbed, view_of
+from tests.own_models import GPT, ids
+
+
+def test_two_short_sequences() -> None:
+    small, rows = probe_batch(Batch({"input_ids": ids(8, 100), "use_cache": False}, None, 0, 8))
+    assert rows == 2
+    assert small.inputs["input_ids"].shape == (2, 16)
+    assert small.inputs["use_cache"] is False
+
+
+def test_a_single_sequence_is_taken_twice() -> None:
+    small, rows = probe_batch(Batch({"input_ids": ids(1, 5)}, None, 0, 1))
+    assert rows == 2
+    assert torch.equal(small.inputs["input_ids"][0], small.inputs["input_ids"][1])
+
+
+def test_as_many_tokens_as_sequences_would_be_ambiguous() -> None:
+    small, rows = probe_batch(Batch({}, None, 0, 4, (ids(4, 2),)))
+    assert rows == 3
+    assert small.arguments[0].shape == (3, 2)
+
+
+def test_images_are_not_cropped() -> None:
+    small, _ = probe_batch(Batch({"pixel_values": torch.zeros(5, 3, 32, 32)}, None, 0, 5))
+    assert small.inputs["pixel_values"].shape == (2, 3, 32, 32)
+
+
+def test_sequences_may_lie_along_the_second_axis() -> None:
+    small, rows = probe_batch(Batch({}, None, 0, 6, (torch.zeros(9, 6, 4),), axis=1))
+    assert rows == 2
+    assert small.arguments[0].shape == (9, 2, 4)
+
+
+def test_what_was_found_is_remembered_and_forgotten_with_the_model() -> None:
+    model = GPT("pre")
+    assert known_view(model) is None
+    view = view_of(model, Batch({}, None, 0, 2, (ids(),)))
+    assert known_view(model).stacks == view.stacks
+
+
+def test_running_aside_disturbs_nothing() -> None:
+    model = GPT("pre").train()
+    model.blocks[1].eval()
+    torch.manual_seed(3)
+    expected = torch.rand(1)
+    torch.manual_seed(3)
+    with undisturbed(model):
+        assert not any(module.training for module in model.modules())
+        assert not torch.is_grad_enabled()
+        torch.rand(5)
+    assert torch.equal(torch.rand(1), expected)
+    assert model.training
+    assert not model.blocks[1].training
