@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -59,27 +61,30 @@ def hidden_states_and_svd(model: torch.nn.Module, ids: torch.Tensor) -> Contesta
     return run
 
 
-def transformer_lens(ids: torch.Tensor) -> dict[str, Contestant]:
+def transformer_lens(model: torch.nn.Module, ids: torch.Tensor) -> dict[str, Contestant]:
+    """TransformerLens wraps a checkpoint; the masked-language head it needs is part of its bare forward."""
     try:
-        from transformer_lens import HookedTransformerConfig
-        from transformer_lens.HookedEncoder import HookedEncoder
+        from transformer_lens.model_bridge import TransformerBridge
     except ImportError:
         return {}
-    config = HookedTransformerConfig(
-        n_layers=12, d_model=768, n_ctx=512, d_head=64, n_heads=12, d_mlp=3072, d_vocab=30522,
-        act_fn="gelu", normalization_type="LN", attention_dir="bidirectional",
-    )  # fmt: skip
-    model = HookedEncoder(config).eval()
+    with tempfile.TemporaryDirectory() as folder:
+        masked = transformers.BertForMaskedLM(model.config)
+        masked.bert.load_state_dict(model.state_dict(), strict=False)
+        masked.save_pretrained(folder)
+        words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(model.config.vocab_size - 5))]
+        Path(folder, "vocab.txt").write_text("\n".join(words))
+        Path(folder, "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer"}')
+        bridge = TransformerBridge.boot_transformers(folder, device="cpu")
+
+    def with_svd() -> object:
+        cache = bridge.run_with_cache(ids)[1]
+        return [torch.linalg.svdvals(cache[f"blocks.{layer}.hook_out"]) for layer in range(12)]
+
     return {
-        "TransformerLens bare": lambda: model(ids),
-        "TransformerLens run_with_cache": lambda: model.run_with_cache(ids),
-        "TransformerLens run_with_cache + svdvals": lambda: _svd_of_cache(model.run_with_cache(ids)[1]),
+        "TransformerLens bare (with its LM head)": lambda: bridge(ids),
+        "TransformerLens run_with_cache": lambda: bridge.run_with_cache(ids),
+        "TransformerLens run_with_cache + svdvals": with_svd,
     }
-
-
-def _svd_of_cache(cache: object) -> list[torch.Tensor]:
-    names = [name for name in cache if name.endswith("hook_normalized_resid_post")]  # type: ignore[attr-defined]
-    return [torch.linalg.svdvals(cache[name]) for name in names]  # type: ignore[index]
 
 
 def nnsight(model: torch.nn.Module, ids: torch.Tensor) -> dict[str, Contestant]:
@@ -131,7 +136,7 @@ def main() -> None:
             "transformers output_hidden_states + svdvals": hidden_states_and_svd(model, ids),
         }
         if args.peers:
-            contestants |= nnsight(model, ids) | transformer_lens(ids)
+            contestants |= nnsight(model, ids) | transformer_lens(model, ids)
         times = contest(contestants, args.rounds)
     bare = statistics.median(times["bare forward"])
     print(f"BERT-base, {args.sequences} x {args.tokens} tokens, float32, {torch.get_num_threads()} threads, ", end="")

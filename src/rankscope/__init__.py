@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from rankscope.results.run import Run, load_run
     from rankscope.surgery.operating import operate
     from rankscope.verbs.ablating import ablate
+    from rankscope.verbs.decomposing import decompose
     from rankscope.verbs.diagnosing import doctor
+    from rankscope.verbs.exacting import exact
     from rankscope.verbs.measuring import measure
     from rankscope.verbs.selftesting import selftest
 
@@ -28,7 +30,9 @@ __all__ = [
     "Run",
     "__version__",
     "ablate",
+    "decompose",
     "doctor",
+    "exact",
     "load",
     "load_run",
     "measure",
@@ -40,7 +44,9 @@ _HOME = {
     "METRICS": "rankscope.metrics",
     "Run": "rankscope.results.run",
     "ablate": "rankscope.verbs.ablating",
+    "decompose": "rankscope.verbs.decomposing",
     "doctor": "rankscope.verbs.diagnosing",
+    "exact": "rankscope.verbs.exacting",
     "load": "rankscope.models.loading",
     "load_run": "rankscope.results.run",
     "measure": "rankscope.verbs.measuring",

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any, NoReturn
+from types import FrameType
+from typing import Any, NoReturn, TypeVar
 
 from torch import nn
 
 from rankscope._errors import UnsupportedArithmeticError
 
-Rule = Callable[..., Any]
-RULES: dict[Any, Rule] = {}
+RuleFunction = TypeVar("RuleFunction", bound=Callable[..., Any])
+RULES: dict[Any, Callable[..., Any]] = {}
 
 
-def rule(*operations: Any) -> Callable[[Rule], Rule]:
+def rule(*operations: Any) -> Callable[[RuleFunction], RuleFunction]:
     """Register a function as the rule of these ATen operations (``torch.ops.aten.mm``).
 
     The function gets the arguments of the operation, of which at least one is a Deviation, and gives back what the
     operation gives. The rule of ``add`` serves ``add_`` too.
     """
 
-    def register(function: Rule) -> Rule:
+    def register(function: RuleFunction) -> RuleFunction:
         for operation in operations:
             if operation in RULES:
                 raise ValueError(f"{operation} has two rules.")
@@ -38,10 +39,10 @@ def refuse(operation: Any, why: str = "it has no rule") -> NoReturn:
 
 def _running_module() -> str:
     """The innermost module whose forward is under way."""
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         owner = frame.f_locals.get("self")
         if isinstance(owner, nn.Module):
             return f"{type(owner).__module__}.{type(owner).__qualname__}"
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return "no module"

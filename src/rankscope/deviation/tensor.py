@@ -7,21 +7,18 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from rankscope._errors import InputError
 from rankscope.deviation.registry import RULES, refuse
+from rankscope.deviation.terms import Term, broadcast, exp, one_row, scaled, summed
 
-
-class Term(NamedTuple):
-    """``e^{log_scale} values``; axes along which it is constant have size 1."""
-
-    log_scale: float
-    values: Tensor
+# Rows that differ by less than this of themselves in plain float64 do so with fewer than eight digits.
+_ROUNDING = 2.0**-26
 
 
 class Deviation(Tensor):
@@ -49,6 +46,7 @@ class Deviation(Tensor):
     null_axis: int | None
     base_sum: float | None
     source: weakref.ref[Deviation] | None
+    write_back: Callable[[Tensor, Tensor], Tensor] | None
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
@@ -64,12 +62,10 @@ class Deviation(Tensor):
     ) -> Deviation:
         """A deviation of this shape, or of the shape its parts broadcast to."""
         if shape is None:
-            shape = torch.broadcast_shapes(base.shape, *(term.values.shape for term in terms))
-        out: Deviation = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
-            cls, tuple(shape), dtype=torch.float64, device=base.device
-        )
+            shape = broadcast(base.shape, *(term.values.shape for term in terms))
+        out: Deviation = torch.Tensor._make_wrapper_subclass(cls, tuple(shape), dtype=base.dtype, device=base.device)
         out.base, out.terms = _padded(base, len(shape)), tuple(Term(s, _padded(v, len(shape))) for s, v in terms)
-        out.null_axis, out.base_sum, out.source = null_axis, base_sum, None
+        out.null_axis, out.base_sum, out.source, out.write_back = null_axis, base_sum, None, None
         return out
 
     def __repr__(self) -> str:  # type: ignore[override]
@@ -78,7 +74,7 @@ class Deviation(Tensor):
         return f"Deviation({tuple(self.shape)}: base {tuple(self.base.shape)}, terms [{scales}])"
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Send an operation to its rule."""
@@ -93,18 +89,23 @@ class Deviation(Tensor):
         plain = RULES.get(getattr(torch.ops.aten, name[:-1], None)) if name.endswith("_") else None
         if plain is None:
             refuse(packet)
-        return args[0].overwritten(plain(*args, **kwargs), packet) if isinstance(args[0], cls) else refuse(
-            packet, "it writes a deviation into a plain tensor"
+        return (
+            args[0].overwritten(plain(*args, **kwargs), packet)
+            if isinstance(args[0], cls)
+            else refuse(packet, "it writes a deviation into a plain tensor")
         )
 
     def overwritten(self, new: Deviation | Tensor, operation: Any) -> Deviation:
-        """Take over the parts of ``new``, as an operation in place does."""
-        if self.source is not None and self.source() is not None:
-            refuse(operation, "it writes into a view of a tensor that is still in use")
-        if isinstance(new, Deviation):
-            self.base, self.terms, self.null_axis, self.base_sum = new.base, new.terms, new.null_axis, new.base_sum
-        else:
-            self.base, self.terms, self.null_axis, self.base_sum = new, (), None, None
+        """Take over the parts of ``new``, as an operation in place does, and so do the tensors this is a view of."""
+        parts = new if isinstance(new, Deviation) else Deviation(new, (), self.shape)
+        source = None if self.source is None else self.source()
+        if source is not None:
+            if self.write_back is None:
+                refuse(operation, "it writes into a view of a tensor that is still in use")
+            from rankscope.deviation.combining import written
+
+            source.overwritten(written(source, parts, self.write_back), operation)
+        self.base, self.terms, self.null_axis, self.base_sum = parts.base, parts.terms, parts.null_axis, parts.base_sum
         return self
 
     @classmethod
@@ -122,85 +123,71 @@ class Deviation(Tensor):
         )
 
     def recentred(self, keep: Tensor | None = None) -> Deviation:
-        """The same value with the mean of the kept rows as base and one term of unit Frobenius norm over these rows.
+        """The same value with the mean of the kept rows as base, and one term.
 
+        Deviations below one get unit norm over the kept rows and a log-scale; larger ones need none and have scale 1.
         Where the base differs between rows its differences become part of the term, and plain float64 is the limit.
         """
-        whole = merged(self)
-        scale, values = whole.terms[0] if whole.terms else Term(0.0, torch.zeros_like(whole.base))
-        base = whole.base
+        base, scale, values, norm = self._centred(keep)
+        if norm == 0.0:
+            return Deviation(base, (), self.shape)
+        log_scale = min(scale + _log(norm), 0.0) if math.isfinite(norm) else scale
+        return Deviation(base, (Term(log_scale, values * exp(scale - log_scale)),), self.shape)
+
+    def log_residual(self, keep: Tensor | None = None) -> float:
+        r"""Natural logarithm of :math:`\|C X\|_F` over the kept rows. Exact; minus infinity where rows are equal."""
+        _, scale, _, norm = self._centred(keep)
+        return _log(norm) + scale
+
+    def _centred(self, keep: Tensor | None) -> tuple[Tensor, float, Tensor, float]:
+        """Mean of the kept rows, scale of what departs from it, that itself, and its norm over the kept rows."""
+        scale, values = summed(self.terms) if self.terms else Term(0.0, torch.zeros_like(self.base))
+        base = one_row(self.base)
         if any(size != 1 for size in base.shape[:-1]):
             center = _mean(base.expand(self.shape), keep)
             values = torch.add((base - center).expand(self.shape), values, alpha=exp(scale))
             base, scale = center, 0.0
+            _check_above_rounding(base, values, keep)
         values = values.expand(self.shape)
         mean = _mean(values, keep)
         values = values - mean
-        base = base + scaled(scale, mean)
-        norm = float(torch.linalg.vector_norm(_kept(values, keep)))
-        if norm == 0.0:
-            return Deviation(base, (), self.shape)
-        return Deviation(base, (Term(scale + math.log(norm), values / norm),), self.shape)
+        return base + scaled(scale, mean), scale, values, float(torch.linalg.vector_norm(_kept(values, keep)))
 
-    def log_residual(self, keep: Tensor | None = None) -> float:
-        r"""Natural logarithm of :math:`\|C X\|_F` over the kept rows. Exact; minus infinity where rows are equal."""
-        centred = self.recentred(keep)
-        return centred.terms[0].log_scale if centred.terms else -math.inf
+    def check_exact(self, keep: Tensor | None = None) -> None:
+        """Refuse a value whose rows have no common part to rely on and differ by hardly more than rounding.
+
+        Raises:
+            UnsupportedArithmeticError: with the module that is running.
+        """
+        if any(size != 1 for size in self.base.shape[:-1]):
+            self._centred(keep)
+
+    def shrunk(self, log_factor: float) -> Deviation:
+        """The same base, every deviation times ``e^log_factor``."""
+        return Deviation(self.base, [Term(s + log_factor, v) for s, v in self.terms], self.shape)
 
     def log_norm(self, keep: Tensor | None = None) -> float:
         r"""Natural logarithm of :math:`\|X\|_F` over the kept rows; minus infinity at zero."""
-        norm = float(torch.linalg.vector_norm(_kept(self.to_plain(), keep)))
-        return math.log(norm) if norm > 0 else -math.inf
+        return _log(float(torch.linalg.vector_norm(_kept(self.to_plain(), keep))))
 
     def to_plain(self) -> Tensor:
         """The value in ordinary float64, where small terms are lost."""
-        return total(self).expand(self.shape)
+        out = self.base
+        for term in self.terms:
+            out = torch.add(out, term.values, alpha=exp(term.log_scale))
+        return out.expand(self.shape)
 
 
-def total(x: Deviation) -> Tensor:
-    """The value in ordinary arithmetic, constant axes still of size 1."""
-    out = x.base
-    for term in x.terms:
-        out = torch.add(out, term.values, alpha=exp(term.log_scale))
-    return out
+def _log(norm: float) -> float:
+    return -math.inf if norm == 0 else math.log(norm) if math.isfinite(norm) else norm
 
 
-def exp(log_scale: float) -> float:
-    """``e^log_scale``, zero where that underflows, infinite where it overflows."""
-    if log_scale > 709.0:
-        return math.inf
-    return math.exp(log_scale) if log_scale > -745.0 else 0.0
-
-
-def scaled(log_scale: float, values: Tensor) -> Tensor:
-    """``e^log_scale values``, without a pass over them where it is one."""
-    return values if log_scale == 0.0 else values * exp(log_scale)
-
-
-def merged(x: Deviation) -> Deviation:
-    """The same value with one term at most; small terms are rounded in the units of the largest."""
-    if len(x.terms) < 2:
-        return x
-    top = max(term.log_scale for term in x.terms)
-    values = x.terms[0].values * exp(x.terms[0].log_scale - top)
-    for term in x.terms[1:]:
-        values = torch.add(values, term.values, alpha=exp(term.log_scale - top))
-    return Deviation(x.base, (Term(top, values),), x.shape, null_axis=x.null_axis, base_sum=x.base_sum)
-
-
-def gathered(terms: Sequence[Term]) -> tuple[Term, ...]:
-    """Terms of the same stored shape added up; others stay apart."""
-    groups: dict[torch.Size, Term] = {}
-    for term in terms:
-        held = groups.get(term.values.shape)
-        groups[term.values.shape] = term if held is None else _sum(held, term)
-    return tuple(groups.values())
-
-
-def _sum(one: Term, other: Term) -> Term:
-    large, small = (one, other) if one.log_scale >= other.log_scale else (other, one)
-    factor = exp(small.log_scale - large.log_scale)
-    return large if factor == 0.0 else Term(large.log_scale, torch.add(large.values, small.values, alpha=factor))
+def _check_above_rounding(center: Tensor, departures: Tensor, keep: Tensor | None) -> None:
+    """Refuse rows whose common part is not common, when they differ by so little that it may be rounding."""
+    rows = _kept(departures, keep)
+    size = float(torch.linalg.vector_norm(center)) * math.sqrt(rows.shape[0])
+    if float(torch.linalg.vector_norm(rows)) < _ROUNDING * size:
+        refuse("a part of the block", "it gives tokens that were equal a common part that differs by rounding alone")
 
 
 def _padded(part: Tensor, axes: int) -> Tensor:

@@ -14,8 +14,9 @@ from rankscope.reporting.sparklines import sparkline
 from rankscope.results.ablation import MEASURE, Arm, arms
 from rankscope.results.ablation_text import shown_layers
 from rankscope.results.checks import CheckStatus, DoctorReport
+from rankscope.results.exact_text import exact_rows
 from rankscope.results.run import Run
-from rankscope.results.summary import Summary, shown_lines, summarise
+from rankscope.results.summary import Summary, shown_lines, stacks_of, summarise
 from rankscope.results.text import FLOOR_MARK, cell, facts_line, floor_line, number
 
 NARROW_COLUMN = 13
@@ -44,6 +45,9 @@ def print_run(run: Run, console: Console, *, metrics: Sequence[str] | None = Non
     if run.kind == "ablate":
         print_ablation(run, console, plain=plain)
         return
+    if run.kind == "exact":
+        print_exact(run, console, plain=plain)
+        return
     fitting = max(2, (console.width - 8) // NARROW_COLUMN)
     console.print(Text(facts_line(run), style="bold"))
     grids = summarise(run.table, metrics=metrics, site=site, limit=fitting) if run.table.num_rows else []
@@ -51,6 +55,25 @@ def print_run(run: Run, console: Console, *, metrics: Sequence[str] | None = Non
         console.print(_grid_table(grid, plain=plain))
     if any(grid.floor.any() for grid in grids):
         console.print(Text(floor_line(run), style="magenta"))
+    console.print(_verdict_panel(run, plain=plain))
+    for note in run.notes:
+        console.print(Text(f"note: {note}", style="dim"))
+
+
+def print_exact(run: Run, console: Console, *, plain: bool) -> None:
+    """log10 of the residual in each arithmetic, with order and factor; then the verdict."""
+    console.print(Text(facts_line(run), style="bold"))
+    for stack in stacks_of(run.table):
+        head, rows = exact_rows(run, stack)
+        table = Table(box=box.ASCII if plain else box.SIMPLE_HEAD, title=stack, title_justify="left")
+        for name in head:
+            table.add_column(name, justify="right", no_wrap=True)
+        for row in rows:
+            table.add_row(*(_styled(word, floor=word.endswith(FLOOR_MARK)) for word in row))
+        console.print(table)
+    console.print(
+        Text("columns exact to float32: log10 of the residual at block.out; * at the float floor", style="dim")
+    )
     console.print(_verdict_panel(run, plain=plain))
     for note in run.notes:
         console.print(Text(f"note: {note}", style="dim"))

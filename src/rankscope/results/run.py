@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +39,7 @@ class Run:
         table: the rows; columns as in :data:`rankscope.results.rows.FIXED_COLUMNS`, plus those a verb adds.
         null: per metric the mean and spread over same-shape random tokens, or None when it was not asked for.
         notes: what the reader should know besides.
+        extra: what only this verb has to say, such as ``sum_error``; at the top level of :meth:`to_json`.
     """
 
     kind: str
@@ -49,9 +50,10 @@ class Run:
     evidence: tuple[Mapping[str, Any], ...] = ()
     null: Mapping[str, Any] | None = None
     notes: tuple[str, ...] = ()
+    extra: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in ("floor", "evidence", "null", "notes"):
+        for name in ("floor", "evidence", "null", "notes", "extra"):
             object.__setattr__(self, name, freeze(getattr(self, name)))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -67,6 +69,7 @@ class Run:
             "evidence": thaw(self.evidence),
             "null": thaw(self.null),
             "notes": thaw(self.notes),
+            "extra": thaw(self.extra),
         }
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
@@ -89,7 +92,7 @@ class Run:
         """One JSON object; a value that is not finite is null and its status says why."""
         facts = self._facts()
         del facts["notes"]
-        return {**facts, "rows": _json_rows(self.table)}
+        return {**facts.pop("extra"), **facts, "rows": _json_rows(self.table)}
 
     def to_frame(self) -> pd.DataFrame:
         """The rows as a pandas table (extra ``frames``)."""
@@ -129,6 +132,14 @@ class Run:
             from rankscope.results.ablation_figure import draw_ablation
 
             return draw_ablation(self, metric=metrics[0] if metrics else MEASURE, site=site or "block.out")
+        if self.kind == "exact":
+            from rankscope.results.exact_figure import draw_exact
+
+            return draw_exact(self)
+        if self.kind == "decompose":
+            from rankscope.results.decomposition_figure import draw_decomposition
+
+            return draw_decomposition(self)
         from rankscope.results.figure import draw
 
         return draw(self, metrics=metrics, site=site)
@@ -138,6 +149,14 @@ class Run:
             from rankscope.results.ablation_text import ablation_as_text
 
             return ablation_as_text(self)
+        if self.kind == "exact":
+            from rankscope.results.exact_text import exact_as_text
+
+            return exact_as_text(self)
+        if self.kind == "decompose":
+            from rankscope.results.decomposition_text import decomposition_as_text
+
+            return decomposition_as_text(self)
         return as_text(self)
 
     def __repr__(self) -> str:
@@ -175,6 +194,7 @@ def _from_parts(facts: Mapping[str, Any], table: pa.Table) -> Run:
         evidence=tuple(facts["evidence"]),
         null=facts["null"],
         notes=tuple(str(note) for note in facts["notes"]),
+        extra=facts.get("extra", {}),
     )
 
 

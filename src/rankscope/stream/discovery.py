@@ -146,12 +146,14 @@ def _cut_into_blocks(record: CallRecord) -> tuple[BlockPlan, ...]:
             starts.append(position)
         groups[-1].append(label)
     plans = []
+    is_stack = len(groups) > 1 and record.ends_with_norm
+    has_norm = any(not is_stack or before < len(record.adds) for before in record.norms_at)
     for group, start in zip(groups, starts, strict=True):
         stop = start + len(group)
         last = start == starts[-1]
         attention = tuple(kind for before, kind in record.attention if start <= before and (before < stop or last))
         joins = tuple(record.joins[start:stop])
-        plans.append(BlockPlan(tuple(group), attention, record.has_norm, record.parallel_mlp, joins))
+        plans.append(BlockPlan(tuple(group), attention, has_norm, record.parallel_mlp, joins))
     return tuple(plans)
 
 

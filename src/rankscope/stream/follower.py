@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -26,6 +27,17 @@ from rankscope.stream.sites import SiteRef
 
 Perform = Callable[..., Any]
 _CALLS_TORCH_NORM = (nn.LayerNorm, nn.RMSNorm)
+_OBSERVING: ContextVar[bool] = ContextVar("_OBSERVING", default=False)
+
+
+@contextmanager
+def observing() -> Iterator[None]:
+    """What an observer computes from the stream is no part of the model: no follower takes it for one."""
+    token = _OBSERVING.set(True)
+    try:
+        yield
+    finally:
+        _OBSERVING.reset(token)
 
 
 class StreamFollower(TorchFunctionMode):
@@ -99,7 +111,7 @@ class StreamFollower(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         call = self._open
-        if call is None:
+        if call is None or _OBSERVING.get():
             return func(*args, **kwargs)
         if func in ADDS:
             pair = call.match(args, kwargs)

@@ -58,6 +58,11 @@ class OpenCall(StreamFrame):
         """Whether the next add brings a parallel branch to the sum of this one."""
         return self._adds_seen < len(self._adds) and self._joins[self._adds_seen]
 
+    @property
+    def is_at_final_norm(self) -> bool:
+        """Whether a norm met now is the final norm of the stack, and not one of a block."""
+        return self.call.final_norm_inside and self._adds_seen == len(self._adds)
+
     def next_attention(self) -> SiteRef:
         """The site of the attention call that is happening."""
         if self._attention_seen == len(self._attention):

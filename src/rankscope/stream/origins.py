@@ -41,6 +41,7 @@ class CallRecord:
         adds: one label for each add onto the call's own input, ``None`` where the branch does not come from it.
         joins: for each of these, whether its branch was computed before the add that came just before it.
         attention: for each attention call, how many adds came before it, and its kind.
+        norms_at: for each norm of the stream or of a branch, how many adds came before it.
         ends_with_norm: whether a final norm closes the call, one the skips inside do not go through.
         fed_by: the calls that gave back the very tensor this one took.
     """
@@ -51,7 +52,7 @@ class CallRecord:
     input_shape: torch.Size
     output_shape: torch.Size | None = None
     ends_with_norm: bool = False
-    has_norm: bool = False
+    norms_at: list[int] = field(default_factory=list)
     parallel_mlp: str | None = None
     adds: list[Label | None] = field(default_factory=list)
     joins: list[bool] = field(default_factory=list)

@@ -77,7 +77,7 @@ class _Probe(TorchFunctionMode):
             frame.spread(func, inputs, outputs, len(self._attention_modules))
             frame.pass_on(func, args, out)
             if func in NORMS and frame.origin(inputs[0]):
-                frame.record.has_norm = True
+                frame.record.norms_at.append(len(frame.record.adds))
             if frame.joined is not None:
                 frame.record.parallel_mlp = self._weighty_giver_of(frame.joined)
                 frame.joined = None
@@ -150,7 +150,7 @@ class _Probe(TorchFunctionMode):
             return
         for frame in self._frames:
             if frame.origin(args[0]):
-                frame.record.has_norm = True
+                frame.record.norms_at.append(len(frame.record.adds))
             if frame.is_stream(args[0]):
                 frame.follow_normed(out)
         for record in self._givers_of(args[0]):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rankscope.models.view import Label, ModelView, Stack
 from rankscope.stream.attention_calls import AttentionCall, from_sdpa, from_softmax, listening
-from rankscope.stream.follower import Perform, StreamFollower
+from rankscope.stream.follower import Perform, StreamFollower, observing
 from rankscope.stream.open_call import OpenCall
 from rankscope.stream.sites import SiteRef, SiteSelection
 
@@ -43,10 +43,14 @@ class _Tracer(StreamFollower):
     def reads_attention(self) -> bool:
         return self._selection.wants_attention
 
+    def _tell(self, ref: SiteRef, value: Tensor | AttentionCall) -> None:
+        with observing():
+            self._observe(ref, value)
+
     def _show(self, call: OpenCall, site: str, tensor: Tensor) -> None:
         ref = call.ref(site)
         if ref in self._selection:
-            self._observe(ref, call.canonical(tensor))
+            self._tell(ref, call.canonical(tensor))
 
     def on_enter(self, call: OpenCall, entry: Tensor) -> None:
         self._show(call, "block.in", entry)
@@ -67,14 +71,14 @@ class _Tracer(StreamFollower):
             out = perform(*args, **kwargs)
         seen = heard[-1] if heard else from_sdpa(args, kwargs)
         if seen is not None and ref in self._selection:
-            self._observe(ref, seen)
+            self._tell(ref, seen)
         return out
 
     def on_softmax(self, ref: SiteRef, args: Sequence[Any], kwargs: Mapping[str, Any], perform: Perform) -> Any:
         out = perform(*args, **kwargs)
         assert self._open is not None
         if ref in self._selection:
-            self._observe(ref, from_softmax(out, self._open.batch_and_tokens()[1]))
+            self._tell(ref, from_softmax(out, self._open.batch_and_tokens()[1]))
         return out
 
     def on_leave(self, call: OpenCall, out: Tensor) -> None:
@@ -87,5 +91,5 @@ class _Tracer(StreamFollower):
     def on_final(self, stack: Stack, x: Tensor, out: Tensor) -> Tensor:
         ref = SiteRef(stack.name, stack.depth - 1, "final")
         if ref in self._selection:
-            self._observe(ref, out.transpose(0, 1) if stack.layout == "tokens batch dim" else out)
+            self._tell(ref, out.transpose(0, 1) if stack.layout == "tokens batch dim" else out)
         return out

@@ -28,7 +28,7 @@ def before_kernel(call: AttentionCall, tokens: int, operations: Sequence[Operati
     visible = after_masks(own, call.lengths, tokens, operations, call.query.device)
     flat = any(operation.attention == "uniform" for operation in operations)
     if bias is not None and not flat:
-        _refuse_revealing(own, visible, "adds a position bias to its scores and does not compute it")
+        _refuse_revealing(own, visible, "It adds a position bias, and none where its own mask hides a key.")
     call = _cooled(call, bias, operations)
     if flat:
         call, bias = replace(call, query=torch.zeros_like(call.query)), None
@@ -76,7 +76,7 @@ def before_softmax(scores: Tensor, tokens: int, operations: Sequence[Operation],
     if any(operation.attention == "uniform" for operation in operations):
         scores = torch.zeros_like(scores)
     else:
-        _refuse_revealing(own, visible, "has its own mask inside its scores")
+        _refuse_revealing(own, visible, "Its own mask is already inside its scores where surgery meets them.")
         scores = scores / _temperature(operations)
     visible = F.pad(visible, (0, sinks), value=True)
     return scores.masked_fill(~visible, -torch.inf), visible
@@ -93,8 +93,8 @@ def _refuse_revealing(own: Tensor | None, visible: Tensor | None, why: str) -> N
     if own is None or visible is own or (visible is not None and not bool((visible & ~own).any())):
         return
     raise UnsupportedOperationError(
-        f"This attention {why} where its own mask hides a key, so a hidden key cannot be made visible. Use "
-        "mask_mode='intersect', or load the model with attn_implementation='sdpa' where its attention has no bias."
+        f"A key that this attention hides cannot be made visible. {why} Use mask_mode='intersect', or, if the "
+        "attention has no bias, load the model with attn_implementation='sdpa'."
     )
 
 

@@ -24,7 +24,7 @@ from rankscope.surgery.operation import (
     MlpChoice,
     NormChoice,
     Operation,
-    layer_set,
+    number_set,
 )
 from rankscope.surgery.operator import Operator
 from rankscope.surgery.refusals import check_operable
@@ -56,7 +56,7 @@ def operate(
     temperature: float = 1.0,
     attention: AttentionChoice = "keep",
     attention_scale: float = 1.0,
-    heads: Collection[int] = (),
+    heads: int | Collection[int] = (),
     layers: int | Collection[int] | None = None,
     stack: str | None = None,
     inputs: str | Path | Sequence[Any] | torch.Tensor | Mapping[str, Any] | None = None,
@@ -64,8 +64,9 @@ def operate(
 ) -> Iterator[Operation]:
     """Operate on a model: inside the block it runs changed, after it, also after an error, as before.
 
-    No weight is touched. Blocks may be nested; gains multiply, masks and norms apply in order. Gradients flow, also
-    under gradient checkpointing, as long as the backward pass runs inside the block.
+    No weight is touched. Blocks may be nested on the same model: gains, temperatures and factors multiply, masks apply
+    in order, of several norms the innermost counts. Gradients flow, also under gradient checkpointing of whole blocks,
+    as long as the backward pass runs inside the block.
 
     Args:
         model: any model rankscope can measure.
@@ -106,8 +107,8 @@ def operate(
         temperature=float(temperature),
         attention=attention,
         attention_scale=float(attention_scale),
-        heads=frozenset(heads),
-        layers=layer_set(layers),
+        heads=number_set(heads),
+        layers=None if layers is None else number_set(layers),
         stack=stack,
     )
     with operating(model, operation, inputs=inputs, blocks=blocks):
@@ -127,6 +128,7 @@ def operating(
     session = _SESSIONS.get(model)
     outermost = session is None
     if session is None:
+        _refuse_overlap(model)
         session = _Session(view if view is not None else _view(model, inputs, blocks))
     check_operable(operation, session.view)
     session.operations.append(operation)
@@ -136,10 +138,26 @@ def operating(
             _SESSIONS[model] = session
         yield
     finally:
-        session.operations.remove(operation)
+        _remove_last(session.operations, operation)
         if outermost:
             _SESSIONS.pop(model, None)
             session.cleanup.close()
+
+
+def _remove_last(operations: list[Operation], operation: Operation) -> None:
+    """Take out this very one, and not an equal one that was there before it."""
+    position = max(i for i, present in enumerate(operations) if present is operation)
+    del operations[position]
+
+
+def _refuse_overlap(model: nn.Module) -> None:
+    """Two hands on one stream would not see each other's cuts."""
+    for other in list(_SESSIONS):
+        if any(part is model for part in other.modules()) or any(part is other for part in model.modules()):
+            raise InputError(
+                f"{type(model).__name__} and {type(other).__name__}, which is operated on now, are parts of one model. "
+                f"Nest operate() on the same module, here the {type(other).__name__}."
+            )
 
 
 def operations_on(model: nn.Module) -> tuple[dict[str, Any], ...]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from operator import index
+from typing import Any, Literal, SupportsIndex, get_args
 
 from rankscope._errors import InputError
 from rankscope.masks import Mask
@@ -29,7 +30,7 @@ class Operation:
             ``"rms"`` by its root mean square.
         mask: which keys each query may see.
         mask_mode: whether ``mask`` replaces the model's own mask, or is intersected or united with it. Padding stays
-            hidden in every case.
+            hidden in every case, and cross-attention, whose keys are other tokens, keeps its own.
         temperature: scores are divided by it.
         attention: ``"uniform"`` over the visible keys, or ``"centred"``, which subtracts that uniform matrix.
         attention_scale: 1 + omega of AttnScale: what departs from uniform attention is multiplied by it.
@@ -67,6 +68,9 @@ class Operation:
                 raise InputError(f"{name}={getattr(self, name)!r} is not a finite number.")
         if self.temperature <= 0:
             raise InputError(f"temperature={self.temperature!r}: expected a positive number.")
+        for name in ("heads", "layers"):
+            if not all(type(number) is int and number >= 0 for number in getattr(self, name) or ()):
+                raise InputError(f"{name}={sorted(getattr(self, name), key=str)}: expected whole numbers from 0.")
 
     def applies_to(self, stack: str | None, layer: int) -> bool:
         """Whether a block is meant."""
@@ -91,14 +95,23 @@ class Operation:
                 changed[name] = getattr(self, name)
         if self.mask is not None:
             changed |= {"mask": str(self.mask), "mask_mode": self.mask_mode}
-        for name in ("heads", "layers"):
-            if getattr(self, name):
-                changed[name] = sorted(getattr(self, name))
+        if self.heads:
+            changed["heads"] = sorted(self.heads)
+        if self.layers is not None:
+            changed["layers"] = sorted(self.layers)
         return changed if self.stack is None else changed | {"stack": self.stack}
 
 
-def layer_set(layers: int | Collection[int] | None) -> frozenset[int] | None:
-    """One layer, several, or all (None)."""
-    if layers is None:
-        return None
-    return frozenset((layers,)) if isinstance(layers, int) else frozenset(layers)
+def joint_edit(operations: Sequence[Operation]) -> Operation:
+    """What several operations do after the softmax, as one: factors multiply, centring once is centring."""
+    centred = any(operation.attention == "centred" for operation in operations)
+    return Operation(
+        attention="centred" if centred else "keep",
+        attention_scale=math.prod(operation.attention_scale for operation in operations),
+        heads=frozenset().union(*(operation.heads for operation in operations)),
+    )
+
+
+def number_set(numbers: int | Collection[int]) -> frozenset[int]:
+    """One number or several, as plain integers."""
+    return frozenset(map(index, (numbers,) if isinstance(numbers, SupportsIndex) else numbers))

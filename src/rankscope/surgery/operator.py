@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from math import prod
@@ -11,22 +11,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rankscope._errors import UnsupportedOperationError
 from rankscope.models.view import Label, ModelView
-from rankscope.stream.attention_calls import AttentionCall, announce, from_sdpa
+from rankscope.stream.attention_calls import announce, from_sdpa, sdpa_arguments
 from rankscope.stream.follower import Perform, StreamFollower
-from rankscope.stream.frames import output_tensor
+from rankscope.stream.frames import output_tensor, with_output_tensor
 from rankscope.stream.open_call import OpenCall
 from rankscope.stream.operators import is_attention, is_norm
+from rankscope.stream.recomputation import in_backward
 from rankscope.stream.sites import SiteRef
-from rankscope.surgery.attention_edits import (
-    before_kernel,
-    before_softmax,
-    edit_probs,
-    edits_probs,
-    head_gains,
-)
+from rankscope.surgery.attention_edits import before_kernel, before_softmax, edit_probs, edits_probs, needs_uniform
+from rankscope.surgery.kernels import run_edited
 from rankscope.surgery.norm_edits import normed
-from rankscope.surgery.operation import NormChoice, Operation
+from rankscope.surgery.operation import NormChoice, Operation, joint_edit
 
 
 class Operator(StreamFollower):
@@ -38,8 +35,12 @@ class Operator(StreamFollower):
     """
 
     def __init__(self, view: ModelView, operations: Sequence[Operation]) -> None:
-        super().__init__(view, reads_attention=any(operation.touches_attention for operation in operations))
+        super().__init__(view)
         self._operations = operations
+
+    def reads_attention(self) -> bool:
+        """Only while an operation changes attention."""
+        return any(operation.touches_attention for operation in self._operations)
 
     def opens_outside_a_pass(self) -> bool:
         """Gradient checkpointing runs blocks again, and they must be cut again."""
@@ -53,9 +54,10 @@ class Operator(StreamFollower):
         operations = self._for(call.stack.name, call.layer) if label is not None else []
         if label is None or not operations:
             return super().on_add(call, label, stream, branch, perform)
-        gain = prod(operation.gain(label) for operation in operations)
+        gain = 1.0 if call.joins else prod(operation.gain(label) for operation in operations)
         if label == "mlp" and any(operation.mlp == "drop" for operation in operations):
-            return stream.clone() if gain in (0.0, 1.0) else gain * stream
+            keeps_stream = gain == 1.0 or (gain == 0.0 and not call.is_joined)
+            return stream.clone() if keeps_stream else gain * stream
         if gain == 1.0:
             return super().on_add(call, label, stream, branch, perform)
         return branch.clone() if gain == 0.0 else gain * stream + branch
@@ -65,37 +67,50 @@ class Operator(StreamFollower):
         return normed(x, out, self._norm_choice(call))
 
     def _norm_choice(self, call: OpenCall) -> NormChoice:
+        if call.is_at_final_norm:
+            return "keep"
         chosen = [operation.norm for operation in self._for(call.stack.name, call.layer) if operation.norm != "keep"]
         return chosen[-1] if chosen else "keep"
 
+    def _on_attention(self, ref: SiteRef) -> list[Operation]:
+        """What changes this attention; a mask, which is about tokens of one stream, leaves cross-attention alone."""
+        operations = self._for(ref.stack, ref.layer)
+        if ref.site == "cross_attention.probs":
+            operations = [replace(operation, mask=None) for operation in operations]
+        return [operation for operation in operations if operation.touches_attention]
+
+    def _tokens(self) -> int:
+        assert self._open is not None
+        return self._open.batch_and_tokens()[1]
+
     def on_fused(self, ref: SiteRef, args: Sequence[Any], kwargs: Mapping[str, Any], perform: Perform) -> Any:
         """Run the fused kernel on other arguments, and correct its output."""
-        operations = [operation for operation in self._for(ref.stack, ref.layer) if operation.touches_attention]
-        own = from_sdpa(args, kwargs)
+        operations, own = self._on_attention(ref), from_sdpa(args, kwargs)
         if not operations or own is None:
             return perform(*args, **kwargs)
-        call = before_kernel(own, operations)
-        after = [operation for operation in operations if edits_probs(operation)]
-        kernel = partial(_run_kernel, perform, kwargs)
-        out = kernel(call)
-        for operation in after:
-            out = _edit_output(out, call, operation, kernel)
-        announce(replace(call, edits=tuple(partial(edit_probs, operation=operation) for operation in after)))
+        call = before_kernel(own, self._tokens(), operations)
+        after = joint_edit(operations)
+        if edits_probs(after):
+            call = replace(call, edits=(partial(edit_probs, operation=after),))
+        out = run_edited(call, sdpa_arguments(args, kwargs), perform, after)
+        announce(call)
         return out
 
     def on_softmax(self, ref: SiteRef, args: Sequence[Any], kwargs: Mapping[str, Any], perform: Perform) -> Any:
         """Change scores before the softmax and probabilities after it."""
-        operations = [operation for operation in self._for(ref.stack, ref.layer) if operation.touches_attention]
+        operations = self._on_attention(ref)
         if not operations:
             return perform(*args, **kwargs)
-        assert self._open is not None
-        tokens = self._open.batch_and_tokens()[1]
-        scores = before_softmax(args[0], tokens, operations)
-        probs = perform(scores, *args[1:], **kwargs)
-        for operation in operations:
-            if edits_probs(operation):
-                probs = edit_probs(probs, probs > 0, operation)
-        return probs
+        tokens, after = self._tokens(), joint_edit(operations)
+        sinks = int(ref.site == "attention.probs" and args[0].shape[-1] == tokens + 1)
+        if sinks and (needs_uniform(after) or any(operation.attention == "uniform" for operation in operations)):
+            raise UnsupportedOperationError(
+                f"{ref}: a learned sink stands beside its keys: uniform has no meaning there."
+            )
+        scores, visible = before_softmax(args[0], tokens, operations, sinks)
+        sees_nothing = ~visible.any(dim=-1, keepdim=True)
+        probs = perform(scores.masked_fill(sees_nothing, 0.0), *args[1:], **kwargs).masked_fill(sees_nothing, 0.0)
+        return edit_probs(probs, visible, after)
 
     def _inner_hooks(self, block: nn.Module) -> Iterator[torch.utils.hooks.RemovableHandle]:
         yield from super()._inner_hooks(block)
@@ -106,8 +121,17 @@ class Operator(StreamFollower):
             for inner in module.modules()
         }
         for module in block.modules():
+            if module is not block:
+                yield module.register_forward_pre_hook(self._refuse_parts)
             if is_norm(module) and id(module) not in inside_attention:
                 yield module.register_forward_hook(self._branch_norm)
+
+    def _refuse_parts(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        if self._open is None and in_backward():
+            raise UnsupportedOperationError(
+                f"Gradient checkpointing runs {type(module).__name__}, a part of a block, again by itself in the "
+                "backward pass, and there it cannot be told which block is meant. Checkpoint whole blocks."
+            )
 
     def _branch_norm(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         """A norm on a branch (sandwich norms); norms of the stream are dealt with where they are met."""
@@ -115,36 +139,18 @@ class Operator(StreamFollower):
         if call is None or out is None or not args or call.is_stream(args[0]) or out.shape[-1] != call.entry_shape[-1]:
             return None
         new = normed(args[0], out, self._norm_choice(call))
-        return new if new is not out and isinstance(output, Tensor) else None
+        return with_output_tensor(output, new) if new is not out else None
 
     def _hooks(self, modules: Mapping[str, nn.Module]) -> Iterator[torch.utils.hooks.RemovableHandle]:
         yield from super()._hooks(modules)
         for stack in self.view.stacks:
-            for layer, plan in enumerate(stack.plans):
-                if plan.parallel_mlp is not None:
-                    yield modules[plan.parallel_mlp].register_forward_hook(self._parallel_mlp(stack.name, layer))
+            for name in dict.fromkeys(plan.parallel_mlp for plan in stack.plans):
+                if name is not None:
+                    yield modules[name].register_forward_hook(self._parallel_mlp)
 
-    def _parallel_mlp(self, stack: str | None, layer: int) -> Callable[[nn.Module, tuple[Any, ...], Any], Any]:
-        def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-            dropped = any(operation.mlp == "drop" for operation in self._for(stack, layer))
-            return torch.zeros_like(output) if dropped and isinstance(output, Tensor) else None
-
-        return hook
-
-
-def _run_kernel(perform: Perform, kwargs: Mapping[str, Any], call: AttentionCall) -> Tensor:
-    kept = {name: kwargs[name] for name in ("dropout_p", "enable_gqa") if name in kwargs}
-    options = {"attn_mask": call.mask, "is_causal": call.is_causal, "scale": call.scale} | kept
-    out: Tensor = perform(call.query, call.key, call.value, **options)
-    return out
-
-
-def _edit_output(
-    out: Tensor, call: AttentionCall, operation: Operation, kernel: Callable[[AttentionCall], Tensor]
-) -> Tensor:
-    """The edits of :func:`edit_probs`, carried over from P to P V."""
-    if operation.attention == "centred" or operation.attention_scale != 1.0:
-        uniform = kernel(before_kernel(call, [Operation(attention="uniform")]))
-        kept = torch.zeros_like(uniform) if operation.attention == "centred" else uniform
-        out = kept + operation.attention_scale * (out - uniform)
-    return out * head_gains(operation, out) if operation.heads else out
+    def _parallel_mlp(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        call, out = self._open, output_tensor(output)
+        if call is None or out is None:
+            return None
+        dropped = any(operation.mlp == "drop" for operation in self._for(call.stack.name, call.layer))
+        return with_output_tensor(output, torch.zeros_like(out)) if dropped else None

@@ -25,6 +25,29 @@ def check_operable(operation: Operation, view: ModelView) -> None:
         _check_block(operation, where, plan)
     if operation.norm != "keep" and not any(plan.has_norm for plan in meant.values()):
         raise UnsupportedOperationError(f"norm={operation.norm!r}: no block of this model has a norm of its own.")
+    if operation.mlp == "drop" and not any({"mlp", "both"} & set(plan.skips) for plan in meant.values()):
+        raise UnsupportedOperationError("mlp='drop': no block meant adds an MLP to the stream that could be dropped.")
+    _check_inline(operation, view)
+
+
+def _check_inline(operation: Operation, view: ModelView) -> None:
+    """Blocks inside one module call: the stream shows where their adds are, and not to which a norm belongs."""
+    for stack in view.stacks:
+        for call in stack.calls:
+            layers = range(call.first_layer, call.first_layer + len(call.blocks))
+            meant = [operation.applies_to(stack.name, layer) for layer in layers]
+            if not any(meant) or len(call.blocks) == 1:
+                continue
+            if operation.norm != "keep" and not all(meant):
+                raise UnsupportedOperationError(
+                    f"norm={operation.norm!r}: {call.module_name or 'the model'} holds {len(call.blocks)} blocks in one"
+                    " call, and which of them a norm belongs to cannot be told. Leave layers= out."
+                )
+            if operation.mlp == "drop" and any("both" in plan.skips for plan in call.blocks):
+                raise UnsupportedOperationError(
+                    f"mlp='drop': {call.module_name or 'the model'} holds {len(call.blocks)} parallel blocks in one "
+                    "call, and their MLPs cannot be told apart."
+                )
 
 
 def _check_place(operation: Operation, view: ModelView) -> None:
@@ -38,17 +61,17 @@ def _check_place(operation: Operation, view: ModelView) -> None:
 
 
 def _check_block(operation: Operation, where: str, plan: BlockPlan) -> None:
-    if operation.touches_attention and not plan.attention:
+    if operation.touches_attention and "attention" not in plan.attention:
         raise UnsupportedOperationError(
             f"{where}: its attention probabilities cannot be seen (no softmax over keys, or a kernel of its own), "
             "so they cannot be changed. Skips, MLP and norms can."
         )
-    if "both" in plan.skips:
+    if "both" in plan.skips or any(plan.joins):
         if operation.attention_skip != operation.mlp_skip:
             raise UnsupportedOperationError(
                 f"{where} adds attention and MLP at once: it has one skip, so attention_skip and mlp_skip must agree."
             )
-        if operation.mlp == "drop" and plan.parallel_mlp is None:
+        if operation.mlp == "drop" and "both" in plan.skips and plan.parallel_mlp is None:
             raise UnsupportedOperationError(f"{where}: the MLP joins the attention branch in a way that was not seen.")
     if operation.mlp == "drop" and not {"mlp", "both"} & set(plan.skips) and "mixer" not in plan.skips:
         raise UnsupportedOperationError(f"{where} adds no MLP to the stream that could be dropped.")

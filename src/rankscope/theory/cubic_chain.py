@@ -11,8 +11,9 @@ The state is :math:`X = 1(x+\xi)^T + r(D + F)` with x, r, D computed and only bo
         + \tfrac{\sqrt2}{4} a_h^2w_hr^2(1+\delta)^5 \Bigr], \\
     \eta' &= \eta\,\Bigl\|\sum_h W_h\Bigr\|_2 + r(1+\delta)\sum_h w_h .
 
-The three terms: T is trilinear; the tilt of pi was off by :math:`\kappa\sqrt2\delta r + a\eta\sqrt2 r(1+\delta)`, which
-enters as in the proof of :math:`K_1`; and :math:`K_2` in operator norms. Every row of :math:`PR` is a mean of rows of R.
+The three terms: T is trilinear; the tilt of pi was off by :math:`\kappa\sqrt2\delta r + a\eta\sqrt2 r(1+\delta)`,
+which enters as in the proof of :math:`K_1`; and :math:`K_2` in operator norms. Every row of :math:`PR` is a mean of
+rows of R.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from torch import Tensor
 
 from rankscope._errors import InputError
 from rankscope.theory.attention_weights import AttentionWeights, HeadTensors, float64_heads
-from rankscope.theory.cubic_bounds import rounding_allowance
 from rankscope.theory.cubic_law import common_attention, leading_term
+from rankscope.theory.cubic_rounding import rounding_allowance
 from rankscope.theory.operator_norms import head_norms, query_norms
 from rankscope.theory.scaled import centred_unit, unit
 
@@ -77,9 +78,9 @@ def cubic_chain(
 ) -> Iterator[ChainState]:
     """The state after each layer of pure attention (no skip, norm or MLP; complete mask; position-free).
 
-    **Bound**, lower and upper, on the residual of every layer from the input of the first. The direction error grows by a
-    factor of about 3 sum(a w) / (n ||T(D)||) per layer while the residual falls doubly exponentially, so the chain holds
-    from where the input is already close to collapse; from elsewhere restart it at a measured layer.
+    **Bound**, lower and upper, on the residual of every layer from the input of the first. The direction error grows
+    by a factor of about 3 sum(a w) / (n ||T(D)||) per layer while the residual falls doubly exponentially, so the
+    chain holds from where the input is already close to collapse; from elsewhere restart it at a measured layer.
 
     Example:
         Two tokens at x +- r in one dimension, weights 1, x = 0: r -> r tanh(r^2), close to r^3, then r^9.
@@ -112,7 +113,7 @@ def _after(state: ChainState, heads: HeadTensors) -> ChainState:
     trilinear = (aw * pi.amax(-1)).sum() * _expanded(delta, 3)
     tilt = (aw * (kappa * delta + norms.score * eta * (1 + delta))).sum() * r * (1 + delta) ** 3 * 2**-0.5
     second = (aw * norms.score).sum() * r**2 * (1 + delta) ** 5 * 2**-1.5
-    rounding = rounding_allowance(state.direction, heads, state.base, log_r)
+    rounding = rounding_allowance(state.direction, heads, log_r, state.base)
     # a zero leading term leaves nothing to compare with: the error is infinite and the bound from below empty
     error = (trilinear + tilt + second + rounding) / log_gain.exp()
     through = (heads.W_V @ heads.W_O).sum(0)

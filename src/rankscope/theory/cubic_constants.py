@@ -2,8 +2,8 @@ r"""Constants of the cubic law that hold for every direction, or for every direc
 
 Per head :math:`a_h = s\|A_h\|_2` and :math:`w_h = \|W_h\|_2`.
 
-* **Above, always**: :math:`\|R'\|_F \le \frac12 \sum_h a_hw_h\,\|R\|_F^3` for every R, large or small, any biases. In the
-  proof in ``cubic_bounds`` stop at the first derivative: a row is at most :math:`D_i\Delta/4`, with
+* **Above, always**: :math:`\|R'\|_F \le \frac12 \sum_h a_hw_h\,\|R\|_F^3` for every R, large or small, any biases. In
+  the proof in ``cubic_bounds`` stop at the first derivative: a row is at most :math:`D_i\Delta/4`, with
   :math:`\Delta \le \sqrt2 w\|R\|_F` and :math:`D_i \le \sqrt2 a\|r_i\|\|R\|_F`. Two tokens attain it in the limit.
 * **Above, leading term**: :math:`\|T(R)\|_F \le \frac1n\sum_h a_hw_h\,\|R\|_F^3`.
 * **Below, leading term, every direction**: zero in general, because the map has kernels. For one head and R of rank one
@@ -22,16 +22,21 @@ Per head :math:`a_h = s\|A_h\|_2` and :math:`w_h = \|W_h\|_2`.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from rankscope._citations import Cite
 from rankscope._errors import InputError
 from rankscope.theory.attention_weights import AttentionWeights, HeadTensors, float64_heads
 from rankscope.theory.operator_norms import head_norms, query_norms
 from rankscope.theory.scaled import centred_unit
+
+# The published bound of the same shape, in another norm, under a hypothesis on the scores.
+COMPARED_WITH = Cite("dong2021attention", "thm. 2.2")
 
 
 @dataclass(frozen=True)
@@ -127,8 +132,8 @@ def uniform_interval(
 
     With the constants of ``uniform_constants`` and the errors of ``cubic_bounds`` in operator norms:
     :math:`K_1 \le \frac{\sqrt2}{2}\sum\kappa_ha_hw_h r^4`, :math:`K_2 \le \frac{\sqrt2}{4}\sum a_h^2w_h r^5`,
-    :math:`\kappa_h = \|sW_{K,h}(xW_{Q,h}+b_{Q,h})^T\|`. The lower bound is -inf unless there is one head and the symmetric
-    part of its A is definite.
+    :math:`\kappa_h = \|sW_{K,h}(xW_{Q,h}+b_{Q,h})^T\|`. The lower bound is -inf unless there is one head and the
+    symmetric part of its A is definite.
 
     Example:
         >>> from rankscope.theory.attention_weights import head_tensors
@@ -140,15 +145,18 @@ def uniform_interval(
     wide = float64_heads(heads)
     limit = uniform_constants(heads, tokens)
     norms, kappa = head_norms(wide), query_norms(wide, base)
-    r = torch.tensor(log_residual, dtype=torch.float64).exp()
-    first = (kappa * norms.score * norms.value).sum() * 2**-0.5
-    second = (norms.score.square() * norms.value).sum() * 2**-1.5
-    remainder = r * first + r.square() * second
-    low = (torch.tensor(limit.log_lower_bound).exp() - remainder).clamp_min(0.0).log()
-    high = (torch.tensor(limit.log_upper_bound).exp() + remainder).log()
+    r = math.exp(log_residual)
+    first = float((kappa * norms.score * norms.value).sum()) * 2**-0.5
+    second = float((norms.score.square() * norms.value).sum()) * 2**-1.5
+    remainder = r * first + r * r * second
+    least = math.exp(limit.log_lower_bound) - remainder
+    most = min(_log(math.exp(limit.log_upper_bound) + remainder), global_cubic_bound(heads))
     slack = (8 * wide.W_Q.shape[1] + abs(log_residual)) * 8 * torch.finfo(torch.float64).eps
-    low_bound, high_bound = float(low) - slack, min(float(high), global_cubic_bound(heads)) + slack
-    return 3 * log_residual + low_bound, 3 * log_residual + high_bound
+    return 3 * log_residual + _log(least) - slack, 3 * log_residual + most + slack
+
+
+def _log(value: float) -> float:
+    return math.log(value) if value > 0 else -math.inf
 
 
 def _on_span(heads: HeadTensors, V: Tensor) -> list[tuple[Tensor, Tensor]]:

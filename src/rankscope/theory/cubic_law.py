@@ -56,8 +56,8 @@ def cubic_step(
 
     **Estimate**, of relative error :math:`O(\|R\|)`, and :math:`O(\|R\|^2)` with ``base``; for a bound see
     ``cubic_interval``. Row-wise maps (norms, MLPs) act by their Jacobians at the collapsed point, :math:`R \to RJ`:
-    they change the constant, never the order. Value, key and output biases play no part. Scores must not be capped, no key
-    may be hidden from some rows only, and no probability may go to a sink outside the sequence.
+    they change the constant, never the order. Value, key and output biases play no part. Scores must not be capped,
+    no key may be hidden from some rows only, and no probability may go to a sink outside the sequence.
 
     Args:
         R: what is left of the tokens after their mean; a unit direction with ``log_scale``, or the residual itself.
@@ -91,7 +91,7 @@ def cubic_constant(
     jacobian_before: RowMap | None = None,
     jacobian_after: RowMap | None = None,
 ) -> Float[Tensor, "*batch"]:
-    r"""Constant c of the law :math:`\log\|R'\| = 3\log\|R\| + c` in the direction of R. **Exact** in the limit of small R.
+    r"""Constant c of the law :math:`\log\|R'\| = 3\log\|R\| + c` in the direction of R. **Exact** in the limit.
 
     -inf where the leading term vanishes; the order is then above 3.
 

@@ -17,9 +17,10 @@ def row_map_interval(
 ) -> tuple[Float[Tensor, "*batch"], Float[Tensor, "*batch"]]:
     r"""(log_lower_bound, log_upper_bound) on the log residual after a map phi of single tokens.
 
-    **Bound.** With J the Jacobian at the mean token x and M a Lipschitz constant of the Jacobian on the ball around x that
-    holds the tokens, :math:`\phi(x+r_i) = \phi(x) + r_iJ + e_i`, :math:`\|e_i\| \le \frac M2\|r_i\|^2`, so the residual is
-    within :math:`\frac M2 \max_i\|r_i\|\,\|R\|_F` of :math:`\|RJ\|_F`. The lower bound is -inf where that is not positive.
+    **Bound.** With J the Jacobian at the mean token x and M a Lipschitz constant of the Jacobian on the ball around x
+    that holds the tokens, :math:`\phi(x+r_i) = \phi(x) + r_iJ + e_i`, :math:`\|e_i\| \le \frac M2\|r_i\|^2`, so the
+    residual is within :math:`\frac M2 \max_i\|r_i\|\,\|R\|_F` of :math:`\|RJ\|_F`. The lower bound is -inf where that
+    is not positive.
 
     Args:
         R: the residual before the map, or its direction with ``log_scale``.

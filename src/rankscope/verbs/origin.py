@@ -26,6 +26,18 @@ def floor_of(dtypes: set[torch.dtype]) -> dict[str, Any]:
     }
 
 
+def exact_floors(own_dtype: str) -> dict[str, Any]:
+    """The floors of the formats an exact run is compared with; exact arithmetic itself has none."""
+    names = dict.fromkeys((own_dtype, "float32", "float64"))
+    formats = {name: float_floor(getattr(torch, name)) for name in names}
+    return {
+        "dtype": own_dtype,
+        "relative": formats[own_dtype],
+        "formats": formats,
+        "meaning": "relative residuals at or below its floor are rounding in that format; exact arithmetic has none",
+    }
+
+
 def provenance_of(loaded: LoadedModel, prepared: Prepared, reader: SiteReader, seed: int, seconds: float) -> Provenance:
     """Model, inputs, arithmetic and any surgery under way."""
     counted = next(iter(reader.lengths.values()), {})

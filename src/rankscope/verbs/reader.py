@@ -58,12 +58,19 @@ class SiteReader:
         elif self._of_tokens:
             self._read_tokens(ref, seen)
 
-    def _read_tokens(self, ref: SiteRef, x: Tensor) -> None:
-        keep = self._keep(x.shape[0], x.shape[1], x.device)
-        view = Tokens(x, keep)
+    def kept(self, x: Tensor) -> Tensor | None:
+        """Which tokens of a stream count; None for all."""
+        return self._keep(x.shape[0], x.shape[1], x.device)
+
+    def note(self, ref: SiteRef, x: Tensor) -> None:
+        """Remember format, shape and lengths of what was seen."""
         self.dtypes.add(x.dtype)
         self.shapes.add((x.shape[1], x.shape[2]))
-        self._note_lengths(ref.stack, view.count)
+        self._note_lengths(ref.stack, Tokens(x, self.kept(x)).count)
+
+    def _read_tokens(self, ref: SiteRef, x: Tensor) -> None:
+        self.note(ref, x)
+        view = Tokens(x, self.kept(x))
         self._write(ref, self._of_tokens, view, float_floor(x.dtype), head_axis=False)
 
     def _read_attention(self, ref: SiteRef, call: AttentionCall) -> None:

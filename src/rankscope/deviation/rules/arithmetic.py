@@ -8,8 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rankscope.deviation.combining import joined
 from rankscope.deviation.registry import rule
-from rankscope.deviation.tensor import Deviation, Term, exp, gathered, scaled
+from rankscope.deviation.tensor import Deviation
+from rankscope.deviation.terms import Term, broadcast, exp, gathered
 
 aten = torch.ops.aten
 
@@ -21,18 +23,18 @@ def plain_part(value: Any, beside: Deviation) -> Tensor:
     """
     if not isinstance(value, Tensor):
         return torch.tensor(value, dtype=torch.float64, device=beside.device)
-    value = value if value.is_complex() else value.double()
-    for back in range(1, min(value.dim(), beside.base.dim()) + 1):
-        if value.shape[-back] > 1 and beside.base.shape[-back] == 1:
-            first = value.narrow(-back, 0, 1)
-            if value.stride(-back) == 0 or bool((value == first).all()):
-                value = first
-    return value
+    plain: Tensor = value if value.is_complex() else value.double()
+    for back in range(1, min(plain.dim(), beside.base.dim()) + 1):
+        if plain.shape[-back] > 1 and beside.base.shape[-back] == 1:
+            first = plain.narrow(-back, 0, 1)
+            if plain.stride(-back) == 0 or bool((plain == first).all()):
+                plain = first
+    return plain
 
 
 def shape_of(*operands: Any) -> torch.Size:
     """The shape these broadcast to."""
-    return torch.broadcast_shapes(*(x.shape if isinstance(x, Tensor) else () for x in operands))
+    return broadcast(*(x.shape if isinstance(x, Tensor) else () for x in operands))
 
 
 @rule(aten.add)
@@ -46,7 +48,7 @@ def add(a: Any, b: Any, *, alpha: float = 1) -> Deviation:
         return _with_sums(Deviation(base, gathered((*a.terms, *more)), shape_of(a, b)), a, b, alpha)
     plain = plain_part(b, a)
     plain = plain if alpha == 1 else plain * alpha
-    if torch.Size(torch.broadcast_shapes(a.base.shape, plain.shape)).numel() > max(a.base.numel(), plain.numel()):
+    if broadcast(a.base.shape, plain.shape).numel() > max(a.base.numel(), plain.numel()):
         return Deviation(a.base, gathered((*a.terms, Term(0.0, _aligned(plain, a)))), shape_of(a, b))
     kept = a.null_axis if isinstance(b, Tensor) is False or b.dim() <= a.dim() else None
     return Deviation(a.base + plain, a.terms, shape_of(a, b), null_axis=kept)
@@ -91,8 +93,13 @@ def mul(a: Any, b: Any) -> Deviation:
     if not isinstance(b, Deviation):
         return _times_plain(a, b)
     crossed = [Term(s, a.base * v) for s, v in b.terms] + [Term(s, v * b.base) for s, v in a.terms]
-    both = [Term(s + t, u * v) for s, u in a.terms for t, v in b.terms if exp(min(s, t)) != 0.0]
+    both = [] if _dwarfs(a) and _dwarfs(b) else [Term(s + t, u * v) for s, u in a.terms for t, v in b.terms]
     return Deviation(a.base * b.base, gathered((*crossed, *both)), shape_of(a, b))
+
+
+def _dwarfs(x: Deviation) -> bool:
+    """Whether the base is so much larger than the terms that their products do not count."""
+    return all(term.log_scale < -250.0 for term in x.terms) and bool((x.base != 0).all())
 
 
 def _times_plain(a: Deviation, b: Any) -> Deviation:
@@ -116,21 +123,21 @@ def div(a: Any, b: Any) -> Deviation:
 @rule(aten.reciprocal)
 def reciprocal(x: Deviation) -> Deviation:
     """``1/(b+d) - 1/b = -d / (b (b+d))``."""
-    x = one_term(x)
+    x = joined(x)
     return with_difference(x, 1.0 / x.base, lambda b, d, e: -d / (b * (b + e * d)))
 
 
 @rule(aten.sqrt)
 def sqrt(x: Deviation) -> Deviation:
-    """``sqrt(b+d) - sqrt(b) = d / (sqrt(b+d) + sqrt(b))``."""
-    x = one_term(x)
+    """The difference of two roots is d over their sum."""
+    x = joined(x)
     return with_difference(x, x.base.sqrt(), lambda b, d, e: d / ((b + e * d).sqrt() + b.sqrt()))
 
 
 @rule(aten.rsqrt)
 def rsqrt(x: Deviation) -> Deviation:
     """``1/B - 1/A = -d / (A B (A + B))`` with ``A, B`` the roots before and after."""
-    x = one_term(x)
+    x = joined(x)
 
     def difference(b: Tensor, d: Tensor, e: float) -> Tensor:
         A, B = b.sqrt(), (b + e * d).sqrt()
@@ -142,21 +149,19 @@ def rsqrt(x: Deviation) -> Deviation:
 @rule(aten.exp)
 def exponential(x: Deviation) -> Deviation:
     """``e^b (e^d - 1)``."""
-    return with_difference(one_term(x), one_term(x).base.exp(), lambda b, d, e: b.exp() * relative_expm1(d, e))
+    return with_difference(joined(x), x.base.exp(), lambda b, d, e: b.exp() * relative_expm1(d, e))
 
 
 @rule(aten.expm1)
 def expm1(x: Deviation) -> Deviation:
     """The same difference as that of ``exp``."""
-    return with_difference(one_term(x), one_term(x).base.expm1(), lambda b, d, e: b.exp() * relative_expm1(d, e))
+    return with_difference(joined(x), x.base.expm1(), lambda b, d, e: b.exp() * relative_expm1(d, e))
 
 
 @rule(aten.log)
 def log(x: Deviation) -> Deviation:
     """``log(1 + d/b)``."""
-    return with_difference(
-        one_term(x), one_term(x).base.log(), lambda b, d, e: torch.log1p(e * d / b) / e if e > 1e-290 else d / b
-    )
+    return with_difference(joined(x), x.base.log(), lambda b, d, e: torch.log1p(e * d / b) / e if e > 1e-290 else d / b)
 
 
 def relative_expm1(d: Tensor, e: float) -> Tensor:
@@ -199,17 +204,7 @@ def addcmul(x: Any, a: Any, b: Any, *, value: float = 1) -> Deviation:
     return add(x, product, alpha=value)
 
 
-def one_term(x: Deviation) -> Deviation:
-    """``x`` with its terms in one, as a function that is not linear needs it."""
-    from rankscope.deviation.rules.softmax import joined
-
-    return joined(x)
-
-
 def with_difference(x: Deviation, value: Tensor, difference: Any) -> Deviation:
     """``value`` as the base and ``difference(base, values, e^log_scale)``, still in units of the scale, as the term."""
     terms: Sequence[Term] = [Term(s, difference(x.base, v, exp(s))) for s, v in x.terms]
     return Deviation(value, terms, x.shape)
-
-
-__all__ = ["add", "mul", "scaled"]

@@ -14,10 +14,12 @@ import torch
 from torch import Tensor
 
 from rankscope.deviation.registry import refuse, rule
-from rankscope.deviation.tensor import Deviation, Term, exp
+from rankscope.deviation.tensor import Deviation
+from rankscope.deviation.terms import Term, broadcast, exp
 
 aten = torch.ops.aten
 Move = Callable[[Tensor], Tensor]
+WriteBack = Callable[[Tensor, Tensor], Tensor]
 
 
 def compressed(part: Tensor) -> Tensor:
@@ -36,30 +38,52 @@ def moved(x: Deviation, move: Move, *, null_axis: int | None = None) -> Deviatio
     return Deviation(compressed(base), terms, base.shape, null_axis=null_axis, base_sum=kept)
 
 
-def view_of(x: Deviation, move: Move, *, null_axis: int | None = None) -> Deviation:
-    """The same for an operation whose result shares memory with ``x``."""
+def view_of(x: Deviation, move: Move, *, null_axis: int | None = None, back: WriteBack | None = None) -> Deviation:
+    """The same for an operation whose result shares memory with ``x``.
+
+    ``back(part of x, part of the result)`` is that part of ``x`` after the result was written to, where that is known.
+    """
     out = moved(x, move, null_axis=null_axis)
-    out.source = weakref.ref(x)
+    out.source, out.write_back = weakref.ref(x), back
     return out
 
 
 @rule(aten.view, aten._unsafe_view, aten.reshape, aten._reshape_alias)
 def _view(x: Deviation, size: Sequence[int], *strides: Any) -> Deviation:
-    known = 1
-    for entry in size:
-        known *= entry if entry != -1 else 1
+    known = torch.Size([entry for entry in size if entry != -1]).numel()
     shape = tuple(entry if entry != -1 else x.numel() // max(known, 1) for entry in size)
-    return view_of(x, lambda part: part.reshape(shape), null_axis=_same_axis(x, shape))
+    null = None if x.null_axis is None else _axis_after(x.shape, x.null_axis, shape)
+
+    def write_back(old: Tensor, new: Tensor) -> Tensor:
+        return new.reshape(old.shape)
+
+    out = Deviation(
+        _reshaped(x.base, x.shape, shape),
+        [Term(s, _reshaped(v, x.shape, shape)) for s, v in x.terms],
+        shape,
+        null_axis=null,
+        base_sum=x.base_sum if null is not None else None,
+    )
+    out.source, out.write_back = weakref.ref(x), write_back
+    return out
 
 
-def _same_axis(x: Deviation, shape: Sequence[int]) -> int | None:
-    """Where the null axis lies after a reshape: as long as before, and as many numbers behind it."""
-    if x.null_axis is None:
-        return None
-    behind = torch.Size(x.shape[x.null_axis + 1 :]).numel()
-    for axis, size in enumerate(shape):
-        if size == x.shape[x.null_axis] and torch.Size(shape[axis + 1 :]).numel() == behind:
-            return axis
+def _reshaped(part: Tensor, before: Sequence[int], after: Sequence[int]) -> Tensor:
+    """A stored part in a new shape; axes on which it is constant and that stay what they were are left out of it."""
+    wide, narrow = list(before), list(after)
+    for axis, size in enumerate(before):
+        target = _axis_after(before, axis, after) if part.shape[axis] == 1 < size else None
+        if target is not None:
+            wide[axis] = narrow[target] = 1
+    return compressed(part.expand(wide).reshape(narrow))
+
+
+def _axis_after(before: Sequence[int], axis: int, after: Sequence[int]) -> int | None:
+    """Where an axis lies after a reshape: as long as before, and as many numbers behind it."""
+    behind = torch.Size(before[axis + 1 :]).numel()
+    for place, size in enumerate(after):
+        if size == before[axis] and torch.Size(after[place + 1 :]).numel() == behind:
+            return place
     return None
 
 
@@ -67,7 +91,8 @@ def _same_axis(x: Deviation, shape: Sequence[int]) -> int | None:
 def _permute(x: Deviation, dims: Sequence[int]) -> Deviation:
     order = [axis % x.dim() for axis in dims]
     null = None if x.null_axis is None else order.index(x.null_axis)
-    return view_of(x, lambda part: part.permute(order), null_axis=null)
+    inverse = [order.index(axis) for axis in range(x.dim())]
+    return view_of(x, lambda part: part.permute(order), null_axis=null, back=lambda old, new: new.permute(inverse))
 
 
 @rule(aten.transpose)
@@ -94,7 +119,7 @@ def _expand(x: Deviation, size: Sequence[int], *, implicit: bool = False) -> Dev
 def _unsqueeze(x: Deviation, dim: int) -> Deviation:
     axis = dim % (x.dim() + 1)
     null = None if x.null_axis is None else x.null_axis + (axis <= x.null_axis)
-    return view_of(x, lambda part: part.unsqueeze(axis), null_axis=null)
+    return view_of(x, lambda part: part.unsqueeze(axis), null_axis=null, back=lambda old, new: new.squeeze(axis))
 
 
 @rule(aten.squeeze)
@@ -110,19 +135,26 @@ def _squeeze(x: Deviation, dim: int | Sequence[int] | None = None) -> Deviation:
 @rule(aten.slice)
 def _slice(x: Deviation, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Deviation:
     axis = dim % x.dim()
-    index = (slice(None),) * axis + (slice(start, end, step),)
-    whole = x.null_axis is not None and (x.null_axis != axis or range(x.shape[axis])[index[-1]] == range(x.shape[axis]))
-    return view_of(x, lambda part: part[index], null_axis=x.null_axis if whole else None)
+    taken = slice(start, end, step)
+    index = (slice(None),) * axis + (taken,)
+    every = range(x.shape[axis])
+    whole = x.null_axis is not None and (x.null_axis != axis or every[taken] == every)
+    return view_of(
+        x,
+        lambda part: part[index],
+        null_axis=x.null_axis if whole else None,
+        back=lambda old, new: old.slice_scatter(new, axis, start, end, step),
+    )
 
 
 @rule(aten.select)
 def _select(x: Deviation, dim: int, index: int) -> Deviation:
-    return view_of(x, lambda part: part.select(dim, index))
+    return view_of(x, lambda part: part.select(dim, index), back=lambda old, new: old.select_scatter(new, dim, index))
 
 
 @rule(aten.narrow)
 def _narrow(x: Deviation, dim: int, start: int, length: int) -> Deviation:
-    return view_of(x, lambda part: part.narrow(dim, start, length))
+    return _slice(x, dim, start, start + length)
 
 
 @rule(aten.split, aten.split_with_sizes, aten.unsafe_split)
@@ -140,26 +172,57 @@ def _unbind(x: Deviation, dim: int = 0) -> list[Deviation]:
 
 @rule(aten.flip)
 def _flip(x: Deviation, dims: Sequence[int]) -> Deviation:
-    axes = {axis % x.dim() for axis in dims}
-    base = x.base.flip(dims)
-    return Deviation(base, [Term(s, v.flip(list(axes))) for s, v in x.terms], x.shape, null_axis=x.null_axis)
+    axes = list(dims)
+    return Deviation(x.base.flip(axes), [Term(s, v.flip(axes)) for s, v in x.terms], x.shape)
 
 
 @rule(aten.roll)
 def _roll(x: Deviation, shifts: Sequence[int], dims: Sequence[int] = ()) -> Deviation:
-    if not dims:
-        return moved(x, lambda part: part.roll(shifts))
-    terms = [Term(s, v.roll(shifts, dims)) for s, v in x.terms]
-    return Deviation(x.base.roll(shifts, dims), terms, x.shape, null_axis=x.null_axis, base_sum=x.base_sum)
+    by, axes = list(shifts), list(dims)
+    if not axes:
+        return moved(x, lambda part: part.roll(by))
+    terms = [Term(s, v.roll(by, axes)) for s, v in x.terms]
+    return Deviation(x.base.roll(by, axes), terms, x.shape, null_axis=x.null_axis, base_sum=x.base_sum)
+
+
+@rule(aten.repeat_interleave)
+def _repeat_interleave(x: Deviation, repeats: Any, dim: int | None = None, **options: Any) -> Deviation:
+    if isinstance(repeats, Tensor):
+        refuse("aten.repeat_interleave", "it repeats by a tensor of counts, and the rule knows one number")
+    if dim is None:
+        x, dim = _view(x, (-1,)), 0
+    axis = dim % x.dim()
+    shape = list(x.shape)
+    wide = _expand(_unsqueeze(x, axis + 1), [*shape[: axis + 1], repeats, *shape[axis + 1 :]])
+    return _view(wide, [*shape[:axis], shape[axis] * repeats, *shape[axis + 1 :]])
+
+
+@rule(aten.view_as_complex)
+def _view_as_complex(x: Deviation) -> Deviation:
+    return moved(x, lambda part: torch.view_as_complex(part.contiguous()))
+
+
+@rule(aten.view_as_real)
+def _view_as_real(x: Deviation) -> Deviation:
+    return moved(x, torch.view_as_real)
 
 
 @rule(aten.repeat)
 def _repeat(x: Deviation, repeats: Sequence[int]) -> Deviation:
-    return moved(x, lambda part: part.repeat(repeats))
+    before = (1,) * (len(repeats) - x.dim()) + tuple(x.shape)
+    shape = [size * times for size, times in zip(before, repeats, strict=True)]
+
+    def repeated(part: Tensor) -> Tensor:
+        part = part.reshape((1,) * (len(repeats) - part.dim()) + part.shape)
+        return part.repeat([1 if size == 1 else times for size, times in zip(part.shape, repeats, strict=True)])
+
+    return Deviation(repeated(x.base), [Term(s, repeated(v)) for s, v in x.terms], shape)
 
 
 @rule(aten.constant_pad_nd)
 def _pad(x: Deviation, pad: Sequence[int], value: float = 0.0) -> Deviation:
+    if not any(pad):
+        return _same(x)
     base = aten.constant_pad_nd(x.base.expand(x.shape), pad, value)
     terms = [Term(s, aten.constant_pad_nd(v.expand(x.shape), pad, 0.0)) for s, v in x.terms]
     return Deviation(base, terms, base.shape)
@@ -178,6 +241,8 @@ def _same(x: Deviation, *options: Any, **named: Any) -> Deviation:
 @rule(aten._to_copy, aten.to)
 def _to(x: Deviation, *, dtype: torch.dtype | None = None, **options: Any) -> Deviation | Tensor:
     """Casts between float formats change nothing: exact arithmetic has one."""
+    if dtype is not None and dtype.is_complex:
+        refuse("a cast to complex numbers")
     if dtype is not None and not dtype.is_floating_point:
         return x.to_plain().to(dtype)
     return _same(x)
@@ -187,6 +252,8 @@ def _to(x: Deviation, *, dtype: torch.dtype | None = None, **options: Any) -> De
 def _cat(tensors: Sequence[Tensor], dim: int = 0) -> Deviation:
     parts = [t if isinstance(t, Deviation) else Deviation(t.double()) for t in tensors if t.numel()]
     axis = dim % parts[0].dim()
+    if len(parts) == 1:
+        return _same(parts[0])
     shape = list(parts[0].shape)
     shape[axis] = sum(part.shape[axis] for part in parts)
     base = _joined([(part.base, part.shape[axis]) for part in parts], axis)
@@ -209,8 +276,11 @@ def _zeros(part: Deviation) -> Tensor:
 
 def _joined(pieces: Sequence[tuple[Tensor, int]], axis: int) -> Tensor:
     """Concatenate stored parts; axes on which all are constant stay of size 1."""
+    first = pieces[0][0]
+    if first.shape[axis] == 1 and all(length > 1 and torch.equal(part, first) for part, length in pieces):
+        return first
     others = [[*part.shape[:axis], 1, *part.shape[axis + 1 :]] for part, _ in pieces]
-    shape = list(torch.broadcast_shapes(*others))
+    shape = list(broadcast(*others))
     wide = [part.expand([*shape[:axis], length, *shape[axis + 1 :]]) for part, length in pieces]
     return torch.cat(wide, dim=axis)
 

@@ -1,0 +1,90 @@
+"""``reproduce``: is the paper right? Measure one of its figures again and lay both side by side."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from rankscope.experiments._recipe import RECIPES, Recipe, Settings, checked
+from rankscope.results.run import Run
+
+FIGURE_INCHES_TO_DOTS = 160
+TEXT = "text.md"
+
+
+def reproduce(
+    name: str,
+    *,
+    small: bool = False,
+    seeds: int | None = None,
+    checkpoints: Mapping[str, str] | None = None,
+    text: str | os.PathLike[str] | None = None,
+    progress: bool = False,
+) -> Run:
+    """Measure a published figure again.
+
+    Args:
+        name: one of ``rankscope reproduce --list``.
+        small: tiny models, in seconds; the shapes only.
+        seeds: random initialisations to average; None for the recipe's own number.
+        checkpoints: folders of the original weights, where the recipe can use them.
+        text: a text file to read instead of the built-in sample.
+        progress: show a progress bar.
+
+    Returns:
+        Every value behind the figure; :func:`write_reproduction` draws and describes it.
+
+    Raises:
+        UnknownNameError: no such reproduction.
+        InputError: weights the recipe does not know.
+
+    Example:
+        >>> run = reproduce("dong2021-path-census", small=True)
+        >>> run.kind
+        'reproduce:dong2021-path-census'
+    """
+    recipe = RECIPES[name]
+    folder = None if text is None else Path(text)
+    settings = Settings(
+        small=small, seeds=seeds, checkpoints=dict(checkpoints or {}), text=folder, progress=progress
+    )
+    return recipe.measure(checked(recipe, settings))
+
+
+def recipe_of(run: Run) -> Recipe:
+    """The recipe a run was made by."""
+    return RECIPES[run.kind.removeprefix("reproduce:")]
+
+
+def text_of(run: Run) -> str:
+    """What the paper says, what we see, where they differ and why, as Markdown."""
+    recipe = recipe_of(run)
+    sources = "; ".join(str(cite) for cite in recipe.cites)
+    seen = run.provenance
+    versions = ", ".join(f"{library} {seen.versions[library]}" for library in ("torch", "transformers") if library in seen.versions)
+    made = f"Measured {seen.created[:10]} with rankscope {seen.versions.get('rankscope', '')} ({versions})."
+    parts = [f"# {recipe.title}", f"Source: {sources}. {made}", f"**The paper.** {recipe.paper}", recipe.describe(run)]
+    parts += [f"Note: {note}" for note in run.notes]
+    return "\n\n".join(part.strip() for part in parts) + "\n"
+
+
+def write_reproduction(run: Run, folder: str | os.PathLike[str]) -> list[Path]:
+    """Write the rows (Parquet and ``run.json``), each figure as PNG and SVG, and the text.
+
+    Returns:
+        The files, the text last.
+    """
+    home = run.save(folder)
+    written = [home / "run.json", *sorted(home.glob("rows-*.parquet"))]
+    from matplotlib import rc_context
+
+    for stem, figure in recipe_of(run).draw(run).items():
+        with rc_context({"svg.hashsalt": "rankscope", "svg.fonttype": "none"}):
+            for suffix, options in ((".png", {"dpi": FIGURE_INCHES_TO_DOTS}), (".svg", {"metadata": {"Date": None}})):
+                path = home / f"{stem}{suffix}"
+                figure.savefig(path, **options)
+                written.append(path)
+    path = home / TEXT
+    path.write_text(text_of(run), encoding="utf-8")
+    return [*written, path]

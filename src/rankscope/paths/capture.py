@@ -1,0 +1,77 @@
+"""Freezing a network: one forward pass of the model itself, read off as linear maps and checked as it goes.
+
+Nothing about a family is assumed beyond its head weights. Where the stream goes through norms and gains is found by
+comparing the tensors that were seen, and every attention branch is rebuilt from its heads before it is believed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from rankscope._errors import UnsupportedConfigError
+from rankscope.models.inputs import Batch
+from rankscope.models.view import ModelView
+from rankscope.paths.network import FrozenBlock, FrozenNetwork
+from rankscope.paths.recorder import OnBlock, OnEntry, Recorder
+
+Convention = Literal["sources", "linearised"]
+CONVENTIONS: tuple[Convention, ...] = get_args(Convention)
+
+
+def freeze_network(
+    view: ModelView, config: Any, batch: Batch, *, dtype: torch.dtype | None = None, convention: Convention = "sources"
+) -> dict[str | None, FrozenNetwork]:
+    """Run the model once on ``batch`` and keep every stack of it as a frozen network.
+
+    Raises:
+        UnsupportedConfigError: no head weights, or a branch that its heads do not make up; with block and error.
+    """
+    found: dict[str | None, FrozenNetwork] = {}
+
+    def begin(stack: str | None, entry: Tensor) -> None:
+        found[stack] = FrozenNetwork(entry)
+
+    def add(block: FrozenBlock) -> None:
+        found[block.stack].blocks.append(block)
+
+    run_frozen(view, config, batch, begin, add, dtype=dtype, convention=convention)
+    return found
+
+
+def run_frozen(
+    view: ModelView,
+    config: Any,
+    batch: Batch,
+    on_entry: OnEntry,
+    on_block: OnBlock,
+    *,
+    dtype: torch.dtype | None = None,
+    convention: Convention = "sources",
+) -> Any:
+    """The same block by block, while the model runs, so that nothing has to be kept; returns the model's output.
+
+    Linearised MLPs need their blocks to run again, which they do when the pass is over.
+    """
+    if config is None:
+        raise UnsupportedConfigError(
+            f"Paths need the weights of single heads, and {type(view.model).__name__} is no transformers model with a "
+            "family description. measure and ablate work without."
+        )
+    if convention == "sources":
+        with torch.no_grad(), Recorder(view, config, on_entry, on_block, dtype, linearises=False).riding():
+            return batch.run(view.model)
+    events: list[tuple[str | None, Tensor] | FrozenBlock] = []
+    recorder = Recorder(view, config, lambda *entry: events.append(entry), events.append, dtype, linearises=True)
+    with torch.no_grad(), recorder.riding():
+        out = batch.run(view.model)
+    with torch.no_grad():
+        for event in events:
+            if isinstance(event, FrozenBlock):
+                on_block(replace(event, steps=tuple(step.settled() for step in event.steps)))
+            else:
+                on_entry(*event)
+    return out

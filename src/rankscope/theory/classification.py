@@ -1,0 +1,152 @@
+r"""Order and factor of collapse, layer by layer, from facts about the layer. Ours.
+
+Linearise at the collapsed point: what is left of a small residual after one layer is :math:`\log\|R'\| \approx
+p\log\|R\| + \log f`. Order p = 3: attention alone, complete mask, position-free scores. Order 1: a mask, positions or a
+skip leave a linear term, with f < 1. Order 0, no collapse: f at least 1. Norms and MLPs change f, never p.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from rankscope._errors import InputError
+from rankscope.linalg.precision import float_floor
+
+FORMATS: Mapping[str, torch.dtype] = {
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float32": torch.float32,
+    "float64": torch.float64,
+}
+
+
+@dataclass(frozen=True)
+class LayerFacts:
+    r"""What decides the class of a layer.
+
+    Attributes:
+        complete: every row sees the same keys (key padding is the same for all and leaves this true).
+        position_free: scores depend on the tokens alone, no rotary or relative term, no positions added to the queries.
+        skip_gain: what the skip around attention adds of the stream; 0 without skip.
+        linear_factor: spectral radius of the layer without its skip on centred perturbations, for a mask or positions:
+            :math:`|\lambda_2(P_0)|` times the growth of the values, or ``heads_factor``. With a skip: of the whole,
+            skip included.
+        row_map_factor: factor of the row-wise maps (norms, MLP with its own skip) at the collapsed point.
+        log_cubic_constant: c of the cubic law, where known.
+    """
+
+    complete: bool
+    position_free: bool
+    skip_gain: float = 0.0
+    linear_factor: float | None = None
+    row_map_factor: float = 1.0
+    log_cubic_constant: float | None = None
+
+
+@dataclass(frozen=True)
+class CollapseClass:
+    """Order of collapse of a layer and its factor.
+
+    Attributes:
+        order: 3, 1, or 0 for none.
+        factor: of the linear term for order 1 and 0; the constant of the cubic law for order 3, nan where unknown.
+        reason: one sentence.
+    """
+
+    order: Literal[3, 1, 0]
+    factor: float
+    reason: str
+
+
+def classify(facts: LayerFacts) -> CollapseClass:
+    """Order 3, 1 or 0 of one layer, with the factor and the reason.
+
+    **Exact** for the linearisation that the facts describe: it says nothing of a residual that is not small.
+
+    Raises:
+        InputError: a mask or positions without ``linear_factor``.
+
+    Example:
+        >>> classify(LayerFacts(complete=True, position_free=True)).order
+        3
+        >>> print(classify(LayerFacts(complete=False, position_free=True, linear_factor=0.5)).reason)
+        A mask tells rows apart, so a linear term is left: each layer multiplies the residual by 0.5 late in depth.
+        >>> classify(LayerFacts(complete=True, position_free=True, skip_gain=1.0)).order
+        0
+    """
+    if facts.complete and facts.position_free and facts.skip_gain == 0:
+        constant = math.nan if facts.log_cubic_constant is None else math.exp(facts.log_cubic_constant)
+        return CollapseClass(
+            3,
+            constant,
+            "Complete mask, position-free scores and no skip: no linear term is left, and collapse has order 3.",
+        )
+    factor = _linear_factor(facts) * facts.row_map_factor
+    if factor >= 1:
+        return CollapseClass(
+            0, factor, f"{_cause(facts)}, and its factor {factor:.6g} is not below 1: a small residual does not shrink."
+        )
+    return CollapseClass(
+        1, factor, f"{_cause(facts)}: each layer multiplies the residual by {factor:.6g} late in depth."
+    )
+
+
+def _linear_factor(facts: LayerFacts) -> float:
+    if facts.complete and facts.position_free:
+        # attention has no linear term of its own, so the skip is all there is
+        return abs(facts.skip_gain)
+    if facts.linear_factor is None:
+        raise InputError(
+            "A layer with a mask or positions was to be classified without linear_factor. Give spectral_factor(P0, W) "
+            "of its attention at the collapsed point, or heads_factor(P, W_V, W_O, skip_gain) where heads differ or "
+            "there is a skip."
+        )
+    return facts.linear_factor
+
+
+def _cause(facts: LayerFacts) -> str:
+    causes = []
+    if not facts.complete:
+        causes.append("a mask tells rows apart")
+    if not facts.position_free:
+        causes.append("positions tell rows apart")
+    if facts.skip_gain != 0:
+        causes.append(f"a skip of gain {facts.skip_gain:g} passes the residual on")
+    sentence = " and ".join(causes)
+    return f"{sentence[0].upper()}{sentence[1:]}, so a linear term is left"
+
+
+def float_visible_depth(log_relative_residuals: Sequence[float], floor: float) -> int | None:
+    """First layer, counted from 1, whose relative residual is at or below ``floor``; None where all are above.
+
+    **Exact.** From that layer on a forward pass in the format with this floor shows its own rounding.
+
+    Args:
+        log_relative_residuals: natural logs of ||CX|| / ||X||, one per layer.
+        floor: relative residual below which the format sees nothing, above 0.
+
+    Example:
+        >>> float_visible_depth([-1.0, -3.0, -9.0, -27.0], floor=1e-7)
+        4
+    """
+    if not floor > 0:
+        raise InputError(f"The float floor is {floor}. Expected a number above 0, such as 4.8e-07 for float32.")
+    for layer, value in enumerate(log_relative_residuals, 1):
+        if value <= math.log(floor):
+            return layer
+    return None
+
+
+def visible_depths(log_relative_residuals: Sequence[float]) -> dict[str, int | None]:
+    """The layer at which each float format stops seeing; None where it sees them all. **Heuristic** floor of 4 eps.
+
+    Example:
+        >>> visible_depths([-1.0, -3.0, -9.0, -27.0])
+        {'bfloat16': 3, 'float16': 3, 'float32': 4, 'float64': None}
+    """
+    return {name: float_visible_depth(log_relative_residuals, float_floor(dtype)) for name, dtype in FORMATS.items()}

@@ -1,0 +1,206 @@
+"""``decompose``: which paths carry the signal?"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from tqdm.auto import tqdm
+
+from rankscope._errors import InputError, UnknownNameError
+from rankscope.metrics import METRICS
+from rankscope.models.inputs import Prepared, TokensPolicy, prepare_inputs
+from rankscope.models.loading import LoadedModel, load
+from rankscope.models.loading.dtypes import parse_dtype
+from rankscope.models.loading.quiet import quiet_transformers
+from rankscope.models.view import ModelView
+from rankscope.paths.capture import CONVENTIONS, Convention
+from rankscope.paths.lengths import MemoryPlan, plan_memory
+from rankscope.paths.reading import COORDINATES, PathReader
+from rankscope.paths.report import PathTask
+from rankscope.results.decomposition import judge_decomposition
+from rankscope.results.rows import RowWriter
+from rankscope.results.run import Run
+from rankscope.stream.attention_calls import AttentionCall
+from rankscope.stream.sites import SiteRef, SiteSelection
+from rankscope.stream.tracer import trace
+from rankscope.stream.viewing import undisturbed, view_of
+from rankscope.verbs.origin import floor_of, provenance_of
+from rankscope.verbs.reader import SiteReader
+
+DEFAULT_METRICS = ("relative_residual", "stable_rank")
+Marginal = Literal["heads", "layers", "pairs"]
+GIB = float(2**30)
+
+
+def decompose(
+    model: str | Path | nn.Module,
+    inputs: str | Path | Sequence[Any] | torch.Tensor | Mapping[str, Any] | None = None,
+    *,
+    convention: Convention = "sources",
+    marginals: Collection[Marginal] = (),
+    layers: Collection[int] = (),
+    origins: bool = False,
+    token: int | None = None,
+    metrics: Sequence[str] | None = None,
+    memory: float | None = None,
+    arithmetic: torch.dtype | str | None = None,
+    sequences: int | None = None,
+    tokens: int = 128,
+    batch: int = 8,
+    tokens_policy: TokensPolicy = "content",
+    random_tokens: bool = False,
+    dtype: torch.dtype | str | None = None,
+    seed: int = 0,
+    blocks: str | Sequence[str] | None = None,
+    progress: bool = False,
+) -> Run:
+    r"""Split the stream into the sums of all paths of each length, exactly and in polynomial time.
+
+    Attention and norm scales are held at what they were in the model's own forward pass; the stream is then linear,
+    and the sum over paths of length k obeys :math:`S_k \leftarrow S_k + \sum_h P_h S_{k-1} W_h`.
+
+    Args:
+        model: a spec or a module with a family description of its heads; surgery under way is part of the network.
+        inputs: as for ``measure``.
+        convention: ``"sources"``: what MLPs and biases add starts new paths there, of length 0. ``"linearised"``: MLPs
+            are replaced by their Jacobian at each token, and only the remainder is a source.
+        marginals: ``"heads"``, ``"layers"``: all paths through each; ``"pairs"``: share of each pair of heads.
+        layers: blocks at whose output the lengths are reported as well.
+        origins: keep embedding, MLPs and biases apart.
+        token: vocabulary id whose logit at the last position is split too; the model needs an unembedding.
+        metrics: token metrics taken of each sum; None for the relative residual and the stable rank.
+        memory: GiB that the decomposition may take beside the model; None for no bound.
+        arithmetic: ``"float64"`` computes sums in double; None in the format of the model (at least float32).
+        sequences: at most how many sequences.
+        tokens: length at which texts are cut.
+        batch: sequences per forward pass.
+        tokens_policy: which tokens count.
+        random_tokens: random ids instead of text.
+        dtype: of the weights, when the model is loaded here.
+        seed: of a random initialisation and of random inputs.
+        blocks: names or patterns of the block modules, where discovery needs help.
+        progress: show a progress bar.
+
+    Returns:
+        Rows with the columns ``length``, ``paths`` (which paths), ``origin`` and ``then`` (the later head of a pair);
+        ``extra["sum_error"]`` is the worst relative distance between the sum over lengths and the forward pass.
+
+    Raises:
+        UnsupportedConfigError: a model without head weights, or with a branch its heads do not make up.
+
+    Example:
+        >>> run = decompose("init:tiny-gpt2", sequences=2, tokens=16)
+        >>> run.extra["sum_error"] < 1e-6
+        True
+    """
+    started = time.perf_counter()
+    _check_names(convention, marginals)
+    loaded = load(model, seed=seed, dtype=dtype)
+    options: dict[str, Any] = {"sequences": sequences, "tokens": tokens, "tokens_policy": tokens_policy, "seed": seed}
+    prepared = prepare_inputs(loaded, inputs, batch=batch, random_tokens=random_tokens, **options)
+    specs = [METRICS[name] for name in dict.fromkeys(DEFAULT_METRICS if metrics is None else metrics)]
+    reader = PathReader(specs, tokens_policy, RowWriter(coordinates=COORDINATES), _direction(loaded, token))
+    with undisturbed(loaded.model), quiet_transformers():
+        view = view_of(loaded.model, prepared[0], blocks=blocks)
+        _check_layers(layers, view)
+        wanted = parse_dtype(arithmetic)
+        plan = MemoryPlan(batch, max(stack.depth for stack in view.stacks) + 1)
+        if memory is not None:
+            plan = _planned(view, prepared, memory, wanted, 4 if origins else 1)
+            prepared = prepare_inputs(loaded, inputs, batch=plan.sequences, random_tokens=random_tokens, **options)
+        task = PathTask(
+            view, loaded.config, reader, convention, frozenset(marginals), layers, origins, plan.chunk, wanted
+        )
+        for part in tqdm(prepared, desc="decompose", unit="batch", disable=not progress):
+            task.run(part)
+    table = reader.writer.table()
+    verdict, evidence = judge_decomposition(table, reader.sum_error)
+    site_reader = SiteReader([], tokens_policy, reader.writer)
+    site_reader.dtypes, site_reader.lengths = reader.dtypes, reader.lengths
+    return Run(
+        kind="decompose",
+        provenance=provenance_of(loaded, prepared, site_reader, seed, time.perf_counter() - started),
+        floor=floor_of(reader.dtypes),
+        verdict=verdict,
+        evidence=evidence,
+        table=table,
+        notes=(*loaded.notes, *prepared.notes),
+        extra={
+            "sum_error": reader.sum_error,
+            "convention": convention,
+            "applications": task.applications,
+            "needed_applications": task.needed,
+            "path_counts": {str(name or ""): [str(n) for n in counts] for name, counts in task.counts.items()},
+        },
+    )
+
+
+def _planned(view: ModelView, prepared: Prepared, memory: float, dtype: torch.dtype | None, origins: int) -> MemoryPlan:
+    """Read the sizes of the stream off one pass, and fit the budget."""
+    sizes: dict[str, torch.Size] = {}
+    itemsize = 4
+
+    def observe(ref: SiteRef, seen: Tensor | AttentionCall) -> None:
+        nonlocal itemsize
+        if isinstance(seen, Tensor):
+            itemsize = max(4, seen.element_size()) if dtype is None else dtype.itemsize
+            sizes.setdefault("stream", seen.shape)
+        elif seen.weights is not None:
+            sizes.setdefault("heads", seen.weights.shape)
+        elif seen.query is not None:
+            sizes.setdefault("heads", seen.query.shape)
+
+    with trace(view, SiteSelection.parse(["block.in@0", "attention.probs@0"]), observe):
+        prepared[0].run(view.model)
+    _, tokens, dim = sizes["stream"]
+    heads = sizes["heads"][1] if "heads" in sizes else 1
+    depth = max(stack.depth for stack in view.stacks)
+    most = max(part.sequences for part in prepared)
+    return plan_memory(
+        memory * GIB,
+        sequences=most,
+        tokens=tokens,
+        dim=dim,
+        depth=depth,
+        heads=heads,
+        itemsize=itemsize,
+        origins=origins,
+    )
+
+
+def _direction(loaded: LoadedModel, token: int | None) -> Tensor | None:
+    """The row of the unembedding that makes the chosen token's logit."""
+    if token is None:
+        return None
+    from transformers import PreTrainedModel
+
+    owner = loaded.model.get_output_embeddings() if isinstance(loaded.model, PreTrainedModel) else None
+    if owner is None:
+        raise InputError(
+            f"token={token}: {type(loaded.model).__name__} has no unembedding. Load the model with its language head, "
+            "e.g. rankscope.load(spec, model_class='AutoModelForCausalLM').model, and pass that."
+        )
+    weight: Tensor = owner.weight.detach()
+    if not 0 <= token < weight.shape[0]:
+        raise InputError(f"token={token}: the vocabulary has {weight.shape[0]} entries.")
+    return weight[token]
+
+
+def _check_names(convention: str, marginals: Collection[str]) -> None:
+    if convention not in CONVENTIONS:
+        raise UnknownNameError("convention", convention, CONVENTIONS)
+    for name in marginals:
+        if name not in get_args(Marginal):
+            raise UnknownNameError("marginal", name, get_args(Marginal))
+
+
+def _check_layers(layers: Collection[int], view: ModelView) -> None:
+    deepest = max(stack.depth for stack in view.stacks)
+    beyond = sorted(layer for layer in layers if not 0 <= layer < deepest)
+    if beyond:
+        raise InputError(f"layers={beyond}: this model has blocks 0 to {deepest - 1}.")

@@ -1,0 +1,54 @@
+"""What the cubic law says of a real model's weights, beside what exact arithmetic finds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rankscope._errors import UnsupportedConfigError
+from rankscope.models.heads import HeadWeights, head_weights
+from rankscope.models.loading import LoadedModel
+from rankscope.models.view import ModelView
+from rankscope.stream.sites import SiteRef
+from rankscope.surgery.operating import operations_on
+from rankscope.theory.cubic_law import cubic_step
+from rankscope.verbs.exact_readings import LOG10, Readings, State
+
+_PURE: Mapping[str, object] = {"attention_skip": 0.0, "mlp_skip": 0.0, "mlp": "drop", "norm": "identity"}
+
+
+def predicted_residuals(
+    loaded: LoadedModel, view: ModelView, states: Mapping[SiteRef, State], readings: Readings
+) -> None:
+    """Write the law's prediction for every block, where its hypotheses hold.
+
+    They are those of pure attention: no skip, MLP or norm, a complete mask and position-free scores; and the family
+    must tell where its head weights are. Elsewhere nothing is written.
+    """
+    if not _is_pure(loaded):
+        return
+    modules = view.modules()
+    for stack in view.stacks:
+        for call in stack.calls:
+            ref = SiteRef(stack.name, call.first_layer, "block.in")
+            heads = _heads(loaded, modules[call.module_name])
+            if heads is None or ref not in states or stack.name == "decoder":
+                return
+            state = states[ref]
+            found = cubic_step(state.direction, heads, state.log_scale, base=state.base)
+            after = SiteRef(stack.name, call.first_layer, "block.out")
+            readings.add("log10_residual", after, float(found.log_residual) / LOG10, "law")
+
+
+def _is_pure(loaded: LoadedModel) -> bool:
+    """Whether the one operation under way leaves nothing but attention, unmasked."""
+    described = operations_on(loaded.model)
+    return loaded.config is not None and len(described) == 1 and described[0] == _PURE
+
+
+def _heads(loaded: LoadedModel, block: object) -> HeadWeights | None:
+    try:
+        heads = head_weights(block, loaded.config)  # type: ignore[arg-type]
+    except UnsupportedConfigError:
+        return None
+    positional = heads.rotary or heads.qk_norm or bool(heads.notes)
+    return None if positional or loaded.config.get_text_config().is_decoder else heads  # type: ignore[union-attr]
