@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
+from contextlib import ExitStack
+from functools import cache
 from typing import Any
 
 import pytest
@@ -24,7 +25,8 @@ from rankscope.stream.operators import is_norm
 from rankscope.stream.sites import SITES, SiteRef, SiteSelection
 from rankscope.stream.tracer import trace
 from rankscope.stream.viewing import view_of
-from rankscope.surgery.operating import operate
+from rankscope.surgery.operating import operate, operating
+from rankscope.surgery.operation import Operation
 from tests.contracts.compatibility import OWN
 from tests.contracts.test_families import NOT_FOUND
 
@@ -55,7 +57,7 @@ PARALLEL = (
 )
 
 
-@lru_cache(maxsize=None)
+@cache
 def prepared(name: str) -> tuple[nn.Module, Batch, ModelView]:
     """A family in float64 where it can, its inputs, and its structure; shared by the tests of this file."""
     with quiet_transformers():
@@ -78,8 +80,16 @@ def outputs(model: nn.Module, batch: Batch) -> list[Tensor]:
 
 
 def operated(name: str, **operation: Any) -> list[Tensor]:
+    """By the way of a user, who shows the model's inputs and knows nothing of its structure."""
     model, batch, _ = prepared(name)
     with operate(model, inputs=dict(batch.inputs) or batch.arguments[0], **operation):
+        return outputs(model, batch)
+
+
+def under(name: str, operation: Operation) -> list[Tensor]:
+    """The same, with the structure that is known already."""
+    model, batch, view = prepared(name)
+    with operating(model, operation, view=view):
         return outputs(model, batch)
 
 
@@ -95,15 +105,15 @@ def hooks_of(model: nn.Module) -> int:
 def test_an_operation_that_changes_nothing_is_bit_equal(name: str) -> None:
     bare = outputs(*prepared(name)[:2])
     assert equal(operated(name), bare)
-    assert equal(operated(name, skip=1.0, mlp="keep", norm="keep", temperature=1.0, attention_scale=1.0), bare)
+    everything = Operation(mlp="keep", norm="keep", temperature=1.0, attention="keep", attention_scale=1.0)
+    assert equal(under(name, everything), bare)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_cut_is_undone(name: str) -> None:
     model, batch, _ = prepared(name)
     bare, hooks = outputs(model, batch), hooks_of(model)
-    changes = {"skip": 0.0} | ({} if name in NO_MLP else {"mlp": "drop"})
-    cut = operated(name, **changes)
+    cut = under(name, Operation(0.0, 0.0, mlp="keep" if name in NO_MLP else "drop"))
     assert equal(cut, bare) == (name == NO_SKIP)
     assert all(bool(torch.isfinite(x).all()) for x in cut)
     assert equal(outputs(model, batch), bare)
@@ -119,7 +129,6 @@ class Recomputation:
         self.stream: Tensor | None = None
         self.normed: list[tuple[Tensor, Tensor]] = []
         self.branch: Tensor | None = None
-        self.partial: Tensor | None = None
         self.sums = 0
 
     def __call__(self, ref: SiteRef, value: Tensor | AttentionCall) -> None:
@@ -127,7 +136,7 @@ class Recomputation:
             return
         kind = ref.site.rpartition(".")[2]
         if ref.site == "block.in":
-            self.stream, self.first = value.clone(), True
+            self.stream = value.clone()
         elif ref.site == "block.out":
             self.normed.clear()
         elif kind == "out":
@@ -158,10 +167,9 @@ class Recomputation:
                 found.append(canonical(out, total))
         stack = next(s for s in self.view.stacks if s.name == ref.stack)
         call = next(c for c in stack.calls if 0 <= ref.layer - c.first_layer < len(c.blocks))
-        for parameter in self.view.modules()[call.module_name].parameters(recurse=False):
-            if parameter.shape == total.shape[-1:]:
-                found.append(parameter.detach() * self.stream)
-        return found
+        block = self.view.modules()[call.module_name]
+        gains = [p.detach() for p in block.parameters(recurse=False) if p.shape == total.shape[-1:]]
+        return found + [gain * self.stream for gain in gains]
 
     def hook(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         self.normed.append((args[0].detach().clone(), tensors_in(output)[0].detach().clone()))
@@ -181,17 +189,12 @@ def relative(got: Tensor, want: Tensor) -> float:
 def test_gain_one_half_is_half_the_stream_plus_the_branch(name: str) -> None:
     model, batch, view = prepared(name)
     check = Recomputation(view)
-    handles = []
-    with operate(model, skip=0.5, inputs=dict(batch.inputs) or batch.arguments[0]):
-        try:
-            for module in model.modules():
-                if is_norm(module):
-                    handles.append(module.register_forward_hook(check.hook))
-            with trace(view, SiteSelection.parse(SITES), check):
-                halved = outputs(model, batch)
-        finally:
-            for handle in handles:
-                handle.remove()
+    with ExitStack() as stack:
+        stack.enter_context(operating(model, Operation(0.5, 0.5), view=view))
+        for module in filter(is_norm, model.modules()):
+            stack.callback(module.register_forward_hook(check.hook).remove)
+        stack.enter_context(trace(view, SiteSelection.parse(SITES), check))
+        halved = outputs(model, batch)
     assert check.sums == sum(len(plan.skips) for stack in view.stacks for plan in stack.plans) > 0
     assert not equal(halved, outputs(model, batch))
 
@@ -253,9 +256,8 @@ def test_what_a_family_cannot_do_is_refused(name: str, operation: Mapping[str, A
 
 @pytest.mark.parametrize("name", PARALLEL)
 def test_without_its_skip_a_parallel_block_keeps_both_branches(name: str) -> None:
-    """Whatever the order of the adds, nothing but the stream is lost: in - out is what gain 1 and gain 0 differ by."""
-    _, batch, view = prepared(name)
-    model = view.model
+    """Whatever the order of the adds, nothing but the stream is lost: gain 1 and gain 0 differ by the block's input."""
+    model, batch, view = prepared(name)
     first: dict[float, dict[str, Tensor]] = {}
     for gain in (1.0, 0.0):
         seen = first.setdefault(gain, {})
@@ -263,7 +265,7 @@ def test_without_its_skip_a_parallel_block_keeps_both_branches(name: str) -> Non
         def keep(ref: SiteRef, value: Any, seen: dict[str, Tensor] = seen) -> None:
             seen[ref.site] = value.clone()
 
-        with operate(model, skip=gain, inputs=dict(batch.inputs) or batch.arguments[0]):
-            with trace(view, SiteSelection.parse(["block.in@0", "block.out@0"]), keep):
-                outputs(model, batch)
+        sites = SiteSelection.parse(["block.in@0", "block.out@0"])
+        with operating(model, Operation(gain, gain), view=view), trace(view, sites, keep):
+            outputs(model, batch)
     assert relative(first[1.0]["block.out"] - first[1.0]["block.in"], first[0.0]["block.out"]) < 1e-12

@@ -18,7 +18,13 @@ def small_gpt2(layers: int = 3, heads: int = 2, dim: int = 8) -> nn.Module:
     from transformers import GPT2Config, GPT2Model
 
     config = GPT2Config(
-        vocab_size=50, n_positions=16, n_embd=dim, n_layer=layers, n_head=heads, attn_implementation="eager"
+        vocab_size=50,
+        n_positions=16,
+        n_embd=dim,
+        n_layer=layers,
+        n_head=heads,
+        bos_token_id=1,
+        eos_token_id=2,
     )
     torch.manual_seed(3)
     model = GPT2Model(config).double().eval()

@@ -70,7 +70,7 @@ def all_close(got: list[Tensor], want: list[Tensor]) -> bool:
     """Equal to 1e-10 of the largest entry of all: some gradients are zero but for rounding."""
     scale = max(float(b.detach().abs().max()) for b in want)
     apart = max(float((a - b).detach().abs().max()) for a, b in zip(got, want, strict=True))
-    return 0 < scale and apart <= 1e-10 * scale
+    return scale > 0 and apart <= 1e-10 * scale
 
 
 def assert_same(model: Model, operation: dict[str, Any], cuts: list[Cut]) -> None:

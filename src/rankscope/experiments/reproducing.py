@@ -46,9 +46,7 @@ def reproduce(
     """
     recipe = RECIPES[name]
     folder = None if text is None else Path(text)
-    settings = Settings(
-        small=small, seeds=seeds, checkpoints=dict(checkpoints or {}), text=folder, progress=progress
-    )
+    settings = Settings(small=small, seeds=seeds, checkpoints=dict(checkpoints or {}), text=folder, progress=progress)
     return recipe.measure(checked(recipe, settings))
 
 
@@ -62,7 +60,9 @@ def text_of(run: Run) -> str:
     recipe = recipe_of(run)
     sources = "; ".join(str(cite) for cite in recipe.cites)
     seen = run.provenance
-    versions = ", ".join(f"{library} {seen.versions[library]}" for library in ("torch", "transformers") if library in seen.versions)
+    versions = ", ".join(
+        f"{library} {seen.versions[library]}" for library in ("torch", "transformers") if library in seen.versions
+    )
     made = f"Measured {seen.created[:10]} with rankscope {seen.versions.get('rankscope', '')} ({versions})."
     parts = [f"# {recipe.title}", f"Source: {sources}. {made}", f"**The paper.** {recipe.paper}", recipe.describe(run)]
     parts += [f"Note: {note}" for note in run.notes]

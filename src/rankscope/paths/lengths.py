@@ -81,7 +81,8 @@ class LengthSums:
                 read = total[max(low - 1, 0) : high]
                 new[max(low, 1) - low :] += step.attended(read)
                 self.applications += read.shape[0]
-            total[low : high + 1] = new
+            # long paths sink below the smallest normal number, where arithmetic is slow and worth nothing
+            total[low : high + 1] = new.masked_fill_(new.abs() < torch.finfo(new.dtype).tiny, 0.0)
             high = low - 1
 
     @property

@@ -73,7 +73,7 @@ class BlockRun:
     def derivative(self, x: Tensor, direction: Tensor, place: Place, add: int | None, outlet: int | None) -> Tensor:
         """The Jacobian of :meth:`branch` at ``x`` times a direction."""
         dtype = self.value.dtype
-        with forward_ad.dual_level():
+        with torch.no_grad(), forward_ad.dual_level():
             moving = forward_ad.make_dual(x.to(dtype).clone(), direction.to(dtype).contiguous())  # type: ignore[no-untyped-call]
             try:
                 branch = self.branch(moving, place, add, outlet)

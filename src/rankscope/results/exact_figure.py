@@ -27,6 +27,7 @@ STYLES = {
 }
 OTHER = ("#CC79A7", "v", "--", 1.3)
 HEIGHT = 3.4
+DEEPEST_SHOWN = -40.0
 
 
 def draw_exact(run: Run) -> Figure:
@@ -63,8 +64,12 @@ def _residuals(axes: Axes, run: Run, stack: str | None) -> None:
     for name, line in exact_curves(run.table, "log10_relative_residual", stack).items():
         colour, marker, style, width = STYLES.get(name, OTHER)
         axes.plot(line.layers, line.mean, color=colour, marker=marker, ms=4, linestyle=style, lw=width, label=name)
+    low, high = axes.get_ylim()
+    if low < DEEPEST_SHOWN:
+        axes.set_ylim(DEEPEST_SHOWN, max(1.0, min(high, 2.0)))
+        axes.annotate("goes on, see right", (0.02, 0.02), xycoords="axes fraction", size=7.5, color=FAINT)
     _dress(axes, "log10 of the relative residual", stack)
-    axes.legend(frameon=False, fontsize=7.5)
+    axes.legend(frameon=False, fontsize=7.5, loc="best")
 
 
 def _digits(axes: Axes, run: Run, stack: str | None) -> None:
@@ -78,8 +83,8 @@ def _digits(axes: Axes, run: Run, stack: str | None) -> None:
     for name, floor in run.floor["formats"].items():
         level = -np.log10(floor)
         axes.axhline(level, color=FLOOR_GREY, lw=0.9, zorder=0)
-        axes.annotate(f"{name} ends", (0.99, level), xycoords=axes.get_yaxis_transform(), ha="right", va="bottom",
-                      size=7, color=FAINT)  # fmt: skip
+        axes.annotate(f"{name} ends", (0.01, level), xycoords=axes.get_yaxis_transform(), va="bottom", size=7,
+                      color=FAINT)  # fmt: skip
         high = max(high, 1.6 * level)
     _slope_of_three(axes, run, stack)
     axes.set_ylim(low, high)
@@ -93,8 +98,8 @@ def _slope_of_three(axes: Axes, run: Run, stack: str | None) -> None:
         return
     guide = -line.mean[-1] * 3.0 ** (line.layers - line.layers[-1])
     axes.plot(line.layers, guide, color=INK, lw=0.8, linestyle=(0, (1, 2)), zorder=1)
-    middle = line.layers.size // 2
-    axes.annotate("times 3 with each block", (line.layers[middle], guide[middle]), xytext=(6, -10),
+    near_end = max(0, line.layers.size - 2)
+    axes.annotate("times 3 with each block", (line.layers[near_end], guide[near_end]), xytext=(-8, 4), ha="right",
                   textcoords="offset points", size=7.5, color=INK)  # fmt: skip
 
 

@@ -55,7 +55,7 @@ class StreamFollower(TorchFunctionMode):
         self._calls_made: dict[str | None, int] = {}
         self._attention_depth = 0
         self._memory = CallMemory()
-        self._pushed = False
+        self._pushed = ExitStack()
 
     def on_enter(self, call: OpenCall, entry: Tensor) -> None:
         """A block call begins."""
@@ -204,7 +204,8 @@ class StreamFollower(TorchFunctionMode):
             call = OpenCall(entry, stack, number)
             self.on_enter(call, entry)
             self._open = call
-            self._be_on_the_stack()
+            if not self._in_pass:
+                self._be_on_the_stack()
 
         return hook
 
@@ -222,15 +223,13 @@ class StreamFollower(TorchFunctionMode):
 
     def _be_on_the_stack(self) -> None:
         """``loss.backward()`` is itself a torch function, during which torch takes modes off: come back for a block."""
-        if not self._in_pass and not any(mode is self for mode in _get_current_function_mode_stack()):
-            self.__enter__()
-            self._pushed = True
+        stack: list[TorchFunctionMode] = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+        if not any(mode is self for mode in stack):
+            self._pushed.enter_context(self)
 
     def _leave(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         call, self._open = self._open, None
-        if self._pushed:
-            self._pushed = False
-            self.__exit__(None, None, None)
+        self._pushed.close()
         if call is None or output is None:
             return  # the block raised; checkpointing does so on purpose once it has all it needs
         out = output_tensor(output)

@@ -29,9 +29,9 @@ def before_kernel(call: AttentionCall, tokens: int, operations: Sequence[Operati
     flat = any(operation.attention == "uniform" for operation in operations)
     if bias is not None and not flat:
         _refuse_revealing(own, visible, "It adds a position bias, and none where its own mask hides a key.")
-    call = _cooled(call, bias, operations)
     if flat:
         call, bias = replace(call, query=torch.zeros_like(call.query)), None
+    call = _cooled(call, bias, operations)
     if bias is None and visible is own:
         return call if call.mask is None or call.mask.dtype == torch.bool else replace(call, mask=own, is_causal=False)
     if bias is None or visible is None:
@@ -46,7 +46,7 @@ def _own_visibility(call: AttentionCall) -> tuple[Tensor | None, Tensor | None]:
     if call.mask is None or call.mask.dtype == torch.bool:
         return visible, None
     bias = call.mask.masked_fill(call.mask <= HIDES, 0.0)
-    return visible, bias if bool(bias.any()) else None
+    return visible, bias if bias.requires_grad or bool(bias.any()) else None
 
 
 def _cooled(call: AttentionCall, bias: Tensor | None, operations: Sequence[Operation]) -> AttentionCall:

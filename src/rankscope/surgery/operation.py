@@ -112,6 +112,6 @@ def joint_edit(operations: Sequence[Operation]) -> Operation:
     )
 
 
-def number_set(numbers: int | Collection[int]) -> frozenset[int]:
+def number_set(numbers: SupportsIndex | Collection[SupportsIndex]) -> frozenset[int]:
     """One number or several, as plain integers."""
-    return frozenset(map(index, (numbers,) if isinstance(numbers, SupportsIndex) else numbers))
+    return frozenset(map(index, numbers if isinstance(numbers, Collection) else (numbers,)))

@@ -128,7 +128,7 @@ def exact(
         for part in tqdm(prepared, desc="exact", unit="sequence", disable=not progress):
             readings = Readings(part.first_sequence, writer)
             states = read_exactly(view, part, readings, stability=stability)
-            predicted_residuals(loaded, view, states, readings)
+            predicted_residuals(loaded, view, part, states, readings)
             if plain:
                 read_plainly(view, part, readings, counted)
         provenance = provenance_of(loaded, prepared, counted, seed, time.perf_counter() - started)

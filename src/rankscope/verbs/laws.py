@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from torch import Tensor
+
 from rankscope._errors import UnsupportedConfigError
 from rankscope.models.heads import HeadWeights, head_weights
+from rankscope.models.inputs import Batch
 from rankscope.models.loading import LoadedModel
 from rankscope.models.view import ModelView
-from rankscope.stream.sites import SiteRef
+from rankscope.stream.attention_calls import AttentionCall
+from rankscope.stream.sites import SiteRef, SiteSelection
+from rankscope.stream.tracer import trace
 from rankscope.surgery.operating import operations_on
 from rankscope.theory.cubic_law import cubic_step
 from rankscope.verbs.exact_readings import LOG10, Readings, State
@@ -17,21 +22,21 @@ _PURE: Mapping[str, object] = {"attention_skip": 0.0, "mlp_skip": 0.0, "mlp": "d
 
 
 def predicted_residuals(
-    loaded: LoadedModel, view: ModelView, states: Mapping[SiteRef, State], readings: Readings
+    loaded: LoadedModel, view: ModelView, batch: Batch, states: Mapping[SiteRef, State], readings: Readings
 ) -> None:
     """Write the law's prediction for every block, where its hypotheses hold.
 
     They are those of pure attention: no skip, MLP or norm, a complete mask and position-free scores; and the family
     must tell where its head weights are. Elsewhere nothing is written.
     """
-    if not _is_pure(loaded):
+    if not _is_pure(loaded) or len(view.stacks) > 1 or not _sees_everything(view, batch):
         return
     modules = view.modules()
     for stack in view.stacks:
         for call in stack.calls:
             ref = SiteRef(stack.name, call.first_layer, "block.in")
             heads = _heads(loaded, modules[call.module_name])
-            if heads is None or ref not in states or stack.name == "decoder":
+            if heads is None or ref not in states:
                 return
             state = states[ref]
             found = cubic_step(state.direction, heads, state.log_scale, base=state.base)
@@ -50,5 +55,19 @@ def _heads(loaded: LoadedModel, block: object) -> HeadWeights | None:
         heads = head_weights(block, loaded.config)  # type: ignore[arg-type]
     except UnsupportedConfigError:
         return None
-    positional = heads.rotary or heads.qk_norm or bool(heads.notes)
-    return None if positional or loaded.config.get_text_config().is_decoder else heads  # type: ignore[union-attr]
+    return None if heads.rotary or heads.qk_norm or heads.notes else heads
+
+
+def _sees_everything(view: ModelView, batch: Batch) -> bool:
+    """Whether every query of every head sees every key."""
+    complete = True
+
+    def look(ref: SiteRef, seen: Tensor | AttentionCall) -> None:
+        nonlocal complete
+        assert isinstance(seen, AttentionCall)
+        support = seen.support()
+        complete = complete and (support is None or bool(support.all()))
+
+    with trace(view, SiteSelection.parse(("attention.probs", "cross_attention.probs")), look):
+        batch.run(view.model)
+    return complete

@@ -52,7 +52,8 @@ def _equal_rows_alike(base: Tensor, weight: Tensor) -> Tensor:
     if base.shape[0] == 1 or base.shape[1] == 1:
         return _contract(base, weight)
     distinct, place = torch.unique(base, dim=0, return_inverse=True)
-    return (distinct @ weight)[place]
+    products: Tensor = distinct @ weight
+    return products[place]
 
 
 def _parts(a: Deviation, b: Deviation) -> tuple[Tensor, list[Term]]:

@@ -50,6 +50,7 @@ NETWORKS: tuple[Network, ...] = (
     Network("SAN+MLP", "theorem", variant_named("+mlp").operation),
     Network("SAN+skip", "theorem", variant_named("+skip").operation),
 )
+AUTHORS = tuple(network for network in NETWORKS if network.reading == "authors")
 
 
 class _Bypass(nn.Module):

@@ -1,0 +1,135 @@
+"""What the figures of the reproductions share: type, colours that survive grey print, the float floor."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rankscope._errors import MissingExtraError
+from rankscope.results.text import number
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+INK, FAINT, FLOOR_GREY = "#222222", "#8a8a8a", "#bdbdbd"
+PANEL_INCHES = (3.15, 2.35)
+TYPE = {"font.size": 8.5, "font.family": "DejaVu Sans", "axes.linewidth": 0.7, "hatch.linewidth": 0.5}
+
+
+@dataclass(frozen=True)
+class Style:
+    """How one network is drawn; colour, marker and dash each tell it apart."""
+
+    colour: str
+    marker: str
+    label: str
+    dash: str = "-"
+
+
+def figure_with_head(rows: int, columns: int, title: str, subtitle: str) -> tuple[Figure, list[list[Axes]]]:
+    """A grid of panels under a title and one line of explanation, with room for a legend below.
+
+    Raises:
+        MissingExtraError: without matplotlib.
+    """
+    try:
+        from matplotlib import rc_context
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingExtraError("reproduce", "matplotlib", "plot") from error
+    width = max(PANEL_INCHES[0] * columns, 6.4)
+    words = textwrap.wrap(subtitle, int(width * 14))
+    head, foot = 0.42 + 0.16 * len(words), 0.34
+    height = PANEL_INCHES[1] * rows + head + foot
+    with rc_context(TYPE):
+        figure = Figure(figsize=(width, height))
+        figure.set_layout_engine(
+            "constrained", rect=(0, foot / height, 1, 1 - (head + foot) / height), h_pad=0.06, w_pad=0.06
+        )
+        figure.text(0.012, 1 - 0.09 / height, title, va="top", weight="bold", size=10.5, color=INK)
+        figure.text(0.012, 1 - 0.31 / height, "\n".join(words), va="top", size=8.5, color=INK, linespacing=1.25)
+        panels = figure.subplots(rows, columns, squeeze=False)
+    return figure, [list(row) for row in panels]
+
+
+def draw_line(
+    axes: Axes,
+    x: NDArray[np.int64],
+    mean: NDArray[np.float64],
+    spread: NDArray[np.float64] | None,
+    style: Style,
+    *,
+    least: float | None,
+) -> None:
+    """One line with its band; with ``least`` set (a log axis) smaller values are drawn there."""
+    level = mean if least is None else np.maximum(mean, least)
+    if spread is not None:
+        low, high = mean - spread, mean + spread
+        if least is not None:
+            low, high = np.maximum(low, least), np.maximum(high, least)
+        axes.fill_between(x, low, high, color=style.colour, alpha=0.18, linewidth=0)
+    axes.plot(x, level, color=style.colour, linestyle=style.dash, linewidth=1.5, zorder=3)
+    few = x if x.size <= 16 else x[:: max(1, x.size // 12)]
+    axes.plot(
+        few, level[np.isin(x, few)], linestyle="none", marker=style.marker, markersize=3.0, color=style.colour, zorder=3
+    )
+
+
+def draw_floor(axes: Axes, floor: float, dtype: str) -> None:
+    """The zone in which a float format shows only its own rounding."""
+    low = axes.get_ylim()[0]
+    if floor <= low:
+        return
+    axes.axhspan(low, floor, facecolor="#f4f4f4", edgecolor=FLOOR_GREY, hatch="////", linewidth=0, zorder=0)
+    axes.text(
+        0.985,
+        floor,
+        f"{dtype} rounding, below {number(floor)}",
+        transform=axes.get_yaxis_transform(),
+        ha="right",
+        va="bottom",
+        size=6.8,
+        color="#444444",
+    )
+
+
+def settle_axes(axes: Axes, deepest: int) -> None:
+    """Whole blocks on the x axis, light grid, no box."""
+    from matplotlib.ticker import MaxNLocator
+
+    axes.set_xlim(-0.3, deepest + 0.3)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=True, min_n_ticks=1))
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", color="#e6e6e6", linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.tick_params(colors=INK, labelsize=8)
+
+
+def legend_below(figure: Figure, styles: Sequence[Style], *, printed: str | None = None) -> None:
+    """One legend for all panels."""
+    from matplotlib.lines import Line2D
+
+    handles = [
+        Line2D([], [], color=style.colour, marker=style.marker, markersize=4, linestyle=style.dash, label=style.label)
+        for style in styles
+    ]
+    if printed is not None:
+        handles.append(
+            Line2D(
+                [],
+                [],
+                linestyle="none",
+                marker="o",
+                markersize=5.5,
+                markerfacecolor="white",
+                markeredgecolor=INK,
+                label=printed,
+            )
+        )
+    figure.legend(handles=handles, loc="lower center", ncols=len(handles), frameon=False, fontsize=8.5, labelcolor=INK)

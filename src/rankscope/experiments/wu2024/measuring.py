@@ -1,0 +1,164 @@
+"""Five networks under four masks, a temperature sweep and a deep run, into one table."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from tqdm.auto import tqdm
+
+from rankscope._errors import LoadError
+from rankscope.experiments._measuring import measure_network
+from rankscope.experiments._recipe import Settings
+from rankscope.masks import parse_mask
+from rankscope.models.inputs import Prepared, prepare_inputs
+from rankscope.models.loading import LoadedModel, load, load_initialised_twin
+from rankscope.models.pretrained import PRETRAINED, pretrained_folder
+from rankscope.results.rows import RowWriter
+from rankscope.results.run import Run
+from rankscope.surgery.operation import Operation
+from rankscope.verbs.origin import floor_of, provenance_of
+from rankscope.verbs.reader import SiteReader
+from rankscope.verbs.variants import variant_named
+
+METRICS = ("mu", "mu_over_norm")
+COORDINATES = ("part", "model", "weights", "dtype", "variant", "mask", "temperature", "seed")
+MASKS = ("complete", "causal", "window(1)", "causal_window(1)")
+VARIANTS: dict[str, Operation] = {
+    "SAN": variant_named("pure").operation,
+    "SAN+skip": variant_named("+skip").operation,
+    "SAN+LN": variant_named("+norm").operation,
+    "SAN+LN+skip": variant_named("+norm+skip").operation,
+    "transformer": Operation(),
+}
+SCALED = {
+    "SAN+row scaling": replace(VARIANTS["SAN+LN"], norm="scale"),
+    "SAN+row scaling+skip": replace(VARIANTS["SAN+LN+skip"], norm="scale"),
+}
+TEMPERATURES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
+DEEP_VARIANTS = ("SAN", "SAN+LN", "transformer")
+DTYPES = ("float32", "float64")
+TRAINED = ("minilm", "reaction-bert")
+SEEDS, SEQUENCES, TOKENS, DEEP = 3, 8, 128, 128
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One network on one model."""
+
+    loaded: LoadedModel
+    prepared: Prepared
+    operation: Operation
+    at: dict[str, str | int | None]
+
+
+def measure_figure(settings: Settings) -> Run:
+    """The figure, both readings of LayerNorm, the temperature sweep and the deep run."""
+    started = time.perf_counter()
+    writer = RowWriter(coordinates=COORDINATES)
+    notes: list[str] = []
+    last: tuple[Arm, SiteReader] | None = None
+    for arm in tqdm(_arms(settings, notes), desc="wu2024-fig2", unit="network", disable=not settings.progress):
+        reader = measure_network(
+            arm.loaded.model, arm.prepared, arm.operation, metrics=METRICS, writer=writer, at=arm.at
+        )
+        last = (arm, reader)
+    assert last is not None
+    arm, reader = last
+    return Run(
+        kind="reproduce:wu2024-fig2",
+        provenance=provenance_of(arm.loaded, arm.prepared, reader, 0, time.perf_counter() - started),
+        floor=floor_of({torch.float32}),
+        verdict="",
+        table=writer.table(),
+        notes=tuple(dict.fromkeys(notes)),
+    )
+
+
+def _arms(settings: Settings, notes: list[str]) -> Iterator[Arm]:
+    size = _Size(4, 16) if settings.small else _Size(SEQUENCES, TOKENS)
+    model = "init:tiny-bert" if settings.small else "init:bert-base"
+    for seed in range(settings.seeds or (1 if settings.small else SEEDS)):
+        for dtype in DTYPES:
+            loaded = load(model, seed=seed, dtype=dtype)
+            prepared = _inputs(loaded, settings, size)
+            at = {"model": "BERT", "weights": "init", "dtype": dtype, "seed": seed}
+            yield from _grid(loaded, prepared, VARIANTS, {**at, "part": "figure"})
+            if dtype == "float64":
+                yield from _grid(loaded, prepared, SCALED, {**at, "part": "figure"})
+                if seed == 0:
+                    yield from _temperatures(loaded, prepared, {**at, "part": "temperature"})
+            del loaded, prepared
+    yield from _trained(settings, notes, size)
+    yield from _deep(settings, model, size)
+
+
+@dataclass(frozen=True)
+class _Size:
+    sequences: int
+    tokens: int
+
+
+def _inputs(loaded: LoadedModel, settings: Settings, size: _Size) -> Prepared:
+    return prepare_inputs(loaded, settings.text, sequences=size.sequences, tokens=size.tokens)
+
+
+def _grid(
+    loaded: LoadedModel, prepared: Prepared, variants: dict[str, Operation], at: dict[str, str | int | None]
+) -> Iterator[Arm]:
+    for variant, operation in variants.items():
+        for mask in MASKS:
+            where = {**at, "variant": variant, "mask": mask, "temperature": "1"}
+            yield Arm(loaded, prepared, replace(operation, mask=parse_mask(mask)), where)
+
+
+def _temperatures(loaded: LoadedModel, prepared: Prepared, at: dict[str, str | int | None]) -> Iterator[Arm]:
+    for variant in ("SAN", "SAN+LN"):
+        for mask in MASKS[:3]:
+            for temperature in TEMPERATURES:
+                where = {**at, "variant": variant, "mask": mask, "temperature": f"{temperature:g}"}
+                operation = replace(VARIANTS[variant], mask=parse_mask(mask), temperature=temperature)
+                yield Arm(loaded, prepared, operation, where)
+
+
+def _trained(settings: Settings, notes: list[str], size: _Size) -> Iterator[Arm]:
+    given = {"BERT": spec for name, spec in settings.checkpoints.items() if name == "bert"}
+    for name in (*given, *(() if settings.small else TRAINED)):
+        for dtype in DTYPES:
+            try:
+                loaded = (
+                    load(given[name], dtype=dtype)
+                    if name in given
+                    else load(pretrained_folder(name), dtype=dtype, model_class=PRETRAINED[name].model_class)
+                )
+            except LoadError as error:
+                if name in given:
+                    raise
+                notes.append(str(error))
+                break
+            texts = list(PRETRAINED[name].texts) if name in PRETRAINED else []
+            prepared = (
+                prepare_inputs(loaded, texts, sequences=size.sequences, tokens=size.tokens)
+                if texts
+                else _inputs(loaded, settings, size)
+            )
+            at = {"model": name, "weights": "trained", "dtype": dtype, "seed": 0, "part": "figure"}
+            yield from _grid(loaded, prepared, VARIANTS, at)
+
+
+def _deep(settings: Settings, model: str, size: _Size) -> Iterator[Arm]:
+    """The same architecture, far deeper: the weights are drawn once, in float32, and then widened."""
+    shallow = load(model)
+    assert shallow.config is not None
+    shallow.config.num_hidden_layers = 16 if settings.small else DEEP
+    deep = load_initialised_twin(shallow, seed=0)
+    del shallow
+    variants = {name: VARIANTS[name] for name in DEEP_VARIANTS}
+    for dtype in DTYPES:
+        deep.model.to(torch.float64 if dtype == "float64" else torch.float32)
+        loaded = load(deep.model)
+        prepared = _inputs(loaded, settings, _Size(2, size.tokens))
+        at = {"model": "BERT", "weights": "init", "dtype": dtype, "seed": 0, "part": "deep"}
+        yield from _grid(loaded, prepared, variants, at)

@@ -1,0 +1,213 @@
+"""Gradient checkpointing runs blocks again in the backward pass: they must be cut again, and the right ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils.checkpoint import checkpoint, checkpoint_sequential
+
+from rankscope._errors import UnsupportedOperationError
+from rankscope.models.loading import load
+from rankscope.models.loading.quiet import quiet_transformers
+from rankscope.surgery.operating import operate
+from tests.own_models import Block, ids
+
+REENTRANT = pytest.mark.parametrize("reentrant", [False, True], ids=["saved tensors", "reentrant"])
+OPERATIONS: dict[str, dict[str, Any]] = {
+    "pure attention": {"skip": 0.0, "mlp": "drop"},
+    "one layer": {"attention_skip": 0.5, "mlp_skip": -1.0, "layers": 1},
+    "attention": {"mask": "window(2)", "mask_mode": "intersect", "temperature": 2.0, "heads": [1]},
+    "centred": {"attention": "centred", "layers": [0, 2]},
+    "norm": {"norm": "scale", "skip": 0.5, "layers": [1, 2]},
+}
+
+
+def gradients(model: nn.Module, run: Callable[[], Tensor], operation: dict[str, Any], inputs: Any) -> list[Tensor]:
+    model.zero_grad()
+    with operate(model, inputs=inputs, **operation):
+        run().square().sum().backward()
+    assert not _get_current_function_mode_stack()
+    return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+
+def assert_equal(got: list[Tensor], want: list[Tensor]) -> None:
+    scale = max(float(b.abs().max()) for b in want)
+    assert len(got) == len(want) > 0
+    assert all(float((a - b).abs().max()) <= 1e-12 * scale for a, b in zip(got, want, strict=True))
+
+
+@cache
+def family(name: str) -> Any:
+    with quiet_transformers():
+        model = load(f"init:{name}", dtype=torch.float64).model.train()
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    return model
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("name", ["tiny-bert", "tiny-llama", "tiny-gpt-neox"])
+@REENTRANT
+def test_transformers(name: str, operation: str, reentrant: bool) -> None:
+    model, changes = family(name), OPERATIONS[operation]
+    if name == "tiny-gpt-neox" and operation == "one layer":
+        changes = {"skip": 0.5, "mlp": "drop", "layers": 1}
+    config = model.config
+    config.attention_probs_dropout_prob = config.attention_dropout = 0.0
+    options = {} if name == "tiny-bert" else {"use_cache": False}
+
+    def run() -> Tensor:
+        embedded = model.get_input_embeddings()(ids())
+        return model(inputs_embeds=embedded, **options).last_hidden_state
+
+    want = gradients(model, run, changes, None)
+    uncut = gradients(model, run, {}, None)
+    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    try:
+        got = gradients(model, run, changes, None)
+    finally:
+        model.gradient_checkpointing_disable()
+    assert_equal(got, want)
+    with pytest.raises(AssertionError):
+        assert_equal(uncut, want)
+
+
+class Shared(nn.Module):
+    """One block called four times; ``how`` says which calls are run again in the backward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Block(32, 4, "pre", True)])
+        self.how: Callable[[nn.Module, Tensor], Tensor] = Shared.plain
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.how if torch.is_grad_enabled() else Shared.plain)(self.layers[0], x)
+
+    @staticmethod
+    def plain(block: nn.Module, x: Tensor) -> Tensor:
+        for _ in range(4):
+            x = block(x)
+        return x
+
+    @staticmethod
+    def each(block: nn.Module, x: Tensor, reentrant: bool, which: tuple[int, ...] = (0, 1, 2, 3)) -> Tensor:
+        for number in range(4):
+            x = checkpoint(block, x, use_reentrant=reentrant) if number in which else block(x)
+        return x
+
+    @staticmethod
+    def segments(block: nn.Module, x: Tensor, reentrant: bool) -> Tensor:
+        return checkpoint_sequential([block] * 4, 2, x, use_reentrant=reentrant)
+
+    @staticmethod
+    def whole(block: nn.Module, x: Tensor, reentrant: bool) -> Tensor:
+        out: Tensor = checkpoint(partial(Shared.plain, block), x, use_reentrant=reentrant)
+        return out
+
+
+WAYS = {
+    "each": Shared.each,
+    "second and third": partial(Shared.each, which=(1, 2)),
+    "first only": partial(Shared.each, which=(0,)),
+    "two segments": Shared.segments,
+    "all at once": Shared.whole,
+}
+PLACES: dict[str, dict[str, Any]] = {
+    "layer 1": {"skip": 0.5, "layers": 1},
+    "layer 2": {"attention_skip": 0.0, "temperature": 3.0, "layers": 2},
+    "layers 0 and 3": {"norm": "identity", "mask": "window(1)", "mask_mode": "intersect", "layers": [0, 3]},
+}
+
+
+def shared() -> tuple[Shared, Tensor]:
+    torch.manual_seed(0)
+    model = Shared().double().train()
+    return model, torch.randn(2, 7, 32, dtype=torch.float64).requires_grad_()
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("way", WAYS)
+@REENTRANT
+def test_one_block_for_all_layers(way: str, place: str, reentrant: bool) -> None:
+    model, x = shared()
+    want = gradients(model, lambda: model(x), PLACES[place], x.detach())
+    for other in PLACES:
+        if other != place:
+            with pytest.raises(AssertionError):
+                assert_equal(gradients(model, lambda: model(x), PLACES[other], x.detach()), want)
+    model.how = partial(WAYS[way], reentrant=reentrant)
+    assert_equal(gradients(model, lambda: model(x), PLACES[place], x.detach()), want)
+
+
+@REENTRANT
+def test_two_passes_before_one_backward_pass(reentrant: bool) -> None:
+    model, x = shared()
+
+    def run() -> Tensor:
+        first = model(x)
+        with torch.no_grad():
+            model(x.flip(1))
+        return first + model(2 * x)
+
+    want = gradients(model, run, PLACES["layer 1"], x.detach())
+    model.how = partial(Shared.each, reentrant=reentrant)
+    assert_equal(gradients(model, run, PLACES["layer 1"], x.detach()), want)
+
+
+@pytest.mark.parametrize("way", ["torch.autograd.backward", "torch.autograd.grad"])
+def test_other_ways_into_autograd(way: str) -> None:
+    model, x = shared()
+    parameters = list(model.parameters())
+    want = gradients(model, lambda: model(x), PLACES["layer 1"], x.detach())
+    model.how = partial(Shared.each, reentrant=False)
+    model.zero_grad()
+    with operate(model, inputs=x.detach(), **PLACES["layer 1"]):
+        loss = model(x).square().sum()
+        if way == "torch.autograd.grad":
+            got = list(torch.autograd.grad(loss, parameters))
+        else:
+            torch.autograd.backward(loss)
+            got = [p.grad for p in parameters if p.grad is not None]
+    assert_equal(got, want)
+
+
+class InParts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Half() for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+class Half(Block):
+    """Its attention branch alone is checkpointed."""
+
+    def __init__(self) -> None:
+        super().__init__(32, 4, "pre", False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + checkpoint(lambda y: self.attention(self.norm1(y)), x, use_reentrant=False)
+        return x + self.mlp(self.norm2(x))
+
+
+def test_parts_of_a_block_are_refused() -> None:
+    torch.manual_seed(0)
+    model = InParts().double()
+    x = torch.randn(2, 7, 32, dtype=torch.float64)
+    with (
+        pytest.raises(UnsupportedOperationError, match=r"again by itself.*Checkpoint whole blocks"),
+        operate(model, inputs=x, norm="identity"),
+    ):
+        model(x).sum().backward()
+    assert not _get_current_function_mode_stack()
+    assert sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules()) == 0
