@@ -46,7 +46,9 @@ def exact_residuals(
     return found
 
 
-def plain_residuals(view: ModelView, batch: Batch, sites: Iterable[str] = EXACT_SITES) -> dict[Place, tuple[float, float]]:
+def plain_residuals(
+    view: ModelView, batch: Batch, sites: Iterable[str] = EXACT_SITES
+) -> dict[Place, tuple[float, float]]:
     """The same in plain float64, and relative to the norm of the stream."""
     found: dict[Place, tuple[float, float]] = {}
     with undisturbed(view.model), in_float64(view.model), WideArithmetic():

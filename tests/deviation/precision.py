@@ -36,7 +36,9 @@ def in_digits(x: Deviation) -> list[list[Any]]:
     factor = mp.exp(mp.mpf(max(scale, DEEPEST)))
     base = x.base.expand(x.shape).reshape(-1, x.shape[-1]).tolist()
     rows = values.expand(x.shape).reshape(-1, x.shape[-1]).tolist()
-    return [[mp.mpf(b) + factor * mp.mpf(v) for b, v in zip(p, q, strict=True)] for p, q in zip(base, rows, strict=True)]
+    return [
+        [mp.mpf(b) + factor * mp.mpf(v) for b, v in zip(p, q, strict=True)] for p, q in zip(base, rows, strict=True)
+    ]
 
 
 def differences(out: Tensor, log_unit: float) -> Tensor:

@@ -86,9 +86,7 @@ def compare(kind: str, norm: str, gain: float, mask: str, *, depth: int, digits:
         for w in layers:
             x = block(x.recentred(), w, kind, norm, gain, None if mask == "complete" else visible, fused)
             exactly = {name: reference.numbers(value.tolist()) for name, value in w.items()}
-            rows = reference.block(
-                rows, exactly, heads=HEADS, kind=kind, norm=norm, gain=gain, allowed=MASKS[mask]
-            )
+            rows = reference.block(rows, exactly, heads=HEADS, kind=kind, norm=norm, gain=gain, allowed=MASKS[mask])
             expected = reference.log_residual(rows)
             assert abs(mp.expm1(mp.mpf(x.log_residual()) - expected)) <= 1e-10
             last = expected / mp.log(10)

@@ -8,6 +8,10 @@ import pytest
 import torch
 
 from rankscope._errors import DiscoveryError, UnsupportedArithmeticError
+from rankscope.deviation.registry import RULES, rule
+from rankscope.deviation.rules.activations import smooth
+from rankscope.deviation.running import single_sequences
+from rankscope.deviation.tensor import Deviation
 from rankscope.models.inputs import Batch, prepare_inputs
 from rankscope.models.loading import load
 from rankscope.models.presets import TINY_PRESETS
@@ -19,7 +23,6 @@ from tests.deviation.plain import assert_agree, exact_residuals, plain_residuals
 REFUSED = {
     "tiny-convbert": "aten.im2col",
     "tiny-fnet": "complex numbers",
-    "tiny-ibert": "not linear",
     "tiny-led": "aten.as_strided",
     "tiny-longformer": "aten.as_strided",
     "tiny-qwen3-next": "aten.linalg_solve_triangular",
@@ -44,20 +47,20 @@ POSITION_FREE = {
     "tiny-albert", "tiny-beit", "tiny-bert", "tiny-bert-generation", "tiny-big-bird", "tiny-camembert",
     "tiny-clip-vision", "tiny-data2vec-audio", "tiny-data2vec-text", "tiny-data2vec-vision", "tiny-deit",
     "tiny-dinov2", "tiny-dinov2-registers", "tiny-distilbert", "tiny-electra", "tiny-ernie", "tiny-hubert",
-    "tiny-ijepa", "tiny-layoutlm", "tiny-luke", "tiny-megatron-bert", "tiny-rembert", "tiny-roberta",
+    "tiny-ibert", "tiny-ijepa", "tiny-layoutlm", "tiny-luke", "tiny-megatron-bert", "tiny-rembert", "tiny-roberta",
     "tiny-roberta-prelayernorm", "tiny-siglip-text", "tiny-siglip-vision", "tiny-splinter", "tiny-tapas",
     "tiny-unispeech", "tiny-vit", "tiny-vit-msn", "tiny-wav2vec2", "tiny-xlm-roberta", "tiny-xlm-roberta-xl",
     "tiny-xmod", "tiny-yolos",
 }  # fmt: skip
 OTHER_ORDERS = {
-    "tiny-swin": [1, 3, 3, 9, 27],  # every other block has a mask
-    **dict.fromkeys(("tiny-t5", "tiny-mt5", "tiny-umt5", "tiny-switch"), [1, 1, 1, 1, 3, 5]),
+    "tiny-swin": (1, 3, 3, 9, 27),  # every other block has a mask
+    **dict.fromkeys(("tiny-t5", "tiny-mt5", "tiny-umt5", "tiny-switch"), (1, 1, 1, 1, 3, 5)),
     **dict.fromkeys(
         (
             "tiny-bart", "tiny-mbart", "tiny-marian", "tiny-pegasus", "tiny-blenderbot", "tiny-blenderbot-small",
             "tiny-m2m-100", "tiny-plbart", "tiny-bigbird-pegasus", "tiny-whisper",
         ),
-        [1, 3, 9, 1, 19, 37],  # cross-attention multiplies one deviation of the decoder and two of the encoder
+        (1, 3, 9, 1, 19, 37),  # cross-attention multiplies one deviation of the decoder and two of the encoder
     ),
 }  # fmt: skip
 
@@ -71,8 +74,9 @@ def built(name: str) -> tuple[ModelView, Batch]:
 
 def orders(view: ModelView, batch: Batch) -> list[float]:
     """By which power of a factor on the deviation of the first sequence the residual grows, at each site."""
-    deep, deeper = (exact_residuals(view, batch, log_shrink=shrink) for shrink in (-60.0, -4060.0))
-    return [(deep[place] - deeper[place]) / 4000.0 for place in deep if place[0] == 0]
+    first = next(single_sequences(batch))
+    deep, deeper = (exact_residuals(view, first, log_shrink=shrink) for shrink in (-60.0, -4060.0))
+    return [(deep[place] - deeper[place]) / 4000.0 for place in deep]
 
 
 @pytest.mark.parametrize("name", [name for name in TINY_PRESETS if name not in {*REFUSED, *NO_BLOCKS, *BLIND}])
@@ -80,7 +84,7 @@ def test_exact_arithmetic(name: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         view, batch = built(name)
-        for skip in (1.0, 0.0):
+        for skip in (1.0,) if name in PADDED_INSIDE else (1.0, 0.0):
             with operate(view.model, skip=skip):
                 exact = exact_residuals(view, batch)
                 seen = assert_agree(exact, plain_residuals(view, batch))
@@ -131,10 +135,6 @@ def test_more_families_than_promised() -> None:
 
 
 def test_an_operation_of_ones_own_gets_a_rule() -> None:
-    from rankscope.deviation.registry import RULES, rule
-    from rankscope.deviation.rules.activations import smooth
-    from rankscope.deviation.tensor import Deviation
-
     x = Deviation.from_tokens(torch.rand(1, 3, 4) / 2)
     with pytest.raises(UnsupportedArithmeticError, match=r"aten\.asinh"):
         torch.asinh(x)

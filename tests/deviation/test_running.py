@@ -16,7 +16,7 @@ from rankscope.models.inputs import Batch, prepare_inputs
 from rankscope.models.loading import load
 from rankscope.models.view import ModelView
 from rankscope.stream.discovery import discover
-from rankscope.stream.sites import SiteRef
+from rankscope.stream.sites import SiteRef, SiteSelection
 from rankscope.stream.viewing import view_of
 from rankscope.surgery.operating import operate
 from tests.deviation.plain import assert_agree, exact_residuals, plain_residuals, stronger
@@ -188,23 +188,12 @@ def test_every_site_is_shown_once_for_each_sequence() -> None:
     def note(sequence: int, ref: SiteRef, x: Deviation, keep: Tensor | None) -> None:
         seen.append((sequence, ref.site, ref.layer, tuple(x.shape)))
 
-    from rankscope.stream.sites import SiteSelection
-
     exact_stream(view, batch, note, sites=SiteSelection.parse(SITES))
     assert len(seen) == len(set(seen)) == 2 * 3 * len(SITES)
     assert {shape for *_, shape in seen} == {(1, 11, 32)}
 
 
 def test_a_block_that_loses_the_deviation_is_refused() -> None:
-    class Forgetful(nn.Module):
-        def __init__(self, inner: nn.Module) -> None:
-            super().__init__()
-            self.inner = inner
-
-        def forward(self, x: Tensor) -> Tensor:
-            out = self.inner(x)
-            return out.to_plain() if isinstance(out, Deviation) else out
-
     view, batch = own(lambda: GPT("pre"), ids())
     block = view.model.blocks[1]
     forward = block.forward

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -84,23 +85,26 @@ def test_recentring_keeps_the_value(log_scale: float, common: float) -> None:
         lambda x: x.squeeze(0).t(),
         lambda x: x.gather(-1, torch.tensor([[[0, 3]] * 5])),
         lambda x: x.index_select(1, torch.tensor([4, 4, 0])),
-        lambda x: x.float().to(torch.float16).clone().contiguous(),
+        lambda x: x.clone().contiguous(),
         lambda x: torch.nn.functional.dropout(x, 0.5, training=False),
         lambda x: torch.nn.functional.pad(x, (0, 2)),
         lambda x: x.unbind(1)[2],
     ],
 )
-def test_moving_values_moves_every_part_alike(move: object) -> None:
+def test_moving_values_moves_every_part_alike(move: Callable[[Tensor], Tensor]) -> None:
     x = tiny()
-    whole = x.terms[0].values
-    out = move(x)  # type: ignore[operator]
-    double = torch.set_default_dtype(torch.float64)
-    del double
-    try:
-        assert torch.allclose(out.base.expand(out.shape), move(x.base.expand(x.shape)).double(), rtol=1e-2)  # type: ignore[operator]
-        assert out.shape == move(whole).shape  # type: ignore[operator]
-    finally:
-        torch.set_default_dtype(torch.float32)
+    out = move(x)
+    assert isinstance(out, Deviation)
+    assert torch.equal(out.base.expand(out.shape), move(x.base.expand(x.shape)))
+    assert torch.equal(values(out), move(x.terms[0].values))
+
+
+def test_casts_to_narrow_formats_change_nothing() -> None:
+    x = tiny()
+    out = x.float().to(torch.float16).type(torch.bfloat16)
+    assert out.dtype == torch.float64
+    assert torch.equal(values(out), values(x))
+    assert x.bool().dtype == torch.bool
 
 
 def test_writing_into_a_slice_writes_into_the_whole() -> None:

@@ -13,7 +13,11 @@ from torch.overrides import TorchFunctionMode
 _NARROW = frozenset({torch.float32, torch.float16, torch.bfloat16})
 _CASTS = frozenset({Tensor.float, Tensor.half, Tensor.bfloat16})
 
-_GROUPED = frozenset({torch._grouped_mm, torch.nn.functional.grouped_mm})
+_GROUPED = frozenset(
+    function
+    for function in (getattr(torch, "_grouped_mm", None), getattr(torch.nn.functional, "grouped_mm", None))
+    if function is not None
+)
 
 
 class WideArithmetic(TorchFunctionMode):

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, NoReturn, TypeVar
 
+import torch
 from torch import nn
 
 from rankscope._errors import UnsupportedArithmeticError
@@ -18,15 +19,18 @@ RULES: dict[Any, Callable[..., Any]] = {}
 def rule(*operations: Any) -> Callable[[RuleFunction], RuleFunction]:
     """Register a function as the rule of these ATen operations (``torch.ops.aten.mm``).
 
-    The function gets the arguments of the operation, of which at least one is a Deviation, and gives back what the
-    operation gives. The rule of ``add`` serves ``add_`` too.
+    An operation that not every torch has is given by name (``"_grouped_mm"``). The function gets the arguments of the
+    operation, of which at least one is a Deviation, and gives back what the operation gives. The rule of ``add`` serves
+    ``add_`` too.
     """
 
     def register(function: RuleFunction) -> RuleFunction:
-        for operation in operations:
+        for named in operations:
+            operation = getattr(torch.ops.aten, named, None) if isinstance(named, str) else named
             if operation in RULES:
                 raise ValueError(f"{operation} has two rules.")
-            RULES[operation] = function
+            if operation is not None:
+                RULES[operation] = function
         return function
 
     return register

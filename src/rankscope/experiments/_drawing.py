@@ -32,7 +32,9 @@ class Style:
     dash: str = "-"
 
 
-def figure_with_head(rows: int, columns: int, title: str, subtitle: str) -> tuple[Figure, list[list[Axes]]]:
+def figure_with_head(
+    rows: int, columns: int, title: str, subtitle: str, *, panel: tuple[float, float] = PANEL_INCHES
+) -> tuple[Figure, list[list[Axes]]]:
     """A grid of panels under a title and one line of explanation, with room for a legend below.
 
     Raises:
@@ -43,10 +45,10 @@ def figure_with_head(rows: int, columns: int, title: str, subtitle: str) -> tupl
         from matplotlib.figure import Figure
     except ImportError as error:
         raise MissingExtraError("reproduce", "matplotlib", "plot") from error
-    width = max(PANEL_INCHES[0] * columns, 6.4)
+    width = max(panel[0] * columns, 6.4)
     words = textwrap.wrap(subtitle, int(width * 14))
     head, foot = 0.42 + 0.16 * len(words), 0.34
-    height = PANEL_INCHES[1] * rows + head + foot
+    height = panel[1] * rows + head + foot
     with rc_context(TYPE):
         figure = Figure(figsize=(width, height))
         figure.set_layout_engine(

@@ -1,4 +1,4 @@
-"""Rows of a reproduction read as lines over depth, with the spread over sequences and over initialisations kept apart."""
+"""Rows of a reproduction read as lines over depth; spreads over sequences and over seeds are kept apart."""
 
 from __future__ import annotations
 

@@ -50,6 +50,7 @@ class Recipe:
         measure: makes the run.
         draw: figures by file name, without suffix.
         describe: what we see and where it differs, in Markdown; every number from the run.
+        conclude: one sentence, kept as the run's verdict.
         checkpoints: names of the original weights that can be given.
         minutes: roughly, at full size on two cores.
     """
@@ -61,6 +62,7 @@ class Recipe:
     measure: Callable[[Settings], Run]
     draw: Callable[[Run], Mapping[str, Figure]]
     describe: Callable[[Run], str]
+    conclude: Callable[[Run], str]
     checkpoints: tuple[str, ...] = ()
     minutes: float = 0.1
 

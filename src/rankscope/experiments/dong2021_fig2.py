@@ -32,6 +32,12 @@ def _describe(run: Run) -> str:
     return describe_figure(run)
 
 
+def _conclude(run: Run) -> str:
+    from rankscope.experiments.dong2021.text import conclude_figure
+
+    return conclude_figure(run)
+
+
 RECIPES.add(
     "dong2021-fig2",
     Recipe(
@@ -39,13 +45,16 @@ RECIPES.add(
         title="Attention alone loses rank; skips keep it (BERT, ALBERT, XLNet)",
         cites=(Cite("dong2021attention", "fig. 2"),),
         paper=(
-            "The residual of the tokens, relative to their size, falls to zero within a few blocks when skips are removed; "
-            "MLPs slow the fall a little; skips stop it almost by themselves. Shown for BERT, ALBERT and XLNet at base size, "
+            "The residual of the tokens, relative to their size, falls to zero within a few blocks when skips "
+            "are removed; "
+            "MLPs slow the fall a little; skips stop it almost by themselves. Shown for BERT, ALBERT and XLNet "
+            "at base size, "
             "at random initialisation and trained, on 32 sequences of 128 tokens."
         ),
         measure=_measure,
         draw=_draw,
         describe=_describe,
+        conclude=_conclude,
         checkpoints=("bert", "albert", "xlnet"),
         minutes=40,
     ),

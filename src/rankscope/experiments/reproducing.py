@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from rankscope.experiments._recipe import RECIPES, Recipe, Settings, checked
@@ -47,7 +48,8 @@ def reproduce(
     recipe = RECIPES[name]
     folder = None if text is None else Path(text)
     settings = Settings(small=small, seeds=seeds, checkpoints=dict(checkpoints or {}), text=folder, progress=progress)
-    return recipe.measure(checked(recipe, settings))
+    run = recipe.measure(checked(recipe, settings))
+    return replace(run, verdict=recipe.conclude(run))
 
 
 def recipe_of(run: Run) -> Recipe:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -144,4 +145,4 @@ def median_interval(values: Tensor, confidence: float = 0.95) -> Interval:
         tail += math.comb(number, cut) / 2**number
         cut += 1
     low, high = (-math.inf, math.inf) if cut == 0 else (ordered[cut - 1], ordered[number - cut])
-    return Interval(float(torch.tensor(ordered).quantile(0.5)) if number else math.nan, low, high, confidence)
+    return Interval(statistics.median(ordered) if number else math.nan, low, high, confidence)

@@ -98,7 +98,8 @@ def _sentence(shares: ByLength) -> str:
     top = int(np.argmax(shares.mean))
     deepest = int(shares.lengths[-1])
     share = number(float(reached[list(shares.lengths).index(half)]))
-    words = f"Paths of length {half} or less make up {share} of the output (the longest is {deepest})"
+    reach = f"{half} or less" if half else "0"
+    words = f"Paths of length {reach} make up {share} of the output (the longest is {deepest})"
     return f"{words}; length {int(shares.lengths[top])} carries most, {number(float(shares.mean[top]))}."
 
 

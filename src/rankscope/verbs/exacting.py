@@ -89,7 +89,7 @@ def exact(
 
     Example:
         >>> run = exact("init:tiny-bert", sequences=1, tokens=16, skip=0.0)
-        >>> [round(value, 2) for value in run.curve("order", "block.out").mean]
+        >>> run.curve("order", "block.out").mean.round(2).tolist()
         [3.0, 3.0, 3.0]
     """
     started = time.perf_counter()

@@ -17,7 +17,7 @@ from rankscope.deviation.tensor import Deviation
 aten = torch.ops.aten
 
 
-@rule(aten._scaled_dot_product_flash_attention_for_cpu)
+@rule("_scaled_dot_product_flash_attention_for_cpu")
 def flash(
     query: Tensor,
     key: Tensor,

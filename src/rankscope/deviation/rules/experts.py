@@ -12,10 +12,8 @@ from rankscope.deviation.registry import refuse, rule
 from rankscope.deviation.tensor import Deviation
 from rankscope.deviation.terms import Term
 
-aten = torch.ops.aten
 
-
-@rule(aten._grouped_mm)
+@rule("_grouped_mm")
 def grouped_product(
     x: Any, weight: Any, offs: Tensor | None = None, bias: Tensor | None = None, out_dtype: Any = None
 ) -> Deviation:

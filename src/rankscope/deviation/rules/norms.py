@@ -36,7 +36,7 @@ def layer_norm(
     return _normalised(u, centred, x.shape, weight, bias, eps), empty, empty
 
 
-@rule(aten._fused_rms_norm)
+@rule("_fused_rms_norm")
 def rms_norm(x: Deviation, shape: Sequence[int], weight: Tensor | None, eps: float | None) -> tuple[Deviation, Tensor]:
     """RMSNorm over the last axis."""
     x = joined(x)

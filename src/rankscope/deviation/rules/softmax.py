@@ -25,7 +25,7 @@ aten = torch.ops.aten
 _LARGE = 0.5
 
 
-@rule(aten._softmax, aten.softmax, aten._safe_softmax)
+@rule(aten._softmax, aten.softmax, "_safe_softmax")
 def softmax(x: Deviation, dim: int, *options: Any, **named: Any) -> Deviation:
     """Softmax along an axis."""
     axis = dim % x.dim()

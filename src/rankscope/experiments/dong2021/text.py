@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 IN_FLOAT32 = "relative_composite_residual_float32"
 COLLAPSED = 1e-3
+MAIN_TEXT = {"BERT": "words", "ALBERT": "pieces", "XLNet": "pieces"}
 
 
 def describe_figure(run: Run) -> str:
@@ -31,10 +32,24 @@ def describe_figure(run: Run) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
+def conclude_figure(run: Run) -> str:
+    """One sentence."""
+    main = [item for item in compare(run) if item.text == MAIN_TEXT[item.model]]
+    if not main:
+        return "Small size: nothing is compared with the print."
+    inside = sum(item.within == item.compared for item in main)
+    wide = sum(item.within_wide == item.compared for item in main)
+    return (
+        f"{inside} of {len(main)} printed curves are within the small end of their stated spread plus ours at "
+        f"every block "
+        f"that can be compared, {wide} within the large end."
+    )
+
+
 def _seen(run: Run) -> str:
     sentences = []
     for model in ("BERT", "ALBERT", "XLNet"):
-        text = "words" if model == "BERT" else "pieces"
+        text = MAIN_TEXT[model]
         base = {"model": model, "weights": "init", "reading": "authors", "text": text}
         if not has_line(run.table, **base, curve="SAN"):
             continue
@@ -47,7 +62,8 @@ def _seen(run: Run) -> str:
             else f"at {number(float(san.mean[-1]))} at the end"
         )
         sentences.append(
-            f"{model}: without skips the residual is {fate}, with MLPs ({number(float(ends['SAN+MLP']))} at the end) or "
+            f"{model}: without skips the residual is {fate}, with MLPs ({number(float(ends['SAN+MLP']))} at the "
+            f"end) or "
             f"without; with skips it ends at {number(float(ends['SAN+skip']))}, the whole model at "
             f"{number(float(ends['transformer']))}."
         )
@@ -70,19 +86,23 @@ def _table(found: list[Comparison]) -> str:
 
 def _agreement(found: list[Comparison]) -> str:
     stated = published("dong2021_fig2")["spread"]
-    main = [item for item in found if item.text == ("words" if item.model == "BERT" else "pieces")]
+    main = [item for item in found if item.text == MAIN_TEXT[item.model]]
     inside = [item for item in main if item.within == item.compared]
     outside = [item for item in main if item.within < item.compared]
     words = (
-        f"**Against the print.** Each printed curve is one initialisation; the print states a spread of {stated['low']} to "
+        f"**Against the print.** Each printed curve is one initialisation; the print states a spread of "
+        f"{stated['low']} to "
         f"{stated['high']} over sequences. Allowed is the small end of that plus our own standard deviation over "
-        f"initialisations and sequences. {len(inside)} of {len(main)} curves are inside at every block that can be compared"
+        f"initialisations and sequences. {len(inside)} of {len(main)} curves are inside at every block that can "
+        f"be compared"
     )
     if outside:
         listed = "; ".join(
-            f"{item.model} {item.curve} ({item.compared - item.within} of {item.compared} blocks outside, worst at block "
+            f"{item.model} {item.curve} ({item.compared - item.within} of {item.compared} blocks outside, worst "
+            f"at block "
             f"{item.depth}: {number(item.ours)} against {number(item.theirs)}, {item.deviations:.1f} sd between "
-            f"initialisations; {'all inside' if item.within_wide == item.compared else 'not all inside'} with the large end "
+            f"initialisations; {'all inside' if item.within_wide == item.compared else 'not all inside'} with "
+            f"the large end "
             "of the stated spread)"
             for item in outside
         )
@@ -101,9 +121,12 @@ def _floor(run: Run) -> str:
     in_float32 = float(np.mean(rows["value"].to_numpy()[layers >= layers.max() - 3]))
     printed = published("dong2021_fig2")["curves"][0]["values"][-1]
     return (
-        f"**The plateau is rounding.** BERT's SAN curve stays at {number(plateau)} in its last four blocks: one to two units in "
-        f"the last place of float32, not a property of attention. The print shows {number(printed)}; taking the mean, the "
-        f"differences and the sums in float32 as the authors did, rather than in float64, we read {number(in_float32)}. "
+        f"**The plateau is rounding.** BERT's SAN curve stays at {number(plateau)} in its last four blocks: one "
+        f"to two units in "
+        f"the last place of float32, not a property of attention. The print shows {number(printed)}; taking the "
+        f"mean, the "
+        f"differences and the sums in float32 as the authors did, rather than in float64, we read "
+        f"{number(in_float32)}. "
         "What happens below is shown by `rankscope exact`."
     )
 
@@ -116,10 +139,14 @@ def _xlnet(found: list[Comparison]) -> str:
     if pieces is None or words is None:
         return ""
     return (
-        "**XLNet and the text.** XLNet adds no position to its embeddings and does not normalise them, so the mean of a "
-        "sequence, and with it the relative residual, hangs on how often tokens repeat. The authors' text (wiki_bio) sets "
-        "punctuation apart by spaces, and SentencePiece then puts the same boundary token before every mark. Cut that way "
-        f"our text is off by a factor of at most {pieces.ratio:.2f} in the SAN curve; cut into plain words, by {words.ratio:.2f}. "
+        "**XLNet and the text.** XLNet adds no position to its embeddings and does not normalise them, so the "
+        "mean of a "
+        "sequence, and with it the relative residual, hangs on how often tokens repeat. The authors' text "
+        "(wiki_bio) sets "
+        "punctuation apart by spaces, and SentencePiece then puts the same boundary token before every mark. "
+        "Cut that way "
+        f"our text is off by a factor of at most {pieces.ratio:.2f} in the SAN curve; cut into plain words, by "
+        f"{words.ratio:.2f}. "
         "BERT and ALBERT, whose embeddings carry positions, segments and a norm, hardly notice the text; there the "
         "initialisation decides, above all the one channel in which the segment embedding is largest."
     )
@@ -128,7 +155,7 @@ def _xlnet(found: list[Comparison]) -> str:
 def _theorem(run: Run) -> str:
     sentences = []
     for model in ("BERT", "ALBERT", "XLNet"):
-        text = "words" if model == "BERT" else "pieces"
+        text = MAIN_TEXT[model]
         base = {"model": model, "weights": "init", "reading": "theorem", "text": text}
         if not has_line(run.table, **base, curve="SAN"):
             continue
@@ -143,12 +170,15 @@ def _theorem(run: Run) -> str:
             else f"{number(float(pure.mean[-1]))} at the end"
         )
         sentences.append(
-            f"{model}: pure attention, {fate}; with MLPs but no skip of any kind, {number(float(mlp.mean[-1]))} at the end; "
+            f"{model}: pure attention, {fate}; with MLPs but no skip of any kind, {number(float(mlp.mean[-1]))} "
+            f"at the end; "
             f"with skips only, {number(float(skip.mean[-1]))}."
         )
     return (
-        "**As the theorem means it.** The authors' SAN keeps LayerNorm; their SAN+MLP keeps the MLP's own skip; their ALBERT "
-        "SAN keeps the activation of the MLP, its skip and its norm, so that each block ends in LN(x + gelu(x)). Without "
+        "**As the theorem means it.** The authors' SAN keeps LayerNorm; their SAN+MLP keeps the MLP's own skip; "
+        "their ALBERT "
+        "SAN keeps the activation of the MLP, its skip and its norm, so that each block ends in LN(x + "
+        "gelu(x)). Without "
         "any of these: " + " ".join(sentences)
     )
 

@@ -1,8 +1,8 @@
 """Texts for the figure, cut the way the authors' tokenizers cut theirs as far as that changes the numbers.
 
 The published curves read wiki_bio, where punctuation is set apart by spaces. WordPiece (BERT) makes one token of such a
-mark; SentencePiece (ALBERT, XLNet) makes two, a word boundary and the mark, so that one and the same token fills a tenth
-of every sequence. XLNet has neither position embeddings nor a norm before its first block, and shows it.
+mark; SentencePiece (ALBERT, XLNet) makes two, a word boundary and the mark, so that one and the same token fills a
+tenth of every sequence. XLNet has neither position embeddings nor a norm before its first block, and shows it.
 """
 
 from __future__ import annotations

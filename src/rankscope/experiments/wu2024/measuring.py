@@ -124,7 +124,7 @@ def _temperatures(loaded: LoadedModel, prepared: Prepared, at: dict[str, str | i
 
 
 def _trained(settings: Settings, notes: list[str], size: _Size) -> Iterator[Arm]:
-    given = {"BERT": spec for name, spec in settings.checkpoints.items() if name == "bert"}
+    given = {"BERT": settings.checkpoints["bert"]} if "bert" in settings.checkpoints else {}
     for name in (*given, *(() if settings.small else TRAINED)):
         for dtype in DTYPES:
             try:
