@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from rankscope._errors import LoadError, UnknownNameError
-from rankscope.models.loading import weights as load_weights
 from rankscope.models.inputs import prepare_inputs
 from rankscope.models.loading import load
+from rankscope.models.loading import weights as load_weights
 from rankscope.models.loading.dtypes import parse_dtype
 from rankscope.models.loading.quiet import quiet_transformers
 from rankscope.models.presets import TINY_PRESETS

@@ -19,7 +19,7 @@ from rankscope.stream.tracer import trace
 from rankscope.stream.viewing import known_view
 from rankscope.surgery.operating import _SESSIONS, operate, operating, operations_on
 from rankscope.surgery.operation import Operation
-from tests.own_models import GPT, InlineGPT, ids
+from tests.own_models import GPT, Block, InlineGPT, ids
 
 
 def gpt(kind: str = "pre", **options: Any) -> GPT:
@@ -226,6 +226,37 @@ def test_layers_of_blocks_that_are_no_modules() -> None:
             x = (0.5 if layer == 1 else 1.0) * x + attention(x)
             x = x if layer == 1 else x + mlp(x)
         assert float((got - model.norm(x)).abs().max()) < 1e-12
+
+
+class OneAfterTheOther(Block):
+    """Parallel branches, added one after the other, the MLP first or last."""
+
+    mlp_first = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm1(x)
+        attention, mlp = self.attention(y), self.mlp(y)
+        return x + mlp + attention if self.mlp_first else x + attention + mlp
+
+
+@pytest.mark.parametrize("mlp_first", [False, True])
+@pytest.mark.parametrize("skip", [0.0, 0.5])
+@pytest.mark.parametrize("mlp", ["keep", "drop"])
+def test_parallel_branches_added_one_after_the_other(mlp: str, skip: float, mlp_first: bool) -> None:
+    torch.manual_seed(0)
+    model = nn.Module()
+    model.layers = nn.ModuleList(OneAfterTheOther(32, 4, "pre", True) for _ in range(2))
+    model.forward = lambda x: model.layers[1](model.layers[0](x))
+    x = torch.randn(2, 7, 32, dtype=torch.float64)
+    for layer in model.double().layers:
+        layer.mlp_first = mlp_first
+    with torch.no_grad():
+        with operate(model, skip=skip, mlp=mlp, inputs=x):
+            got = model(x)
+        for layer in model.layers:
+            y = layer.norm1(x)
+            x = skip * x + layer.attention(y) + (layer.mlp(y) if mlp == "keep" else 0)
+    assert float((got - x).abs().max()) <= 1e-13 * float(x.abs().max())
 
 
 @pytest.mark.parametrize("skip", [0.0, 0.5])

@@ -11,7 +11,17 @@ import typer
 
 from rankscope._errors import RankscopeError
 from rankscope._version import __version__
-from rankscope.cli import ablating, decomposing, diagnosing, environment, exacting, listing, measuring, selftesting
+from rankscope.cli import (
+    ablating,
+    decomposing,
+    diagnosing,
+    environment,
+    exacting,
+    listing,
+    measuring,
+    reproducing,
+    selftesting,
+)
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -30,6 +40,7 @@ app.command("measure")(measuring.measure_command)
 app.command("ablate")(ablating.ablate_command)
 app.command("decompose")(decomposing.decompose_command)
 app.command("exact")(exacting.exact_command)
+app.command("reproduce")(reproducing.reproduce_command)
 app.command("doctor")(diagnosing.doctor_command)
 app.command("ls")(listing.ls_command)
 app.command("env")(environment.env_command)

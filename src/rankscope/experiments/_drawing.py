@@ -107,6 +107,21 @@ def settle_axes(axes: Axes, deepest: int) -> None:
 
     axes.set_xlim(-0.3, deepest + 0.3)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=True, min_n_ticks=1))
+    plain_axes(axes)
+
+
+def settle_log_axes(axes: Axes, deepest: int) -> None:
+    """The same where depth is drawn on a log scale, from the first block on."""
+    axes.set_xscale("log")
+    axes.set_xlim(0.93, deepest * 1.08)
+    ticks = [tick for tick in (1, 2, 4, 8, 12, 32, 128) if tick <= deepest]
+    axes.set_xticks(ticks, [str(tick) for tick in ticks])
+    axes.minorticks_off()
+    plain_axes(axes)
+
+
+def plain_axes(axes: Axes) -> None:
+    """Light grid, no box."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="#e6e6e6", linewidth=0.6)
     axes.set_axisbelow(True)

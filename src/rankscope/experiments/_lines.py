@@ -59,7 +59,7 @@ def select(table: pa.Table, where: Mapping[str, str | int]) -> pa.Table:
 
 def has_line(table: pa.Table, **where: str | int) -> bool:
     """Whether there is any such row."""
-    return select(table, where).num_rows > 0
+    return bool(select(table, where).num_rows)
 
 
 def line(table: pa.Table, metric: str, **where: str | int) -> Line:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from rankscope.metrics import METRICS
 from rankscope.models.inputs import Batch, Prepared
 from rankscope.models.loading.quiet import quiet_transformers
+from rankscope.models.view import ModelView
 from rankscope.results.rows import RowWriter
 from rankscope.stream.attention_calls import AttentionCall
 from rankscope.stream.sites import SiteRef, SiteSelection
@@ -31,6 +32,7 @@ def measure_network(
     writer: RowWriter,
     at: Mapping[str, str | int | None],
     beside: Beside | None = None,
+    view: ModelView | None = None,
 ) -> SiteReader:
     """Run ``model`` under ``operation`` and write ``metrics`` before the first block and after each.
 
@@ -44,6 +46,7 @@ def measure_network(
         writer: where rows go.
         at: values of the writer's further columns.
         beside: also called with each tensor, for a number that is no metric.
+        view: the structure, where it is known from the network before.
 
     Raises:
         UnsupportedOperationError: the model cannot undergo it.
@@ -51,7 +54,7 @@ def measure_network(
     reader = SiteReader([METRICS[name] for name in metrics], prepared.policy, writer, at)
     selection = SiteSelection.parse(SITES)
     with undisturbed(model), quiet_transformers():
-        view = view_of(model, prepared[0])
+        view = view_of(model, prepared[0]) if view is None else view
         for part in prepared:
             reader.start(part)
             with operating(model, operation, view=view), trace(view, selection, _both(reader, beside, part)):

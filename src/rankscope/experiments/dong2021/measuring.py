@@ -84,7 +84,7 @@ class _Grid:
 
     def run(self, subject: Subject) -> None:
         for network in subject.networks:
-            at = {
+            at: dict[str, str | int | None] = {
                 "model": subject.model,
                 "weights": subject.weights,
                 "reading": network.reading,

@@ -102,7 +102,7 @@ def mlp_taken_out(loaded: LoadedModel) -> Iterator[None]:
     Raises:
         UnsupportedOperationError: for a family that the figure does not show.
     """
-    family = None if loaded.config is None else loaded.config.model_type
+    family = "no transformers model" if loaded.config is None else str(loaded.config.model_type)
     if family not in MLP_SWAPS:
         raise UnsupportedOperationError(
             f"How the authors take the MLP out is known for {', '.join(MLP_SWAPS)}; {loaded.spec} is {family}."

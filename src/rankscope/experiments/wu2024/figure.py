@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rankscope.experiments._drawing import INK, Style, draw_line, figure_with_head, legend_below, settle_axes
+from rankscope.experiments._drawing import (
+    INK,
+    Style,
+    draw_line,
+    figure_with_head,
+    legend_below,
+    settle_axes,
+    settle_log_axes,
+)
 from rankscope.experiments._lines import has_line, line
 from rankscope.results.curves import names_in
 from rankscope.results.text import number
@@ -63,11 +71,17 @@ def _grid(run: Run, model: str, weights: str, part: str, variants: Sequence[str]
             axes.set_ylabel(label if column == 0 else "")
             axes.set_xlabel("block" if row == 1 else "")
             _settle(axes, deepest, relative=metric == "mu_over_norm", labelled=column == 0)
-    legend_below(figure, list(MASK_STYLES.values()))
+    legend_below(figure, [MASK_STYLES[mask] for mask in masks_in(run)])
     return figure
 
 
-def _masks(axes: Axes, run: Run, metric: str, where: dict[str, str | int]) -> int:
+def masks_in(run: Run) -> list[str]:
+    """Masks the run holds, in our order."""
+    held = names_in(run.table, "mask")
+    return [mask for mask in MASK_STYLES if mask in held]
+
+
+def _masks(axes: Axes, run: Run, metric: str, where: Mapping[str, str | int]) -> int:
     deepest = 1
     for mask, style in MASK_STYLES.items():
         for dtype in ("float64", "float32"):
@@ -85,13 +99,8 @@ def _masks(axes: Axes, run: Run, metric: str, where: dict[str, str | int]) -> in
 
 
 def _settle(axes: Axes, deepest: int, *, relative: bool, labelled: bool) -> None:
-    axes.set_xscale("log")
     axes.set_yscale("log")
-    settle_axes(axes, deepest)
-    axes.set_xlim(0.93, deepest * 1.08)
-    ticks = [tick for tick in (1, 2, 4, 8, 12, 32, 128) if tick <= deepest]
-    axes.set_xticks(ticks, [str(tick) for tick in ticks])
-    axes.minorticks_off()
+    settle_log_axes(axes, deepest)
     if relative:
         axes.set_ylim(LEAST, 3.0)
         for dtype, floor in FLOORS.items():

@@ -16,8 +16,10 @@ from rankscope.masks import parse_mask
 from rankscope.models.inputs import Prepared, prepare_inputs
 from rankscope.models.loading import LoadedModel, load, load_initialised_twin
 from rankscope.models.pretrained import PRETRAINED, pretrained_folder
+from rankscope.models.view import ModelView
 from rankscope.results.rows import RowWriter
 from rankscope.results.run import Run
+from rankscope.stream.viewing import view_of
 from rankscope.surgery.operation import Operation
 from rankscope.verbs.origin import floor_of, provenance_of
 from rankscope.verbs.reader import SiteReader
@@ -41,7 +43,9 @@ TEMPERATURES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 DEEP_VARIANTS = ("SAN", "SAN+LN", "transformer")
 DTYPES = ("float32", "float64")
 TRAINED = ("minilm", "reaction-bert")
-SEEDS, SEQUENCES, TOKENS, DEEP = 3, 8, 128, 128
+SEEDS, SEQUENCES, TOKENS, DEEP = 2, 8, 128, 128
+
+Coordinates = dict[str, str | int | None]
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,7 @@ class Arm:
     loaded: LoadedModel
     prepared: Prepared
     operation: Operation
-    at: dict[str, str | int | None]
+    at: Coordinates
 
 
 def measure_figure(settings: Settings) -> Run:
@@ -60,9 +64,12 @@ def measure_figure(settings: Settings) -> Run:
     writer = RowWriter(coordinates=COORDINATES)
     notes: list[str] = []
     last: tuple[Arm, SiteReader] | None = None
+    view: ModelView | None = None
     for arm in tqdm(_arms(settings, notes), desc="wu2024-fig2", unit="network", disable=not settings.progress):
+        if view is None or view.model is not arm.loaded.model:
+            view = view_of(arm.loaded.model, arm.prepared[0])
         reader = measure_network(
-            arm.loaded.model, arm.prepared, arm.operation, metrics=METRICS, writer=writer, at=arm.at
+            arm.loaded.model, arm.prepared, arm.operation, metrics=METRICS, writer=writer, at=arm.at, view=view
         )
         last = (arm, reader)
     assert last is not None
@@ -77,28 +84,35 @@ def measure_figure(settings: Settings) -> Run:
     )
 
 
-def _arms(settings: Settings, notes: list[str]) -> Iterator[Arm]:
-    size = _Size(4, 16) if settings.small else _Size(SEQUENCES, TOKENS)
-    model = "init:tiny-bert" if settings.small else "init:bert-base"
-    for seed in range(settings.seeds or (1 if settings.small else SEEDS)):
-        for dtype in DTYPES:
-            loaded = load(model, seed=seed, dtype=dtype)
-            prepared = _inputs(loaded, settings, size)
-            at = {"model": "BERT", "weights": "init", "dtype": dtype, "seed": seed}
-            yield from _grid(loaded, prepared, VARIANTS, {**at, "part": "figure"})
-            if dtype == "float64":
-                yield from _grid(loaded, prepared, SCALED, {**at, "part": "figure"})
-                if seed == 0:
-                    yield from _temperatures(loaded, prepared, {**at, "part": "temperature"})
-            del loaded, prepared
-    yield from _trained(settings, notes, size)
-    yield from _deep(settings, model, size)
-
-
 @dataclass(frozen=True)
 class _Size:
+    model: str
     sequences: int
     tokens: int
+    seeds: int
+    masks: tuple[str, ...]
+    temperatures: tuple[float, ...]
+    deep: int
+    trained: tuple[str, ...]
+
+
+_FULL = _Size("init:bert-base", SEQUENCES, TOKENS, SEEDS, MASKS, TEMPERATURES, DEEP, TRAINED)
+_SMALL = _Size("init:tiny-bert", 2, 16, 1, MASKS[:2], (0.1, 1.0), 8, ())
+
+
+def _arms(settings: Settings, notes: list[str]) -> Iterator[Arm]:
+    size = _SMALL if settings.small else _FULL
+    for seed in range(settings.seeds or size.seeds):
+        for dtype in DTYPES:
+            loaded = load(size.model, seed=seed, dtype=dtype)
+            prepared = _inputs(loaded, settings, size)
+            at: Coordinates = {"model": "BERT", "weights": "init", "dtype": dtype, "seed": seed}
+            yield from _grid(loaded, prepared, VARIANTS, size, {**at, "part": "figure"})
+            if dtype == "float64" and seed == 0:
+                yield from _grid(loaded, prepared, SCALED, size, {**at, "part": "figure"})
+                yield from _temperatures(loaded, prepared, size, {**at, "part": "temperature"})
+    yield from _trained(settings, notes, size)
+    yield from _deep(settings, size)
 
 
 def _inputs(loaded: LoadedModel, settings: Settings, size: _Size) -> Prepared:
@@ -106,18 +120,18 @@ def _inputs(loaded: LoadedModel, settings: Settings, size: _Size) -> Prepared:
 
 
 def _grid(
-    loaded: LoadedModel, prepared: Prepared, variants: dict[str, Operation], at: dict[str, str | int | None]
+    loaded: LoadedModel, prepared: Prepared, variants: dict[str, Operation], size: _Size, at: Coordinates
 ) -> Iterator[Arm]:
     for variant, operation in variants.items():
-        for mask in MASKS:
+        for mask in size.masks:
             where = {**at, "variant": variant, "mask": mask, "temperature": "1"}
             yield Arm(loaded, prepared, replace(operation, mask=parse_mask(mask)), where)
 
 
-def _temperatures(loaded: LoadedModel, prepared: Prepared, at: dict[str, str | int | None]) -> Iterator[Arm]:
+def _temperatures(loaded: LoadedModel, prepared: Prepared, size: _Size, at: Coordinates) -> Iterator[Arm]:
     for variant in ("SAN", "SAN+LN"):
-        for mask in MASKS[:3]:
-            for temperature in TEMPERATURES:
+        for mask in size.masks[:3]:
+            for temperature in size.temperatures:
                 where = {**at, "variant": variant, "mask": mask, "temperature": f"{temperature:g}"}
                 operation = replace(VARIANTS[variant], mask=parse_mask(mask), temperature=temperature)
                 yield Arm(loaded, prepared, operation, where)
@@ -125,7 +139,7 @@ def _temperatures(loaded: LoadedModel, prepared: Prepared, at: dict[str, str | i
 
 def _trained(settings: Settings, notes: list[str], size: _Size) -> Iterator[Arm]:
     given = {"BERT": settings.checkpoints["bert"]} if "bert" in settings.checkpoints else {}
-    for name in (*given, *(() if settings.small else TRAINED)):
+    for name in (*given, *size.trained):
         for dtype in DTYPES:
             try:
                 loaded = (
@@ -144,21 +158,21 @@ def _trained(settings: Settings, notes: list[str], size: _Size) -> Iterator[Arm]
                 if texts
                 else _inputs(loaded, settings, size)
             )
-            at = {"model": name, "weights": "trained", "dtype": dtype, "seed": 0, "part": "figure"}
-            yield from _grid(loaded, prepared, VARIANTS, at)
+            at: Coordinates = {"model": name, "weights": "trained", "dtype": dtype, "seed": 0, "part": "figure"}
+            yield from _grid(loaded, prepared, VARIANTS, size, at)
 
 
-def _deep(settings: Settings, model: str, size: _Size) -> Iterator[Arm]:
+def _deep(settings: Settings, size: _Size) -> Iterator[Arm]:
     """The same architecture, far deeper: the weights are drawn once, in float32, and then widened."""
-    shallow = load(model)
+    shallow = load(size.model)
     assert shallow.config is not None
-    shallow.config.num_hidden_layers = 16 if settings.small else DEEP
+    shallow.config.num_hidden_layers = size.deep
     deep = load_initialised_twin(shallow, seed=0)
     del shallow
     variants = {name: VARIANTS[name] for name in DEEP_VARIANTS}
     for dtype in DTYPES:
         deep.model.to(torch.float64 if dtype == "float64" else torch.float32)
         loaded = load(deep.model)
-        prepared = _inputs(loaded, settings, _Size(2, size.tokens))
-        at = {"model": "BERT", "weights": "init", "dtype": dtype, "seed": 0, "part": "deep"}
-        yield from _grid(loaded, prepared, variants, at)
+        prepared = _inputs(loaded, settings, replace(size, sequences=2))
+        at: Coordinates = {"model": "BERT", "weights": "init", "dtype": dtype, "seed": 0, "part": "deep"}
+        yield from _grid(loaded, prepared, variants, size, at)

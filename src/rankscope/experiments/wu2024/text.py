@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rankscope.experiments._lines import Line, has_line, line
-from rankscope.experiments.wu2024.figure import FLOORS, MASK_STYLES, VARIANTS
+from rankscope.experiments.wu2024.figure import FLOORS, VARIANTS, masks_in
 from rankscope.results.curves import names_in
 from rankscope.results.text import number
 
@@ -39,7 +39,7 @@ def _end(run: Run, variant: str, mask: str, dtype: str = "float64", metric: str 
 
 
 def _pure(run: Run) -> str:
-    ends = {mask: (_end(run, "SAN", mask, metric="mu"), _end(run, "SAN", mask)) for mask in MASK_STYLES}
+    ends = {mask: (_end(run, "SAN", mask, metric="mu"), _end(run, "SAN", mask)) for mask in masks_in(run)}
     start = float(_line(run, "mu", "SAN", "complete", "float64").mean[0])
     listed = "; ".join(f"{mask}: mu {number(mu)}, relative {number(share)}" for mask, (mu, share) in ends.items())
     return (
@@ -53,9 +53,12 @@ def _pure(run: Run) -> str:
 
 
 def _table(run: Run) -> str:
-    lines = ["| last block, relative, float64 | " + " | ".join(MASK_STYLES) + " |", "|---|" + "---|" * len(MASK_STYLES)]
+    lines = [
+        "| last block, relative, float64 | " + " | ".join(masks_in(run)) + " |",
+        "|---|" + "---|" * len(masks_in(run)),
+    ]
     for variant in VARIANTS:
-        cells = (number(_end(run, variant, mask)) for mask in MASK_STYLES)
+        cells = (number(_end(run, variant, mask)) for mask in masks_in(run))
         lines.append(f"| {variant} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -63,20 +66,25 @@ def _table(run: Run) -> str:
 def _norm(run: Run) -> str:
     narrow, wide = (_end(run, "SAN+LN", "complete", dtype) for dtype in ("float32", "float64"))
     mu32, mu64 = (_end(run, "SAN+LN", "complete", dtype, "mu") for dtype in ("float32", "float64"))
-    return (
-        "**Where it differs: LayerNorm alone.** The paper reads that with LayerNorm mu no longer goes to zero at "
-        f"initialisation. Under the complete mask it ends at {number(mu32)} in float32 and at {number(mu64)} in "
-        f"float64; relative "
-        f"to the tokens, {number(narrow)} and {number(wide)}. Both are rounding of their own format (float32 "
-        f"shows nothing below "
-        f"{number(FLOORS['float32'])}, float64 nothing below {number(FLOORS['float64'])}): LayerNorm brings the "
-        f"tokens back to "
-        "full size in every block, and the rounding error with them, so the curve stops at the floor of "
-        "whatever format is "
-        "used. What stops it is the arithmetic, not the norm. Under the causal mask the fall is slower and "
-        "still above the "
-        f"float64 floor at the last block ({number(_end(run, 'SAN+LN', 'causal'))} with LayerNorm, "
-        f"{number(_end(run, 'SAN', 'causal'))} without)."
+    words = (
+        "**LayerNorm alone.** The paper reads that with LayerNorm mu no longer goes to zero at initialisation. "
+        "Under the "
+        f"complete mask it ends at {number(mu32)} in float32 and at {number(mu64)} in float64; relative to the "
+        f"tokens, "
+        f"{number(narrow)} and {number(wide)}."
+    )
+    if narrow <= FLOORS["float32"] and wide <= FLOORS["float64"]:
+        words += (
+            " Here we differ. Both are rounding of their own format (float32 shows nothing below "
+            f"{number(FLOORS['float32'])}, float64 nothing below {number(FLOORS['float64'])}): LayerNorm brings "
+            f"the tokens "
+            "back to full size in every block, and the rounding error with them, so the curve stops at the floor of "
+            "whatever format is used. What stops it is the arithmetic, not the norm."
+        )
+    with_norm, without = _end(run, "SAN+LN", "causal"), _end(run, "SAN", "causal")
+    return words + (
+        f" Under the causal mask the fall is slower: {number(with_norm)} at the last block with LayerNorm, "
+        f"{number(without)} without."
     )
 
 
@@ -84,12 +92,12 @@ def _scaling(run: Run) -> str:
     variant = "SAN+row scaling"
     if not has_line(run.table, **INIT, variant=variant):
         return ""
-    listed = ", ".join(f"{mask} {number(_end(run, variant, mask))}" for mask in MASK_STYLES)
+    listed = ", ".join(f"{mask} {number(_end(run, variant, mask))}" for mask in masks_in(run))
     return (
         "**The paper's LayerNorm.** In the theorems LayerNorm only scales each token to unit length. Read that "
         "way, attention "
         f"with it ends at: {listed}; as in the model, with centring and gain: "
-        + ", ".join(f"{mask} {number(_end(run, 'SAN+LN', mask))}" for mask in MASK_STYLES)
+        + ", ".join(f"{mask} {number(_end(run, 'SAN+LN', mask))}" for mask in masks_in(run))
         + "."
     )
 
@@ -134,7 +142,9 @@ def _deep(run: Run) -> str:
     sentences = []
     for variant in VARIANTS:
         if has_line(run.table, **where, variant=variant):
-            ends = {mask: line(run.table, "mu_over_norm", **where, variant=variant, mask=mask) for mask in MASK_STYLES}
+            ends = {
+                mask: line(run.table, "mu_over_norm", **where, variant=variant, mask=mask) for mask in masks_in(run)
+            }
             listed = ", ".join(f"{mask} {number(float(found.mean[-1]))}" for mask, found in ends.items())
             sentences.append(f"{variant}: {listed}.")
     depth = line(run.table, "mu_over_norm", **where, variant="SAN", mask="complete").depth[-1]

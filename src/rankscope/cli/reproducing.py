@@ -1,0 +1,88 @@
+"""``rankscope reproduce``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rankscope.cli import parameters
+from rankscope.cli.showing import wants_progress
+from rankscope.cli.streams import print_json, remarks_console, results_console
+
+
+def reproduce_command(
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Which figure; see --list.")] = None,
+    listing: Annotated[bool, typer.Option("--list", help="What can be reproduced.")] = False,
+    small: Annotated[bool, typer.Option("--small", help="Tiny models, in seconds: shapes only.")] = False,
+    seeds: Annotated[int | None, typer.Option("--seeds", min=1, help="Random initialisations to average.")] = None,
+    bert: Annotated[
+        str | None, typer.Option("--bert", metavar="SPEC", help="The original BERT: a folder or a hub name.")
+    ] = None,
+    albert: Annotated[str | None, typer.Option("--albert", metavar="SPEC", help="The original ALBERT.")] = None,
+    xlnet: Annotated[str | None, typer.Option("--xlnet", metavar="SPEC", help="The original XLNet.")] = None,
+    text: parameters.Text = None,
+    saved: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            metavar="DIR",
+            exists=True,
+            file_okay=False,
+            help="Draw and describe a saved run, measure nothing.",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Write data, figures (PNG, SVG) and text here.")
+    ] = None,
+    as_json: parameters.AsJson = False,
+    quiet: parameters.Quiet = False,
+    no_progress: parameters.NoProgress = False,
+) -> None:
+    """Is the paper right? A published figure measured again, with the published numbers on it."""
+    if listing:
+        _list(as_json=as_json)
+        return
+    from rankscope.experiments.reproducing import reproduce, text_of, write_reproduction
+
+    if saved is not None:
+        from rankscope.results.run import Run
+
+        run = Run.load(saved)
+    elif name is None:
+        raise typer.BadParameter("Name a figure, or pass --list to see which there are.", param_hint="NAME")
+    else:
+        given = {"bert": bert, "albert": albert, "xlnet": xlnet}
+        run = reproduce(
+            name,
+            small=small,
+            seeds=seeds,
+            checkpoints={key: spec for key, spec in given.items() if spec is not None},
+            text=text,
+            progress=wants_progress(quiet=quiet, no_progress=no_progress),
+        )
+    written = [] if out is None else write_reproduction(run, out)
+    if as_json:
+        print_json(run.to_json())
+    elif quiet:
+        typer.echo(run.verdict)
+    else:
+        typer.echo(text_of(run), nl=False)
+    if written and not quiet:
+        remarks_console().print(f"written: {', '.join(path.name for path in written)} in {out}", markup=False)
+
+
+def _list(*, as_json: bool) -> None:
+    from rankscope.experiments._recipe import RECIPES
+
+    entries = [recipe.facts() for recipe in RECIPES.values()]
+    if as_json:
+        from rankscope.results.provenance import SCHEMA
+
+        print_json({"schema": SCHEMA, "kind": "reproductions", "entries": entries})
+        return
+    from rankscope.reporting.terminal import print_entries
+
+    shown = [{"name": str(e["name"]), "shows": str(e["title"]), "minutes": f"{e['minutes']:g}"} for e in entries]
+    print_entries(shown, results_console())
