@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from rankscope._errors import UnsupportedOperationError
-from rankscope.experiments._measuring import measure_network
 from rankscope.experiments.dong2021.networks import AUTHORS, NETWORKS, Network, mlp_taken_out, prepared_for
+from rankscope.experiments.measuring.one_network import measure_network
 from rankscope.metrics.composite_residual import relative_composite_residual
 from rankscope.models.inputs import prepare_inputs
 from rankscope.models.loading import LoadedModel, load
@@ -96,6 +98,33 @@ def test_the_authors_networks_are_what_they_are_said_to_be(spec, states, network
             assert float(seen[depth].max()) < 1e-8
 
 
+def _fail_inside(loaded: LoadedModel, before: dict[str, int]) -> None:
+    with mlp_taken_out(loaded):
+        assert {name: id(module) for name, module in loaded.model.named_modules()} != before
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("network", AUTHORS, ids=lambda network: network.name)
+def test_xlnet_agrees_with_its_own_switch_for_the_residual(network: Network) -> None:
+    """The model's own attention can leave its skip out when it is called so; its MLP module holds skip and norm."""
+    ids = torch.arange(2 * 12).reshape(2, 12) + 5
+    loaded, own = load("init:tiny-xlnet"), load("init:tiny-xlnet").model
+    for layer in own.layer:
+        if network.operation.attention_skip == 0.0:
+            layer.rel_attn.post_attention = partial(layer.rel_attn.post_attention, residual=False)
+        if network.without_mlp:
+            layer.ff = nn.Identity()
+    with torch.no_grad():
+        states = own(input_ids=ids, output_hidden_states=True).hidden_states
+    seen = measured(loaded, ids, network)
+    for depth, x in enumerate(states):
+        expected = relative_composite_residual(x)
+        if float(expected.min()) > 1e-4:
+            torch.testing.assert_close(seen[depth], expected, rtol=1e-6, atol=0.0)
+        else:
+            assert float(seen[depth].max()) < 1e-3
+
+
 @pytest.mark.parametrize("spec", ["init:tiny-bert", "init:tiny-albert", "init:tiny-xlnet"])
 def test_the_model_is_put_together_again_also_after_an_error(spec: str) -> None:
     loaded = load(spec)
@@ -103,9 +132,8 @@ def test_the_model_is_put_together_again_also_after_an_error(spec: str) -> None:
     before = {name: id(module) for name, module in loaded.model.named_modules()}
     with torch.no_grad():
         untouched = loaded.model(input_ids=ids).last_hidden_state
-    with pytest.raises(ZeroDivisionError), mlp_taken_out(loaded):
-        assert {name: id(module) for name, module in loaded.model.named_modules()} != before
-        raise ZeroDivisionError
+    with pytest.raises(ZeroDivisionError):
+        _fail_inside(loaded, before)
     assert {name: id(module) for name, module in loaded.model.named_modules()} == before
     with torch.no_grad():
         assert torch.equal(loaded.model(input_ids=ids).last_hidden_state, untouched)

@@ -27,6 +27,7 @@ def ragged(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 def test_a_walk_passes_every_token_once(monkeypatch: pytest.MonkeyPatch, budget: int, dtype: torch.dtype) -> None:
     monkeypatch.setattr(tiles, "_CPU_ENTRIES", budget)
+    monkeypatch.setattr(tiles, "_MOST_CPU_ENTRIES", budget)
     x, keep = ragged(dtype)
     view = Tokens(x, keep)
     plain, centred, columns, means = [], [], [], []
@@ -81,6 +82,7 @@ class LargestFloat64(TorchDispatchMode):
 
 def test_no_float64_copy_of_the_whole_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiles, "_CPU_ENTRIES", 300)
+    monkeypatch.setattr(tiles, "_MOST_CPU_ENTRIES", 300)
     keep = torch.rand(6, 40) < 0.8
     tokens, probs = torch.randn(6, 40, 30), torch.softmax(torch.randn(6, 2, 40, 40), -1)
     for names, view in (

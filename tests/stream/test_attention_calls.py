@@ -89,3 +89,12 @@ def test_a_sink_column_is_cut_off() -> None:
     call = from_softmax(torch.randn(2, 4, 7, 8).softmax(-1), tokens=7)
     assert call.probs().shape == (2, 4, 7, 7)
     assert float(call.probs().sum(-1).max()) < 1
+
+
+def test_a_query_that_sees_no_key_has_no_probabilities() -> None:
+    query, key = torch.randn(1, 2, 5, 8), torch.randn(1, 2, 5, 8)
+    visible = torch.ones(5, 5, dtype=torch.bool).tril(-1)
+    for mask in (visible, torch.zeros(5, 5).masked_fill(~visible, -torch.inf)):
+        call = AttentionCall(query=query, key=key, value=torch.eye(5).expand(1, 2, 5, 5), mask=mask)
+        assert torch.equal(call.probs()[:, :, 0], torch.zeros(1, 2, 5))
+        assert call.mismatch() < 1e-6

@@ -64,22 +64,36 @@ def draw_line(
     axes: Axes,
     x: NDArray[np.int64],
     mean: NDArray[np.float64],
-    spread: NDArray[np.float64] | None,
+    band: tuple[NDArray[np.float64], NDArray[np.float64]] | None,
     style: Style,
     *,
     least: float | None,
 ) -> None:
     """One line with its band; with ``least`` set (a log axis) smaller values are drawn there."""
-    level = mean if least is None else np.maximum(mean, least)
-    if spread is not None:
-        low, high = mean - spread, mean + spread
-        if least is not None:
-            low, high = np.maximum(low, least), np.maximum(high, least)
-        axes.fill_between(x, low, high, color=style.colour, alpha=0.18, linewidth=0)
-    axes.plot(x, level, color=style.colour, linestyle=style.dash, linewidth=1.5, zorder=3)
-    few = x if x.size <= 16 else x[:: max(1, x.size // 12)]
+
+    def shown(values: NDArray[np.float64]) -> NDArray[np.float64]:
+        return values if least is None else np.maximum(values, least)
+
+    if band is not None:
+        axes.fill_between(x, shown(band[0]), shown(band[1]), color=style.colour, alpha=0.16, linewidth=0)
+    axes.plot(x, shown(mean), color=style.colour, linestyle=style.dash, linewidth=1.4, zorder=3)
+    marked = np.arange(x.size) if x.size <= 16 else np.unique(np.geomspace(1, x.size, 10).astype(int)) - 1
+    axes.plot(x[marked], shown(mean)[marked], linestyle="none", marker=style.marker, markersize=2.8, color=style.colour)
+
+
+def draw_printed(axes: Axes, values: NDArray[np.float64], style: Style, *, aside: float) -> None:
+    """Published values as hollow marks, moved ``aside`` so that curves that coincide stay visible."""
+    known = np.isfinite(values)
     axes.plot(
-        few, level[np.isin(x, few)], linestyle="none", marker=style.marker, markersize=3.0, color=style.colour, zorder=3
+        np.arange(values.size)[known] + aside,
+        values[known],
+        linestyle="none",
+        marker=style.marker,
+        markersize=4.6,
+        markerfacecolor="white",
+        markeredgecolor=style.colour,
+        markeredgewidth=0.9,
+        zorder=4,
     )
 
 
@@ -91,13 +105,14 @@ def draw_floor(axes: Axes, floor: float, dtype: str) -> None:
     axes.axhspan(low, floor, facecolor="#f4f4f4", edgecolor=FLOOR_GREY, hatch="////", linewidth=0, zorder=0)
     axes.text(
         0.985,
-        floor,
+        (low**2 * floor) ** (1 / 3),
         f"{dtype} rounding, below {number(floor)}",
         transform=axes.get_yaxis_transform(),
         ha="right",
-        va="bottom",
+        va="center",
         size=6.8,
         color="#444444",
+        bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.9},
     )
 
 
@@ -137,16 +152,16 @@ def legend_below(figure: Figure, styles: Sequence[Style], *, printed: str | None
         for style in styles
     ]
     if printed is not None:
-        handles.append(
-            Line2D(
-                [],
-                [],
-                linestyle="none",
-                marker="o",
-                markersize=5.5,
-                markerfacecolor="white",
-                markeredgecolor=INK,
-                label=printed,
-            )
-        )
-    figure.legend(handles=handles, loc="lower center", ncols=len(handles), frameon=False, fontsize=8.5, labelcolor=INK)
+        hollow = Line2D([], [], linestyle="none", marker="o", markersize=4.6, label=printed)
+        hollow.set(markerfacecolor="white", markeredgecolor=INK, markeredgewidth=0.9)
+        handles.append(hollow)
+    figure.legend(
+        handles=handles,
+        loc="lower center",
+        ncols=len(handles),
+        frameon=False,
+        fontsize=8,
+        labelcolor=INK,
+        columnspacing=1.4,
+        handletextpad=0.5,
+    )

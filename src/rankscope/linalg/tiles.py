@@ -9,6 +9,8 @@ from torch import Tensor
 
 # A piece and what is computed from it, in float64, fill the 2 MB of second-level cache of a processor core.
 _CPU_ENTRIES = 1 << 17
+# Threads share a piece, and each has a cache of its own; with several, waiting for each other costs more than a miss.
+_MOST_CPU_ENTRIES = 1 << 20
 _DEVICE_ENTRIES = 1 << 24
 
 
@@ -49,4 +51,7 @@ def _strip_size(columns: int, device: torch.device) -> int:
 
 
 def _budget(device: torch.device) -> int:
-    return _CPU_ENTRIES if device.type == "cpu" else _DEVICE_ENTRIES
+    if device.type != "cpu":
+        return _DEVICE_ENTRIES
+    threads = torch.get_num_threads()
+    return _CPU_ENTRIES if threads == 1 else min(2 * threads * _CPU_ENTRIES, _MOST_CPU_ENTRIES)

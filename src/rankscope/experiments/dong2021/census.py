@@ -102,7 +102,15 @@ def draw_census(run: Run) -> dict[str, Figure]:
     for axes in (left, right):
         axes.set_xlabel("length of the path (blocks entered)")
         settle_axes(axes, int(axes.get_xlim()[1]))
-    left.legend(frameon=False, fontsize=7.2, labelcolor=INK, title="model (heads, blocks)", title_fontsize=7.2)
+    left.set_ylim(-0.02, 1.02)
+    left.legend(
+        loc="upper right",
+        frameon=False,
+        fontsize=7.2,
+        labelcolor=INK,
+        title="model (heads, blocks)",
+        title_fontsize=7.2,
+    )
     return {"figure": figure}
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from rankscope.experiments._drawing import (
     INK,
     Style,
     draw_floor,
     draw_line,
+    draw_printed,
     figure_with_head,
     legend_below,
     settle_axes,
@@ -36,6 +35,7 @@ STYLES: Mapping[str, Style] = {
 MODELS = ("BERT", "ALBERT", "XLNet")
 TEXTS = {"BERT": "words", "ALBERT": "pieces", "XLNet": "pieces"}
 LEAST = 1e-9
+ASIDE = {"SAN": -0.14, "SAN+MLP": 0.14, "SAN+skip": -0.14, "transformer": 0.14}
 FAMILY = {"minilm": "BERT", "reaction-bert": "BERT", "antiberty": "BERT", "reaction-albert": "ALBERT"}
 TITLES = {
     "minilm": "MiniLM (BERT, 6 blocks, English)",
@@ -59,8 +59,11 @@ def _initialised(run: Run) -> Figure:
         3,
         3,
         "Residual over depth at random initialisation",
-        "Lines: ours, mean over initialisations and sequences, band of one standard deviation. "
-        "Hollow marks: Dong et al. 2021, figure 2.",
+        "Lines: ours, mean over initialisations and sequences; band of one standard deviation, on log scales "
+        "from the 10% "
+        "to the 90% quantile. Hollow marks: Dong et al. 2021, figure 2. Values of exactly zero (tokens equal "
+        "bit for bit) "
+        "lie on the lower edge.",
     )
     for column, model in enumerate(MODELS):
         for row, (reading, log) in enumerate((("authors", False), ("authors", True), ("theorem", True))):
@@ -94,7 +97,7 @@ def _trained(run: Run, names: list[str]) -> Figure:
         axes.set_xlabel("block")
     for spare in range(len(names), rows * columns):
         grid[spare // columns][spare % columns].set_visible(False)
-    legend_below(figure, list(STYLES.values()), printed="printed mean, another checkpoint")
+    legend_below(figure, list(STYLES.values()), printed="printed, other checkpoint")
     return figure
 
 
@@ -109,21 +112,11 @@ def _panel(axes: Axes, run: Run, model: str, weights: str, reading: str, text: s
             continue
         ours = line(run.table, METRIC, **where)
         deepest = max(deepest, int(ours.depth[-1]))
-        draw_line(axes, ours.depth, ours.mean, ours.spread, STYLES[curve], least=LEAST if log else None)
+        band = (ours.low, ours.high) if log else (ours.mean - ours.spread, ours.mean + ours.spread)
+        draw_line(axes, ours.depth, ours.mean, band, STYLES[curve], least=LEAST if log else None)
         if reading == "authors" and printed in MODELS and (weights == "trained" or ours.depth[-1] == BASE_DEPTH):
             theirs = published_line(facts, model=printed, weights=weights, curve=curve).values
-            known = np.isfinite(theirs)
-            axes.plot(
-                np.arange(theirs.size)[known],
-                theirs[known],
-                linestyle="none",
-                marker=STYLES[curve].marker,
-                markersize=5.5,
-                markerfacecolor="white",
-                markeredgecolor=STYLES[curve].colour,
-                markeredgewidth=1.0,
-                zorder=4,
-            )
+            draw_printed(axes, theirs, STYLES[curve], aside=ASIDE[curve])
     if log:
         axes.set_yscale("log")
         axes.set_ylim(LEAST, 3.0)

@@ -12,10 +12,10 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from rankscope._errors import LoadError
-from rankscope.experiments._measuring import measure_network
 from rankscope.experiments._recipe import Settings
 from rankscope.experiments.dong2021.networks import AUTHORS, NETWORKS, Network, prepared_for
 from rankscope.experiments.dong2021.texts import Cut, repeat_share, text_for
+from rankscope.experiments.measuring.one_network import measure_network
 from rankscope.models.inputs import Batch, Prepared, prepare_inputs
 from rankscope.models.loading import LoadedModel, load
 from rankscope.models.pretrained import PRETRAINED, pretrained_folder

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
-import torch
 from torch import Tensor, nn
 
 from rankscope._errors import UnsupportedOperationError
@@ -117,5 +116,5 @@ def mlp_taken_out(loaded: LoadedModel) -> Iterator[None]:
 @contextmanager
 def prepared_for(network: Network, loaded: LoadedModel) -> Iterator[None]:
     """Whatever the network needs besides surgery."""
-    with mlp_taken_out(loaded) if network.without_mlp else torch.no_grad():
+    with mlp_taken_out(loaded) if network.without_mlp else nullcontext():
         yield

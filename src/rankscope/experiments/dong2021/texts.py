@@ -8,10 +8,11 @@ tenth of every sequence. XLNet has neither position embeddings nor a norm before
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+
+import torch
 
 from rankscope.models.inputs import Prepared, prepare_inputs
 from rankscope.models.inputs.hashed_words import HashTokenizer, hash_tokenizer
@@ -71,15 +72,10 @@ def text_for(
     return prepare_inputs(loaded, {"input_ids": rows.ids}, batch=batch)
 
 
-def repeat_share(prepared: Sequence[object]) -> float:
+def repeat_share(prepared: Prepared) -> float:
     """Mean over sequences of the chance that two tokens drawn from one sequence are the same."""
-    import torch
-
-    from rankscope.models.inputs import Batch
-
     shares = []
     for part in prepared:
-        assert isinstance(part, Batch)
         for row in part.inputs["input_ids"]:
             counts = torch.unique(row, return_counts=True)[1].double()
             shares.append(float((counts / counts.sum()).square().sum()))

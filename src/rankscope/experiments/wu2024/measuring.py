@@ -10,8 +10,8 @@ import torch
 from tqdm.auto import tqdm
 
 from rankscope._errors import LoadError
-from rankscope.experiments._measuring import measure_network
 from rankscope.experiments._recipe import Settings
+from rankscope.experiments.measuring.one_network import measure_network
 from rankscope.masks import parse_mask
 from rankscope.models.inputs import Prepared, prepare_inputs
 from rankscope.models.loading import LoadedModel, load, load_initialised_twin

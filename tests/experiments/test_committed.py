@@ -1,0 +1,71 @@
+"""The reproductions that the documentation shows: whole, current, and in agreement with the print."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rankscope.experiments._lines import line, select
+from rankscope.experiments._recipe import RECIPES, Settings
+from rankscope.experiments.dong2021.comparing import METRIC, compare
+from rankscope.experiments.reproducing import text_of
+from rankscope.results.run import Run
+
+HOME = Path(__file__).resolve().parents[2] / "docs" / "data" / "reproductions"
+LARGEST_DATA, LARGEST_FIGURE = 1_000_000, 300_000
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_data_text_and_figures_belong_together(name: str) -> None:
+    run = Run.load(HOME / name)
+    assert run.kind == f"reproduce:{name}"
+    assert run.provenance.created
+    assert text_of(run) == (HOME / name / "text.md").read_text(encoding="utf-8")
+    for path in (HOME / name).iterdir():
+        assert path.stat().st_size < (LARGEST_FIGURE if path.suffix == ".png" else LARGEST_DATA), path.name
+    assert (HOME / name / "figure.png").is_file()
+    assert (HOME / name / "figure.svg").is_file()
+
+
+def test_dong_figure_2_at_initialisation_is_reproduced() -> None:
+    """BERT and ALBERT: every block inside the stated spread plus ours, and no further than a single draw may stray."""
+    found = compare(Run.load(HOME / "dong2021-fig2"))
+    ours = [item for item in found if item.model in ("BERT", "ALBERT")]
+    assert len(ours) == 8
+    for item in ours:
+        assert item.within_wide == item.compared, item
+        assert item.deviations < 3, item
+        assert "above a thousandth" not in item.rounding, item
+
+
+def test_the_plateau_of_bert_is_float32_rounding_as_printed() -> None:
+    run = Run.load(HOME / "dong2021-fig2")
+    where = {"model": "BERT", "curve": "SAN", "weights": "init", "text": "words"}
+    plateau = line(run.table, METRIC, **where, reading="authors")
+    assert plateau.at_floor[3:].all()
+    rows = select(run.table, {"metric": "relative_composite_residual_float32", **where})
+    late = rows["value"].to_numpy()[rows["layer"].to_numpy() >= 6]
+    assert late.mean() == pytest.approx(1.9e-7, rel=0.1)
+
+
+def test_layer_norm_alone_stops_at_the_floor_of_each_format() -> None:
+    run = Run.load(HOME / "wu2024-fig2")
+    where = {"part": "figure", "model": "BERT", "weights": "init", "variant": "SAN+LN", "mask": "complete"}
+    for dtype in (np.float32, np.float64):
+        assert line(run.table, "mu_over_norm", **where, dtype=np.dtype(dtype).name).mean[-1] < 4 * np.finfo(dtype).eps
+
+
+@pytest.mark.slow
+def test_bert_gives_the_committed_numbers_again() -> None:
+    from rankscope.experiments.dong2021.measuring import measure_figure
+
+    fresh = measure_figure(Settings(seeds=1), ["BERT"]).table
+    kept = Run.load(HOME / "dong2021-fig2").table
+    for curve in ("SAN", "SAN+MLP", "SAN+skip", "transformer"):
+        where = {"metric": METRIC, "model": "BERT", "curve": curve, "reading": "authors", "seed": 0, "text": "words"}
+        ours, theirs = (select(table, where)["value"].to_numpy() for table in (fresh, kept))
+        large = theirs > 1e-3
+        np.testing.assert_allclose(ours[large], theirs[large], rtol=1e-4)
+        assert (ours[~large] < 1e-5).all()
