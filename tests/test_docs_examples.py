@@ -21,7 +21,7 @@ PAGES = [
     "README.md",
     "docs/index.md",
     "docs/quickstart.md",
-    *(f"docs/howto/{p}.md" for p in ("measure", "doctor", "own_module", "decompose")),
+    *(f"docs/howto/{p}.md" for p in ("measure", "doctor", "own_module", "decompose", "ablate")),
 ]
 FENCE = re.compile(r"^```(?P<language>\w+)\n(?P<body>.*?)^```$", flags=re.MULTILINE | re.DOTALL)
 

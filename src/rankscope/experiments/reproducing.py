@@ -10,7 +10,7 @@ from pathlib import Path
 from rankscope.experiments._recipe import RECIPES, Recipe, Settings, checked
 from rankscope.results.run import Run
 
-FIGURE_INCHES_TO_DOTS = 160
+FIGURE_INCHES_TO_DOTS = 150
 TEXT = "text.md"
 
 
