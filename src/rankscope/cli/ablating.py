@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from enum import Enum
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -43,9 +42,7 @@ def ablate_command(
     dtype: parameters.Dtype = None,
     seed: parameters.Seed = 0,
     blocks: parameters.Blocks = None,
-    figure: Annotated[
-        Path | None, typer.Option("--figure", metavar="FILE", help="Draw it: .png, .svg or .pdf.")
-    ] = None,
+    figure: parameters.Figure = None,
     as_json: parameters.AsJson = False,
     out: parameters.Out = None,
     quiet: parameters.Quiet = False,

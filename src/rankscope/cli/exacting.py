@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from enum import Enum
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -48,9 +47,7 @@ def exact_command(
     tokens_policy: parameters.Policy = parameters.TokensPolicy.content,
     seed: parameters.Seed = 0,
     blocks: parameters.Blocks = None,
-    figure: Annotated[
-        Path | None, typer.Option("--figure", metavar="FILE", help="Draw it: .png, .svg or .pdf.")
-    ] = None,
+    figure: parameters.Figure = None,
     as_json: parameters.AsJson = False,
     out: parameters.Out = None,
     quiet: parameters.Quiet = False,

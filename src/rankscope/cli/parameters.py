@@ -38,3 +38,4 @@ AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.
 Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Save the run (Parquet and run.json) here.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="The verdict only, no progress.")]
 NoProgress = Annotated[bool, typer.Option("--no-progress", help="No progress bar.")]
+Figure = Annotated[Path | None, typer.Option("--figure", metavar="FILE", help="Draw it: .png, .svg or .pdf.")]
