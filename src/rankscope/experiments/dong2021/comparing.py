@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 METRIC = "relative_composite_residual"
 CURVES = ("SAN", "SAN+MLP", "SAN+skip", "transformer")
 BASE_DEPTH = 12
+ENOUGH_SEEDS = 4
+"""With fewer initialisations their standard deviation says nothing."""
+
 READABLE = 1e-3
 """Below this the print, drawn on a linear axis, says little more than that the value is small."""
 
@@ -37,7 +40,7 @@ class Comparison:
         within: depths where the deviation is inside that allowance, of those that can be compared.
         compared: depths that can be compared: both above rounding.
         within_wide: the same with the large end of the stated spread.
-        deviations: largest distance in standard deviations between our initialisations.
+        deviations: largest distance in standard deviations between our initialisations; NaN with too few.
         ratio: largest factor between the two where the print is above a thousandth.
         rounding: depths where the print shows rounding; ours is at the float floor at every one of them, or not.
     """
@@ -105,7 +108,7 @@ def _compared(
         within=int((away <= stated[0] + spread).sum()),
         compared=int(away.size),
         within_wide=int((away <= stated[1] + spread).sum()),
-        deviations=float((away / between).max()),
+        deviations=float((away / between).max()) if ours.seeds >= ENOUGH_SEEDS else float("nan"),
         ratio=float(factor.max()),
         rounding=_rounding(ours, rounding),
     )

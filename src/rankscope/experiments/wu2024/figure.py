@@ -43,11 +43,11 @@ NOTE = "Solid: float64. Dotted: float32, where the two part."
 def draw_figure(run: Run) -> dict[str, Figure]:
     """``figure`` (initialisation), one figure per trained model, ``figure-temperature`` and ``figure-deep``."""
     drawn = {
-        "figure": _grid(run, "BERT", "init", "figure", VARIANTS, "Five networks, four masks: BERT at initialisation")
+        "figure": _grid(run, "BERT", "init", "figure", VARIANTS, f"Networks and masks: {_named(run)} at initialisation")
     }
     for name in names_in(run.table, "model"):
         if has_line(run.table, model=name, weights="trained"):
-            title = f"Five networks, four masks: {TITLES.get(name, name)}, trained"
+            title = f"Networks and masks: {TITLES.get(name, name)}, trained"
             drawn[f"figure-{name.lower()}"] = _grid(run, name, "trained", "figure", VARIANTS, title)
     if has_line(run.table, part="deep"):
         variants = [name for name in VARIANTS if has_line(run.table, part="deep", variant=name)]
@@ -56,6 +56,12 @@ def draw_figure(run: Run) -> dict[str, Figure]:
     if has_line(run.table, part="temperature"):
         drawn["figure-temperature"] = _temperatures(run)
     return drawn
+
+
+def _named(run: Run) -> str:
+    where = {"part": "figure", "model": "BERT", "weights": "init"}
+    depth = int(line(run.table, "mu", **where, variant="SAN", mask="complete").depth[-1])
+    return "BERT-base" if depth == 12 else f"a tiny BERT ({depth} blocks)"
 
 
 def _grid(run: Run, model: str, weights: str, part: str, variants: Sequence[str], title: str) -> Figure:
@@ -115,9 +121,8 @@ def _temperatures(run: Run) -> Figure:
     figure, grid = figure_with_head(
         len(variants),
         len(masks),
-        "Attention temperature: scores divided by T, BERT at initialisation, float64",
-        "Sharper attention (small T) slows the fall under the complete mask; under a narrow window there is "
-        "little left to slow.",
+        f"Attention temperature: scores divided by T, {_named(run)} at initialisation, float64",
+        "Small T makes attention sharper.",
     )
     temperatures = sorted(names_in(run.table, "temperature"), key=float)
     shades = [

@@ -12,20 +12,47 @@ from rankscope.results.text import number
 if TYPE_CHECKING:
     from rankscope.results.run import Run
 
+BASE_DEPTH = 12
 INIT = {"part": "figure", "model": "BERT", "weights": "init", "temperature": "1"}
 
 
 def describe_figure(run: Run) -> str:
     """What we see, where it differs from the paper and why."""
-    parts = [_pure(run), _table(run), _norm(run), _scaling(run), _trained(run), _temperature(run), _deep(run)]
+    parts = [
+        _size(run),
+        _pure(run),
+        _table(run),
+        _norm(run),
+        _scaling(run),
+        _trained(run),
+        _temperature(run),
+        _deep(run),
+    ]
     return "\n\n".join(part for part in parts if part)
+
+
+def is_small(run: Run) -> bool:
+    """Whether the run is of a tiny model, from which nothing follows about the paper."""
+    return int(_line(run, "mu", "SAN", "complete", "float64").depth[-1]) != BASE_DEPTH
+
+
+def _size(run: Run) -> str:
+    if not is_small(run):
+        return ""
+    seen = _line(run, "mu", "SAN", "complete", "float64")
+    return (
+        f"**Small size.** A tiny BERT of {seen.depth[-1]} blocks on {seen.sequences} short sequences, not "
+        f"BERT-base: the "
+        "pieces work, and nothing here speaks for or against the paper."
+    )
 
 
 def conclude_figure(run: Run) -> str:
     """One sentence."""
     narrow, wide = (_end(run, "SAN+LN", "complete", dtype) for dtype in ("float32", "float64"))
+    size = "Small size, a tiny BERT: attention" if is_small(run) else "Attention"
     return (
-        f"Attention with LayerNorm under the complete mask ends at a relative {number(narrow)} in float32 and "
+        f"{size} with LayerNorm under the complete mask ends at a relative {number(narrow)} in float32 and "
         f"{number(wide)} in float64."
     )
 
@@ -47,8 +74,7 @@ def _pure(run: Run) -> str:
         f"{listed}. In mu "
         "itself every mask falls, as printed. Part of that fall is only the tokens getting smaller, since "
         "nothing rescales them: "
-        "the relative number says how far the tokens have come together, and it hardly moves under the narrow "
-        "windows."
+        "the relative number says how far the tokens have come together."
     )
 
 
@@ -73,13 +99,14 @@ def _norm(run: Run) -> str:
         f"tokens, "
         f"{number(narrow)} and {number(wide)}."
     )
-    if narrow <= FLOORS["float32"] and wide <= FLOORS["float64"]:
+    if not is_small(run) and narrow <= FLOORS["float32"] and wide <= FLOORS["float64"]:
         words += (
             " Here we differ. Both are rounding of their own format (float32 shows nothing below "
             f"{number(FLOORS['float32'])}, float64 nothing below {number(FLOORS['float64'])}): LayerNorm brings "
             f"the tokens "
             "back to full size in every block, and the rounding error with them, so the curve stops at the floor of "
-            "whatever format is used. What stops it is the arithmetic, not the norm."
+            "whatever format is used. A float32 plateau is no sign that the norm stops the fall."
+            " Below the float64 floor these curves cannot tell."
         )
     with_norm, without = _end(run, "SAN+LN", "causal"), _end(run, "SAN", "causal")
     return words + (
@@ -128,11 +155,7 @@ def _temperature(run: Run) -> str:
         if has_line(run.table, **where, temperature=t)
     }
     listed = ", ".join(f"T = {t}: {number(float(found.mean[2]))}" for t, found in seen.items())
-    return (
-        f"**Temperature.** Pure attention, complete mask, relative, after two blocks: {listed}. Scores at this "
-        f"initialisation are "
-        "so small that attention is uniform at T = 1; only a far smaller temperature makes it select."
-    )
+    return f"**Temperature.** Pure attention, complete mask, relative, after two blocks: {listed}."
 
 
 def _deep(run: Run) -> str:
