@@ -47,7 +47,7 @@ _ALL = (
     Variant(
         "dong:san",
         Operation(attention_skip=0.0, mlp="drop"),
-        "SAN as the authors ran it: no attention skip, no MLP, norms kept",
+        "close to the authors' SAN: no attention skip, no MLP, all norms kept (theirs drop the MLP's)",
         (_DONG,),
     ),
     Variant(
@@ -59,7 +59,7 @@ _ALL = (
     Variant(
         "dong:san+skip",
         Operation(mlp="drop"),
-        "SAN+skip as the authors ran it: no MLP; norms and skips kept",
+        "close to the authors' SAN+skip: no MLP, skips and all norms kept (theirs drop the MLP's)",
         (_DONG,),
     ),
 )
