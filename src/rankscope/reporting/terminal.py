@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from rich import box
 from rich.console import Console
@@ -15,6 +15,7 @@ from rankscope.results.ablation import MEASURE, Arm, arms
 from rankscope.results.ablation_text import shown_layers
 from rankscope.results.checks import CheckStatus, DoctorReport
 from rankscope.results.exact_text import exact_rows
+from rankscope.results.presenting import DEFAULT, presentation_of, text_of
 from rankscope.results.run import Run
 from rankscope.results.summary import Summary, shown_lines, stacks_of, summarise
 from rankscope.results.text import FLOOR_MARK, cell, facts_line, floor_line, number
@@ -42,11 +43,11 @@ VERDICT_COLOURS: Mapping[str, str] = {
 def print_run(run: Run, console: Console, *, metrics: Sequence[str] | None = None, site: str | None = None) -> None:
     """Table of blocks by metric for every stack, with the course of each metric, then the verdict."""
     plain = not console.encoding.lower().startswith("utf")
-    if run.kind == "ablate":
-        print_ablation(run, console, plain=plain)
+    if run.kind in PRINTERS:
+        PRINTERS[run.kind](run, console, plain)
         return
-    if run.kind == "exact":
-        print_exact(run, console, plain=plain)
+    if presentation_of(run.kind) != DEFAULT:
+        console.print(Text(text_of(run)))
         return
     fitting = max(2, (console.width - 8) // NARROW_COLUMN)
     console.print(Text(facts_line(run), style="bold"))
@@ -60,7 +61,7 @@ def print_run(run: Run, console: Console, *, metrics: Sequence[str] | None = Non
         console.print(Text(f"note: {note}", style="dim"))
 
 
-def print_exact(run: Run, console: Console, *, plain: bool) -> None:
+def print_exact(run: Run, console: Console, plain: bool) -> None:
     """log10 of the residual in each arithmetic, with order and factor; then the verdict."""
     console.print(Text(facts_line(run), style="bold"))
     for stack in stacks_of(run.table):
@@ -79,7 +80,7 @@ def print_exact(run: Run, console: Console, *, plain: bool) -> None:
         console.print(Text(f"note: {note}", style="dim"))
 
 
-def print_ablation(run: Run, console: Console, *, plain: bool) -> None:
+def print_ablation(run: Run, console: Console, plain: bool) -> None:
     """Variants down, depth across, for each mask and kind of weights; then the verdict."""
     console.print(Text(facts_line(run), style="bold"))
     groups: dict[tuple[str, str, str | None], list[Arm]] = {}
@@ -150,6 +151,10 @@ def _verdict_panel(run: Run, *, plain: bool) -> Panel:
         border_style=colour,
         box=box.ASCII if plain else box.ROUNDED,
     )
+
+
+PRINTERS: Mapping[str, Callable[[Run, Console, bool], None]] = {"ablate": print_ablation, "exact": print_exact}
+"""Kinds with a coloured table of their own; another kind prints its text."""
 
 
 def print_doctor(report: DoctorReport, console: Console) -> None:

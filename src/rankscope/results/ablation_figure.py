@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -35,8 +36,8 @@ OTHER = ("#666666", ".", ":")
 PANEL_INCHES = (4.6, 3.3)
 
 
-def draw_ablation(run: Run, *, metric: str = MEASURE, site: str = "block.out") -> Figure:
-    """Draw ``metric`` over depth for every network; log axis, float floor hatched, band over sequences.
+def draw_ablation(run: Run, *, metrics: Sequence[str] | None = None, site: str | None = None) -> Figure:
+    """Draw the first of ``metrics`` over depth for every network; log axis, float floor hatched, band over sequences.
 
     Raises:
         MissingExtraError: without matplotlib.
@@ -47,6 +48,7 @@ def draw_ablation(run: Run, *, metric: str = MEASURE, site: str = "block.out") -
         from matplotlib.figure import Figure
     except ImportError as error:
         raise MissingExtraError("Run.plot", "matplotlib", "plot") from error
+    metric, site = (metrics or (MEASURE,))[0], site or "block.out"
     panels: dict[tuple[str, str, str | None], list[Arm]] = {}
     for arm in arms(run.table, metric, site):
         panels.setdefault((arm.weights, arm.mask, arm.stack), []).append(arm)

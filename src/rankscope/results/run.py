@@ -17,9 +17,10 @@ from rankscope._types import Status
 from rankscope.results import storage
 from rankscope.results._frozen import freeze, thaw
 from rankscope.results.curves import Curve, Reduce, curve
+from rankscope.results.presenting import figure_of, text_of
 from rankscope.results.provenance import SCHEMA, Provenance
 from rankscope.results.rows import FIXED_COLUMNS
-from rankscope.results.text import as_html, as_text
+from rankscope.results.text import as_html
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -126,38 +127,11 @@ class Run:
         return curve(self.table, metric, site, stack=stack, reduce=reduce)
 
     def plot(self, metrics: tuple[str, ...] | list[str] | None = None, site: str | None = None) -> Figure:
-        """A matplotlib figure (extra ``plot``): a panel per metric, or per mask with a line per variant."""
-        if self.kind == "ablate":
-            from rankscope.results.ablation import MEASURE
-            from rankscope.results.ablation_figure import draw_ablation
-
-            return draw_ablation(self, metric=metrics[0] if metrics else MEASURE, site=site or "block.out")
-        if self.kind == "exact":
-            from rankscope.results.exact_figure import draw_exact
-
-            return draw_exact(self)
-        if self.kind == "decompose":
-            from rankscope.results.decomposition_figure import draw_decomposition
-
-            return draw_decomposition(self)
-        from rankscope.results.figure import draw
-
-        return draw(self, metrics=metrics, site=site)
+        """A matplotlib figure (extra ``plot``), drawn as suits the verb; see :mod:`rankscope.results.presenting`."""
+        return figure_of(self, metrics=metrics, site=site)
 
     def __str__(self) -> str:
-        if self.kind == "ablate":
-            from rankscope.results.ablation_text import ablation_as_text
-
-            return ablation_as_text(self)
-        if self.kind == "exact":
-            from rankscope.results.exact_text import exact_as_text
-
-            return exact_as_text(self)
-        if self.kind == "decompose":
-            from rankscope.results.decomposition_text import decomposition_as_text
-
-            return decomposition_as_text(self)
-        return as_text(self)
+        return text_of(self)
 
     def __repr__(self) -> str:
         return f"<Run {self.kind} of {self.provenance.model}: {self.table.num_rows} values. {self.verdict}>"

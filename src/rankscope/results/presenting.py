@@ -1,0 +1,69 @@
+"""How the result of each verb is written and drawn: one line per kind, imported when it is first needed.
+
+A kind without a line is shown as ``measure`` shows its own: a grid of metrics by layer.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rankscope._errors import InputError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from rankscope.results.run import Run
+
+
+@dataclass(frozen=True)
+class Presentation:
+    """Where the two views of a kind live, as ``module:function`` inside ``rankscope.results``."""
+
+    text: str
+    figure: str
+    choices: bool = False
+    """Whether the figure takes ``metrics`` and ``site``."""
+
+
+DEFAULT = Presentation("text:as_text", "figure:draw", choices=True)
+PRESENTATIONS = {
+    "ablate": Presentation("ablation_text:ablation_as_text", "ablation_figure:draw_ablation", choices=True),
+    "decompose": Presentation("decomposition_text:decomposition_as_text", "decomposition_figure:draw_decomposition"),
+    "exact": Presentation("exact_text:exact_as_text", "exact_figure:draw_exact"),
+}
+
+
+def text_of(run: Run) -> str:
+    """The run as plain text."""
+    write: Callable[[Run], str] = _function(presentation_of(run.kind).text)
+    return write(run)
+
+
+def figure_of(run: Run, metrics: Sequence[str] | None = None, site: str | None = None) -> Figure:
+    """The run as a matplotlib figure.
+
+    Raises:
+        InputError: for ``metrics`` or ``site`` where the figure of this kind has no choice of them.
+    """
+    presentation = presentation_of(run.kind)
+    draw: Callable[..., Figure] = _function(presentation.figure)
+    if presentation.choices:
+        return draw(run, metrics=metrics, site=site)
+    if metrics or site:
+        raise InputError(
+            f"The figure of a {run.kind!r} run is one whole: plot() takes no metrics and no site."
+        )
+    return draw(run)
+
+
+def presentation_of(kind: str) -> Presentation:
+    """The views of a kind."""
+    return PRESENTATIONS.get(kind, DEFAULT)
+
+
+def _function(place: str) -> Any:
+    module, name = place.split(":")
+    return getattr(importlib.import_module(f"rankscope.results.{module}"), name)
