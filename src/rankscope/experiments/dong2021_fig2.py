@@ -2,41 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
-
 from rankscope._citations import Cite
-from rankscope.experiments._recipe import RECIPES, Recipe, Settings
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from rankscope.results.run import Run
-
-
-def _measure(settings: Settings) -> Run:
-    from rankscope.experiments.dong2021.measuring import measure_figure
-
-    return measure_figure(settings)
-
-
-def _draw(run: Run) -> Mapping[str, Figure]:
-    from rankscope.experiments.dong2021.figure import draw_figure
-
-    return draw_figure(run)
-
-
-def _describe(run: Run) -> str:
-    from rankscope.experiments.dong2021.text import describe_figure
-
-    return describe_figure(run)
-
-
-def _conclude(run: Run) -> str:
-    from rankscope.experiments.dong2021.text import conclude_figure
-
-    return conclude_figure(run)
-
+from rankscope._deferred import deferred
+from rankscope.experiments._recipe import RECIPES, Recipe
 
 RECIPES.add(
     "dong2021-fig2",
@@ -51,10 +19,10 @@ RECIPES.add(
             "at base size, "
             "at random initialisation and trained, on 32 sequences of 128 tokens."
         ),
-        measure=_measure,
-        draw=_draw,
-        describe=_describe,
-        conclude=_conclude,
+        measure=deferred("experiments.dong2021.measuring:measure_figure"),
+        draw=deferred("experiments.dong2021.figure:draw_figure"),
+        describe=deferred("experiments.dong2021.text:describe_figure"),
+        conclude=deferred("experiments.dong2021.text:conclude_figure"),
         checkpoints=("bert", "albert", "xlnet"),
         minutes=40,
     ),

@@ -2,41 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
-
 from rankscope._citations import Cite
-from rankscope.experiments._recipe import RECIPES, Recipe, Settings
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-    from rankscope.results.run import Run
-
-
-def _measure(settings: Settings) -> Run:
-    from rankscope.experiments.dong2021.census import measure_census
-
-    return measure_census(settings)
-
-
-def _draw(run: Run) -> Mapping[str, Figure]:
-    from rankscope.experiments.dong2021.census import draw_census
-
-    return draw_census(run)
-
-
-def _describe(run: Run) -> str:
-    from rankscope.experiments.dong2021.census import describe_census
-
-    return describe_census(run)
-
-
-def _conclude(run: Run) -> str:
-    from rankscope.experiments.dong2021.census import conclude_census
-
-    return conclude_census(run)
-
+from rankscope._deferred import deferred
+from rankscope.experiments._recipe import RECIPES, Recipe
 
 RECIPES.add(
     "dong2021-path-census",
@@ -49,9 +17,9 @@ RECIPES.add(
             "blocks. Long paths "
             "converge to rank one, so the few short ones matter."
         ),
-        measure=_measure,
-        draw=_draw,
-        describe=_describe,
-        conclude=_conclude,
+        measure=deferred("experiments.dong2021.census:measure_census"),
+        draw=deferred("experiments.dong2021.census:draw_census"),
+        describe=deferred("experiments.dong2021.census:describe_census"),
+        conclude=deferred("experiments.dong2021.census:conclude_census"),
     ),
 )

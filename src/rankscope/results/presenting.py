@@ -5,11 +5,11 @@ A kind without a line is shown as ``measure`` shows its own: a grid of metrics b
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from rankscope._deferred import resolve
 from rankscope._errors import InputError
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ PRESENTATIONS = {
 
 def text_of(run: Run) -> str:
     """The run as plain text."""
-    write: Callable[[Run], str] = _function(presentation_of(run.kind).text)
+    write: Callable[[Run], str] = resolve(f"results.{presentation_of(run.kind).text}")
     return write(run)
 
 
@@ -49,21 +49,14 @@ def figure_of(run: Run, metrics: Sequence[str] | None = None, site: str | None =
         InputError: for ``metrics`` or ``site`` where the figure of this kind has no choice of them.
     """
     presentation = presentation_of(run.kind)
-    draw: Callable[..., Figure] = _function(presentation.figure)
+    draw: Callable[..., Figure] = resolve(f"results.{presentation.figure}")
     if presentation.choices:
         return draw(run, metrics=metrics, site=site)
     if metrics or site:
-        raise InputError(
-            f"The figure of a {run.kind!r} run is one whole: plot() takes no metrics and no site."
-        )
+        raise InputError(f"The figure of a {run.kind!r} run is one whole: plot() takes no metrics and no site.")
     return draw(run)
 
 
 def presentation_of(kind: str) -> Presentation:
     """The views of a kind."""
     return PRESENTATIONS.get(kind, DEFAULT)
-
-
-def _function(place: str) -> Any:
-    module, name = place.split(":")
-    return getattr(importlib.import_module(f"rankscope.results.{module}"), name)

@@ -1,0 +1,40 @@
+"""Functions named by their place and imported when they are first called, so that a declaration costs no import."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+from rankscope._errors import RankscopeError
+
+
+def resolve(place: str) -> Any:
+    """What lies at ``module:name``; the module's name starts at the package, ``rankscope``.
+
+    Example:
+        >>> resolve("results.text:number")(0.4567)
+        '0.457'
+
+    Raises:
+        RankscopeError: when the place is not written as ``module:name``.
+    """
+    module, colon, name = place.partition(":")
+    if not (module and colon and name):
+        raise RankscopeError(f"{place!r} names no place; expected module:name, such as results.text:number.")
+    return getattr(importlib.import_module(f"rankscope.{module}"), name)
+
+
+def deferred(place: str) -> Callable[..., Any]:
+    """A function that imports the one at ``place`` when it is called, and calls it.
+
+    Example:
+        >>> deferred("results.text:number")(0.4567)
+        '0.457'
+    """
+
+    def call(*arguments: Any) -> Any:
+        return resolve(place)(*arguments)
+
+    call.__name__ = place
+    return call
