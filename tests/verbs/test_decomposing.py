@@ -128,3 +128,13 @@ def test_wrong_words() -> None:
         decompose("init:tiny-bert", marginals=["head"])
     with pytest.raises(InputError, match="blocks 0 to 2"):
         decompose("init:tiny-bert", layers=[9])
+
+
+def test_a_head_that_changes_the_stream_has_no_logit_by_paths() -> None:
+    from transformers import BertConfig, BertForMaskedLM
+
+    shape = {"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32}
+    model = BertForMaskedLM(BertConfig(**shape, vocab_size=100)).eval()
+    with pytest.raises(InputError, match="does not read the final stream"):
+        decompose(model, ids(2, 9), token=7)
+    assert not model.get_output_embeddings()._forward_pre_hooks

@@ -17,6 +17,9 @@ from rankscope.paths.network import FrozenBlock, FrozenNetwork, Origin, Step
 
 ORIGINS: tuple[Origin, ...] = ("embedding", "mlp", "cross_attention", "bias", "other")
 _TEMPORARIES = 4
+_KEPT_STREAMS = 6
+_RERUN_STREAMS = 40
+_RERUN_PROBABILITIES = 13
 
 
 @dataclass(eq=False)
@@ -146,10 +149,26 @@ def plan_memory(
     heads: int,
     itemsize: int,
     origins: int = 1,
+    kept: bool = False,
+    rerun: bool = False,
 ) -> MemoryPlan:
-    """Fit a decomposition into ``budget`` bytes beside the model.
+    """Fit a decomposition into ``budget`` bytes beside the model. Estimate.
 
     What is held for a sequence is every sum, and the probabilities and temporaries of one block.
+
+    Args:
+        budget: bytes; None for no bound.
+        sequences: most of one forward pass.
+        tokens: of a sequence.
+        dim: width of the stream.
+        depth: attention layers.
+        heads: of one layer.
+        itemsize: bytes of a number.
+        origins: sums that are kept apart.
+        kept: marginals are wanted: the probabilities and sources of all blocks stay, and a stream per head is carried
+            at once.
+        rerun: MLPs are linearised: a block runs again, with its derivative, and what it makes on the way is counted as
+            that of an MLP four times as wide as the stream.
 
     Raises:
         InputError: one sequence with its sums carried one by one does not fit; the message says what would.
@@ -157,7 +176,12 @@ def plan_memory(
     if budget is None:
         return MemoryPlan(sequences, depth + 1)
     stream = tokens * dim * itemsize
-    fixed = (depth + 1) * stream * origins + 2 * heads * tokens * tokens * itemsize + 8 * stream
+    probabilities = heads * tokens * tokens * itemsize
+    fixed = (depth + 1) * stream * origins + 2 * probabilities + 8 * stream
+    if kept:
+        fixed += depth * (probabilities + _KEPT_STREAMS * stream) + _TEMPORARIES * heads * stream
+    if rerun:
+        fixed += _RERUN_PROBABILITIES * probabilities + _RERUN_STREAMS * stream
     moving = _TEMPORARIES * stream
     if fixed + moving > budget:
         need = (fixed + moving) / 2**30

@@ -14,12 +14,12 @@ from tqdm.auto import tqdm
 from rankscope._errors import InputError, UnknownNameError
 from rankscope.metrics import METRICS
 from rankscope.models.inputs import Prepared, TokensPolicy, prepare_inputs
-from rankscope.models.loading import LoadedModel, load
+from rankscope.models.loading import load
 from rankscope.models.loading.dtypes import parse_dtype
 from rankscope.models.loading.quiet import quiet_transformers
 from rankscope.models.view import ModelView
 from rankscope.paths.capture import CONVENTIONS, Convention
-from rankscope.paths.lengths import MemoryPlan, plan_memory
+from rankscope.paths.lengths import ORIGINS, MemoryPlan, plan_memory
 from rankscope.paths.reading import COORDINATES, PathReader
 from rankscope.paths.report import PathTask
 from rankscope.results.decomposition import judge_decomposition
@@ -31,6 +31,7 @@ from rankscope.stream.tracer import trace
 from rankscope.stream.viewing import undisturbed, view_of
 from rankscope.verbs.origin import floor_of, provenance_of
 from rankscope.verbs.reader import SiteReader
+from rankscope.verbs.unembedding import check_reads_the_stream, unembedding_of
 
 DEFAULT_METRICS = ("relative_residual", "stable_rank")
 Marginal = Literal["heads", "layers", "pairs"]
@@ -102,16 +103,30 @@ def decompose(
     _check_names(convention, marginals)
     loaded = load(model, seed=seed, dtype=dtype)
     options: dict[str, Any] = {"sequences": sequences, "tokens": tokens, "tokens_policy": tokens_policy, "seed": seed}
-    prepared = prepare_inputs(loaded, inputs, batch=batch, random_tokens=random_tokens, **options)
+    # Under a budget the model is looked at with one sequence, and only then is the number in a pass decided.
+    looked_at = batch if memory is None else 1
+    prepared = prepare_inputs(loaded, inputs, batch=looked_at, random_tokens=random_tokens, **options)
     specs = [METRICS[name] for name in dict.fromkeys(DEFAULT_METRICS if metrics is None else metrics)]
-    reader = PathReader(specs, tokens_policy, RowWriter(coordinates=COORDINATES), _direction(loaded, token))
+    unembedding, direction = (None, None) if token is None else unembedding_of(loaded, token)
+    reader = PathReader(specs, tokens_policy, RowWriter(coordinates=COORDINATES), direction)
     with undisturbed(loaded.model), quiet_transformers():
         view = view_of(loaded.model, prepared[0], blocks=blocks)
         _check_layers(layers, view)
+        if unembedding is not None:
+            check_reads_the_stream(unembedding, view, prepared[0])
         wanted = parse_dtype(arithmetic)
         plan = MemoryPlan(batch, max(stack.depth for stack in view.stacks) + 1)
         if memory is not None:
-            plan = _planned(view, prepared, memory, wanted, 4 if origins else 1)
+            plan = _planned(
+                view,
+                prepared,
+                memory,
+                wanted,
+                batch=batch,
+                origins=len(ORIGINS) if origins else 1,
+                kept=bool(marginals),
+                rerun=convention == "linearised",
+            )
             prepared = prepare_inputs(loaded, inputs, batch=plan.sequences, random_tokens=random_tokens, **options)
         task = PathTask(
             view, loaded.config, reader, convention, frozenset(marginals), layers, origins, plan.chunk, wanted
@@ -140,7 +155,17 @@ def decompose(
     )
 
 
-def _planned(view: ModelView, prepared: Prepared, memory: float, dtype: torch.dtype | None, origins: int) -> MemoryPlan:
+def _planned(
+    view: ModelView,
+    prepared: Prepared,
+    memory: float,
+    dtype: torch.dtype | None,
+    *,
+    batch: int,
+    origins: int,
+    kept: bool,
+    rerun: bool,
+) -> MemoryPlan:
     """Read the sizes of the stream off one pass, and fit the budget."""
     sizes: dict[str, torch.Size] = {}
     itemsize = 4
@@ -160,7 +185,7 @@ def _planned(view: ModelView, prepared: Prepared, memory: float, dtype: torch.dt
     _, tokens, dim = sizes["stream"]
     heads = sizes["heads"][1] if "heads" in sizes else 1
     depth = max(stack.depth for stack in view.stacks)
-    most = max(part.sequences for part in prepared)
+    most = min(batch, sum(part.sequences for part in prepared))
     return plan_memory(
         memory * GIB,
         sequences=most,
@@ -170,25 +195,9 @@ def _planned(view: ModelView, prepared: Prepared, memory: float, dtype: torch.dt
         heads=heads,
         itemsize=itemsize,
         origins=origins,
+        kept=kept,
+        rerun=rerun,
     )
-
-
-def _direction(loaded: LoadedModel, token: int | None) -> Tensor | None:
-    """The row of the unembedding that makes the chosen token's logit."""
-    if token is None:
-        return None
-    from transformers import PreTrainedModel
-
-    owner = loaded.model.get_output_embeddings() if isinstance(loaded.model, PreTrainedModel) else None
-    if owner is None:
-        raise InputError(
-            f"token={token}: {type(loaded.model).__name__} has no unembedding. Load the model with its language head, "
-            "e.g. rankscope.load(spec, model_class='AutoModelForCausalLM').model, and pass that."
-        )
-    weight: Tensor = owner.weight.detach()
-    if not 0 <= token < weight.shape[0]:
-        raise InputError(f"token={token}: the vocabulary has {weight.shape[0]} entries.")
-    return weight[token]
 
 
 def _check_names(convention: str, marginals: Collection[str]) -> None:
