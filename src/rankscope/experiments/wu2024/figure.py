@@ -34,10 +34,11 @@ MASK_STYLES: Mapping[str, Style] = {
 }
 FLOORS = {"float32": 4 * float(np.finfo(np.float32).eps), "float64": 4 * float(np.finfo(np.float64).eps)}
 LEAST = 1e-19
+LEAST_DECADES = 2.2
 MEASURES = {"mu": "μ(X)", "mu_over_norm": "μ(X) / ‖X‖"}
 VARIANTS = ("SAN", "SAN+skip", "SAN+LN", "SAN+LN+skip", "transformer")
 TITLES = {"BERT": "BERT-base", "minilm": "MiniLM (BERT, 6 blocks)", "reaction-bert": "rxnfp (BERT, 12 blocks)"}
-NOTE = "Solid: float64. Dotted: float32, where the two part."
+NOTE = "Solid: float64. Dotted: float32, where the two part. Below 1e-19, drawn there."
 
 
 def draw_figure(run: Run) -> dict[str, Figure]:
@@ -76,7 +77,7 @@ def _grid(run: Run, model: str, weights: str, part: str, variants: Sequence[str]
             axes.set_title(variant if row == 0 else "", size=9.5, color=INK)
             axes.set_ylabel(label if column == 0 else "")
             axes.set_xlabel("block" if row == 1 else "")
-            _settle(axes, deepest, relative=metric == "mu_over_norm", labelled=column == 0)
+            _settle(axes, deepest, relative=metric == "mu_over_norm", labelled=column == len(variants) - 1)
     legend_below(figure, [MASK_STYLES[mask] for mask in masks_in(run)])
     return figure
 
@@ -107,12 +108,21 @@ def _masks(axes: Axes, run: Run, metric: str, where: Mapping[str, str | int]) ->
 def _settle(axes: Axes, deepest: int, *, relative: bool, labelled: bool) -> None:
     axes.set_yscale("log")
     settle_log_axes(axes, deepest)
-    if relative:
+    if not relative:
+        _widen(axes)
+    else:
         axes.set_ylim(LEAST, 3.0)
         for dtype, floor in FLOORS.items():
             axes.axhline(floor, color="#777777", linewidth=0.7, linestyle=(0, (1, 1.5)), zorder=1)
             if labelled:
                 axes.text(1.0, floor, f"{dtype} rounding", va="bottom", size=6.5, color="#444444")
+
+
+def _widen(axes: Axes) -> None:
+    """Show two powers of ten at least, so that the axis has numbers and a small change looks small."""
+    low, high = axes.get_ylim()
+    missing = max(0.0, LEAST_DECADES - np.log10(high / low)) / 2
+    axes.set_ylim(low / 10**missing, high * 10**missing)
 
 
 def _temperatures(run: Run) -> Figure:
@@ -146,7 +156,7 @@ def _temperatures(run: Run) -> Figure:
             axes.set_ylabel(MEASURES["mu_over_norm"] if column == 0 else "")
             axes.set_xlabel("block" if row == len(variants) - 1 else "")
             axes.axhline(FLOORS["float64"], color="#777777", linewidth=0.7, linestyle=(0, (1, 1.5)), zorder=1)
-            if column == 0:
+            if column == len(masks) - 1:
                 words = f"float64 rounding, below {number(FLOORS['float64'])}"
                 axes.text(deepest, FLOORS["float64"], words, ha="right", va="bottom", size=6.5, color="#444444")
     legend_below(figure, shades)

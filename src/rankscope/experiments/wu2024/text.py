@@ -74,7 +74,8 @@ def _pure(run: Run) -> str:
         f"{listed}. In mu "
         "itself every mask falls, as printed. Part of that fall is only the tokens getting smaller, since "
         "nothing rescales them: "
-        "the relative number says how far the tokens have come together."
+        "the relative number says how far the tokens have come together; 0 means that float64 holds no difference any "
+        "more (how far it went is asked with `rankscope exact`)."
     )
 
 
