@@ -1,6 +1,7 @@
 """Draw the figures of ``docs/gallery/ensembles.md``: trained models by path length, each beside its random twin.
 
-Usage: python scripts/paths_gallery.py [FOLDER]; the models are fetched by ``python scripts/fetch_pretrained.py``.
+Usage: python scripts/paths_gallery.py [NAME ...]; the models are fetched by ``python scripts/fetch_pretrained.py``, the
+small GPT-2 is trained by ``python scripts/train_small_gpt2.py``. Models that are not named keep the numbers they have.
 """
 
 from __future__ import annotations
@@ -8,16 +9,18 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import rankscope as rs
 from rankscope.models.loading import load, load_initialised_twin
-from rankscope.models.pretrained import PRETRAINED, pretrained_folder
+from rankscope.models.pretrained import PRETRAINED, cache_folder, pretrained_folder
 from rankscope.results.decomposition import SHARE, by_length
 from rankscope.results.decomposition_figure import draw_decompositions
 from rankscope.results.run import Run
 
-MODELS = ("minilm", "reaction-albert", "smollm2-135m")
+TRAINED_HERE = "gpt2-moby-dick"
+MODELS = ("minilm", "reaction-albert", "smollm2-135m", TRAINED_HERE)
 HOME = Path(__file__).parents[1] / "docs" / "_static" / "figures" / "paths"
 
 
@@ -32,14 +35,22 @@ def summary(run: Run) -> dict[str, object]:
     }
 
 
-def main(folder: Path) -> None:
+def folder_and_texts(name: str) -> tuple[Path, list[str] | None]:
+    """Where a model lies, and what it reads; the built-in sample text for English ones."""
+    if name == TRAINED_HERE:
+        return cache_folder() / name, None
+    return pretrained_folder(name), list(PRETRAINED[name].texts) or None
+
+
+def main(folder: Path, names: Sequence[str]) -> None:
     """Decompose each model and its twin, draw them together, and keep the numbers."""
     folder.mkdir(parents=True, exist_ok=True)
-    numbers: dict[str, object] = {}
-    for name in MODELS:
+    place = folder / "numbers.json"
+    numbers: dict[str, object] = json.loads(place.read_text()) if place.is_file() else {}
+    for name in names:
         started = time.perf_counter()
-        trained = load(pretrained_folder(name))
-        texts = list(PRETRAINED[name].texts) or None
+        home, texts = folder_and_texts(name)
+        trained = load(home)
         options = {"sequences": 4, "tokens": 64, "batch": 2}
         runs = {
             name: rs.decompose(trained, texts, **options),
@@ -48,8 +59,10 @@ def main(folder: Path) -> None:
         draw_decompositions(runs).savefig(folder / f"{name}.svg")
         numbers[name] = {which: summary(run) for which, run in runs.items()}
         print(name, f"{time.perf_counter() - started:.1f} s", flush=True)
-    (folder / "numbers.json").write_text(json.dumps(numbers, indent=1) + "\n")
+        if name == TRAINED_HERE:
+            numbers["training"] = json.loads((home / "training.json").read_text())
+    place.write_text(json.dumps(numbers, indent=1) + "\n")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else HOME)
+    main(HOME, sys.argv[1:] or MODELS)
