@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import sys
 from pathlib import Path
 
@@ -15,18 +17,34 @@ copyright = "the rankscope developers"
 release = version = __version__
 
 extensions = [
-    "myst_parser",
+    "myst_nb",
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
     "sphinx.ext.mathjax",
     "sphinx.ext.viewcode",
     "sphinxcontrib.bibtex",
     "generated",
+    "statements",
 ]
-exclude_patterns = ["_build", "_generated"]
+exclude_patterns = ["_build", "_generated", "data/reproductions/*/text.md"]
 html_theme = "furo"
 html_title = f"rankscope {release}"
 html_static_path = ["_static"]
+html_css_files = ["rankscope.css"]
+html_js_files = ["access.js"]
+html_favicon = "_static/logo.svg"
+html_theme_options = {"light_logo": "logo-light.svg", "dark_logo": "logo-dark.svg"}
+
+# Notebooks run anew when they or the sources of the package change; an error in one stops the build.
+_SOURCES = sorted((Path(__file__).parents[1] / "src").rglob("*.py"))
+_DIGEST = hashlib.sha256(b"".join(path.read_bytes() for path in _SOURCES)).hexdigest()[:12]
+nb_execution_cache_path = str(Path(__file__).parent / "_build" / "notebooks" / _DIGEST)
+os.environ["PYTHONWARNINGS"] = "ignore:IProgress not found"  # progress bars are text here
+nb_execution_mode = "cache"
+nb_execution_raise_on_error = True
+nb_execution_timeout = 300
+nb_execution_show_tb = True
+nb_merge_streams = True
 
 myst_enable_extensions = ["dollarmath", "deflist", "colon_fence", "attrs_inline"]
 myst_heading_anchors = 3
@@ -48,5 +66,8 @@ nitpick_ignore_regex = [
         r"(torch|nn|transformers|pathlib|os|collections|typing|pyarrow|pa|pandas|pd|matplotlib|numpy|np|rich)(\..*)?",
     ),
     (r"py:.*", r"[A-Z]\w*"),
+    # Types in signatures, without a page of their own.
+    (r"py:.*", r"rankscope\.(theory|monitor|surgery|masks|remedies|reporting)\..*"),
+    (r"py:.*", r"rankscope\.results\.(presenting|mask_\w+|comparison)(\..*)?"),
     (r"py:.*", r"rankscope\.verbs\..*"),  # verbs are documented under the names they are exported by
 ]

@@ -10,6 +10,8 @@ import importlib
 import json
 import pkgutil
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,12 +19,16 @@ import pytest
 import rankscope
 
 ROOT = Path(__file__).resolve().parents[1]
+HOWTO = sorted(path.stem for path in (ROOT / "docs/howto").glob("*.md"))
 PAGES = [
     "README.md",
-    "docs/index.md",
-    "docs/quickstart.md",
-    *(f"docs/howto/{p}.md" for p in ("measure", "doctor", "own_module", "decompose", "ablate")),
+    *(f"docs/{p}.md" for p in ("index", "quickstart", "trust", "beside", "from_the_2021_script")),
+    *(f"docs/howto/{p}.md" for p in HOWTO if p != "monitor"),  # run by tests/monitor/test_page.py
 ]
+IN_A_FRESH_PYTHON = ["docs/adding.md"]
+"""Pages that register something."""
+EXPLAINED_ELSEWHERE = {"ls": "docs/reference/registries.md", "env": "docs/howto/selftest.md"}
+NOTEBOOKS = sorted((ROOT / "docs/notebooks").glob("*.md"))
 FENCE = re.compile(r"^```(?P<language>\w+)\n(?P<body>.*?)^```$", flags=re.MULTILINE | re.DOTALL)
 
 
@@ -47,6 +53,38 @@ def test_python_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.Monkey
     for line, body in found:
         # Blank lines first, so that a traceback shows the line of the page.
         exec(compile("\n" * line + body, str(ROOT / page), "exec"), namespace)
+
+
+@pytest.mark.parametrize("page", IN_A_FRESH_PYTHON)
+def test_python_blocks_run_in_a_fresh_python(page: str, tmp_path: Path) -> None:
+    program = "\n".join(body for _, body in blocks(page, "python"))
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_command_and_verb_has_a_how_to() -> None:
+    import typer.main
+
+    from rankscope.cli.app import app
+
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    assert {name for name in commands if name not in {*HOWTO, *EXPLAINED_ELSEWHERE}} == set()
+    for name, page in EXPLAINED_ELSEWHERE.items():
+        assert f"rankscope {name}" in (ROOT / page).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebooks_have_code_and_end_without_output_of_their_own(path: Path) -> None:
+    """They are executed when the documentation is built; here only that there is something to execute."""
+    text = path.read_text(encoding="utf-8")
+    cells = re.findall(r"^```\{code-cell\} ipython3\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+    assert cells
+    for cell in cells:
+        compile(cell, str(path), "exec")
+
+
+def test_the_three_notebooks_are_there() -> None:
+    assert [path.stem for path in NOTEBOOKS] == ["first_look", "own_architecture", "training_run"]
 
 
 @pytest.mark.parametrize("page", PAGES)

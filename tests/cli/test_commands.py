@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import rankscope
+from rankscope.cli.environment import EXTRAS
 from rankscope.cli.words import split_names
 from rankscope.results.checks import Check, DoctorReport, StackFacts
 from rankscope.results.run import load_run
@@ -83,6 +84,7 @@ def test_measure_hands_over_every_option(cli, measured: Fake, tmp_path: Path) ->
         "dtype": "float64",
         "seed": 7,
         "null": True,
+        "similarity": False,
         "blocks": "layers.*",
         "progress": False,
     }
@@ -154,7 +156,7 @@ def test_env(cli) -> None:
     answer = json.loads(cli("env", "--json").out)
     assert answer["kind"] == "env"
     assert answer["versions"]["torch"]
-    assert set(answer["extras"]) == {"plot", "frames", "gguf", "graphs"}
+    assert set(answer["extras"]) == set(EXTRAS)
     assert answer["versions"]["torch"] in cli("env").out
 
 
@@ -165,7 +167,7 @@ def test_the_command_line_and_the_verb_have_the_same_words(verb: str) -> None:
 
     command = {"measure": measure_command, "doctor": doctor_command}[verb]
     here = {"text": "inputs", "spec": "model"}
-    only_here = {"as_json", "out", "quiet", "no_progress"}
+    only_here = {"as_json", "out", "quiet", "no_progress", "fail_if"}
     words = {here.get(name, name) for name in inspect.signature(command).parameters} - only_here
     assert words <= set(inspect.signature(getattr(rankscope, verb)).parameters)
 

@@ -17,8 +17,9 @@ from rankscope.models.loading.quiet import quiet_transformers
 from rankscope.stream.sites import SITES, SiteSelection
 from rankscope.stream.tracer import trace
 from rankscope.stream.viewing import known_view
-from rankscope.surgery.operating import _SESSIONS, operate, operating, operations_on
+from rankscope.surgery.operating import operate, operating
 from rankscope.surgery.operation import Operation
+from rankscope.surgery.session import _SESSIONS, operations_on
 from tests.own_models import GPT, Block, InlineGPT, ids
 
 

@@ -13,15 +13,23 @@ from rankscope._errors import RankscopeError
 from rankscope._version import __version__
 from rankscope.cli import (
     ablating,
+    bounding,
+    comparing,
     decomposing,
     diagnosing,
     environment,
     exacting,
+    graphing,
     listing,
     measuring,
+    playing,
+    predicting,
+    remedying,
+    reporting,
     reproducing,
     selftesting,
 )
+from rankscope.cli.examples import epilog, question
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -32,7 +40,7 @@ app = typer.Typer(
     name="rankscope",
     help="Measure, explain, predict and prevent rank collapse in your own transformer.",
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -40,11 +48,21 @@ app.command("measure")(measuring.measure_command)
 app.command("ablate")(ablating.ablate_command)
 app.command("decompose")(decomposing.decompose_command)
 app.command("exact")(exacting.exact_command)
+app.command("bound")(bounding.bound_command)
+app.command("masks")(graphing.masks_command)
+app.command("remedy")(remedying.remedy_command)
+app.command("predict")(predicting.predict_command)
 app.command("reproduce")(reproducing.reproduce_command)
+app.command("report")(reporting.report_command)
+app.command("compare")(comparing.compare_command)
+app.command("play")(playing.play_command)
 app.command("doctor")(diagnosing.doctor_command)
 app.command("ls")(listing.ls_command)
 app.command("env")(environment.env_command)
 app.command("selftest")(selftesting.selftest_command)
+for command in app.registered_commands:
+    command.epilog = epilog(str(command.name))
+    command.short_help = question(command.callback.__doc__ if command.callback else None)
 
 
 def _show_version(asked: bool) -> None:

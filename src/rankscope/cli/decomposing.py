@@ -85,9 +85,4 @@ def decompose_command(
     )
     if figure is not None:
         run.plot().savefig(figure, dpi=200)
-    if as_json or quiet:
-        show_run(run, as_json=as_json, quiet=quiet, out=out)
-        return
-    if out is not None:
-        run.save(out)
-    typer.echo(str(run))
+    show_run(run, as_json=as_json, quiet=quiet, out=out)

@@ -6,15 +6,17 @@ from typing import Annotated
 
 import typer
 
+from rankscope.cli import parameters
 from rankscope.cli.streams import print_json, results_console
 
 
 def doctor_command(
-    spec: Annotated[str, typer.Argument(metavar="SPEC", help="Hub name, local folder, init:NAME or a config.json.")],
+    spec: parameters.Spec,
     seed: Annotated[int, typer.Option(help="Seed of a random initialisation and of the inputs.")] = 0,
     dtype: Annotated[str | None, typer.Option(help="Run in this dtype, e.g. float64.")] = None,
     blocks: Annotated[str | None, typer.Option(metavar="PATTERN", help="Name the blocks, e.g. 'layers.*'.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the checks that failed.")] = False,
 ) -> None:
     """Can the numbers be trusted on this model? Parity with its own forward, blocks, skips, sites, what is refused."""
     import rankscope
@@ -24,9 +26,13 @@ def doctor_command(
         from rankscope.results.provenance import SCHEMA
 
         print_json({"schema": SCHEMA, "kind": "doctor", **report.to_json()})
-    else:
+    elif not quiet:
         from rankscope.reporting.terminal import print_doctor
 
         print_doctor(report, results_console())
+    else:
+        for check in report.checks:
+            if check.status == "fail":
+                typer.echo(f"{check.name}: {check.detail}")
     if not report.passed:
         raise typer.Exit(1)

@@ -15,8 +15,17 @@ from rankscope.cli.streams import print_json, results_console
 EXTRAS: Mapping[str, tuple[str, ...]] = {
     "plot": ("matplotlib",),
     "frames": ("pandas",),
+    "report": ("jinja2",),
     "gguf": ("gguf", "sentencepiece", "protobuf", "accelerate"),
     "graphs": ("scipy",),
+    "play": ("gradio",),
+    "torchmetrics": ("torchmetrics",),
+    "lightning": ("lightning",),
+    "accelerate": ("accelerate",),
+    "tensorboard": ("tensorboard",),
+    "wandb": ("wandb",),
+    "mlflow": ("mlflow",),
+    "trackio": ("trackio",),
 }
 
 

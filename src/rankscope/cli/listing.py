@@ -23,13 +23,15 @@ class Kind(str, Enum):
     presets = "presets"
     masks = "masks"
     variants = "variants"
+    theorems = "theorems"
+    remedies = "remedies"
 
 
 def ls_command(
     kind: Annotated[Kind, typer.Argument(help="What to list.")],
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
-    """What is there to choose from: metrics, sites, families, presets, masks or variants."""
+    """What is there to choose from: metrics, sites, families, presets, masks, variants, theorems or remedies."""
     entries = _LISTINGS[kind]()
     if as_json:
         from rankscope.results.provenance import SCHEMA
@@ -121,6 +123,45 @@ def _variants() -> list[dict[str, Any]]:
     ]
 
 
+def _theorems() -> list[dict[str, Any]]:
+    from rankscope.theory.theorems import THEOREMS
+
+    return [
+        {
+            "name": entry.name,
+            "statement": entry.statement,
+            "hypotheses": list(entry.hypotheses),
+            "needs": entry.needs,
+            "sides": entry.sides,
+            "summary": _MATH_ROLE.sub(r"\1", entry.summary),
+            "cites": [str(cite) for cite in entry.cites],
+        }
+        for entry in THEOREMS.values()
+    ]
+
+
+def _remedies() -> list[dict[str, Any]]:
+    from rankscope.remedies import REMEDIES
+
+    return [
+        {
+            "name": entry.name,
+            "strength": entry.strength,
+            "strength_means": entry.strength_means,
+            "neutral": entry.neutral,
+            "needs": sorted(entry.needs),
+            "learnable": entry.learnable,
+            "parameters": entry.parameters,
+            "flops": entry.flops,
+            "summary": _MATH_ROLE.sub(r"\1", entry.summary),
+            "claim": entry.claim,
+            "claims_tokens": entry.claims_tokens,
+            "cites": [str(cite) for cite in entry.cites],
+        }
+        for entry in REMEDIES.values()
+    ]
+
+
 _LISTINGS: Mapping[Kind, Callable[[], list[dict[str, Any]]]] = {
     Kind.metrics: _metrics,
     Kind.sites: _sites,
@@ -128,6 +169,8 @@ _LISTINGS: Mapping[Kind, Callable[[], list[dict[str, Any]]]] = {
     Kind.presets: _presets,
     Kind.masks: _masks,
     Kind.variants: _variants,
+    Kind.theorems: _theorems,
+    Kind.remedies: _remedies,
 }
 _COLUMNS: Mapping[Kind, tuple[str, ...]] = {
     Kind.metrics: ("name", "side", "at_collapse", "needs", "summary"),
@@ -136,6 +179,8 @@ _COLUMNS: Mapping[Kind, tuple[str, ...]] = {
     Kind.presets: ("name", "model_type", "reads", "summary"),
     Kind.masks: ("signature", "summary"),
     Kind.variants: ("name", "summary"),
+    Kind.theorems: ("name", "needs", "sides", "summary"),
+    Kind.remedies: ("name", "strength", "needs", "summary"),
 }
 
 

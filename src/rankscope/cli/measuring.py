@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from rankscope.cli import parameters
-from rankscope.cli.showing import show_run, wants_progress
+from rankscope.cli.showing import fail_where, show_run, wants_progress
 from rankscope.cli.words import split_names
 
 
@@ -24,7 +24,19 @@ def measure_command(
     dtype: parameters.Dtype = None,
     seed: parameters.Seed = 0,
     null: Annotated[bool, typer.Option("--null", help="Measure random tokens of the same shape as well.")] = False,
+    similarity: Annotated[
+        bool,
+        typer.Option("--similarity", help="Keep the cosines between tokens of the first sequence, for the report."),
+    ] = False,
     blocks: parameters.Blocks = None,
+    fail_if: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--fail-if",
+            metavar="CONDITION",
+            help="Exit with 1 if it holds, e.g. 'relative_residual@block.out < 1e-3'; repeat it.",
+        ),
+    ] = None,
     as_json: parameters.AsJson = False,
     out: parameters.Out = None,
     quiet: parameters.Quiet = False,
@@ -32,7 +44,9 @@ def measure_command(
 ) -> None:
     """Where does this model stand? The battery per block, the float floor and a verdict that names its evidence."""
     import rankscope
+    from rankscope.results.conditions import parse_condition
 
+    conditions = [parse_condition(words) for words in fail_if or ()]
     run = rankscope.measure(
         spec,
         text,
@@ -46,7 +60,9 @@ def measure_command(
         dtype=dtype,
         seed=seed,
         null=null,
+        similarity=similarity,
         blocks=blocks,
         progress=wants_progress(quiet=quiet, no_progress=no_progress),
     )
     show_run(run, as_json=as_json, quiet=quiet, out=out)
+    fail_where(run, conditions)

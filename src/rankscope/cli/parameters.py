@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from rankscope.cli.completing import complete_site, complete_spec
+
 
 class TokensPolicy(str, Enum):
     """Which tokens count; padding never does."""
@@ -17,7 +19,12 @@ class TokensPolicy(str, Enum):
     no_special = "no-special"
 
 
-Spec = Annotated[str, typer.Argument(metavar="SPEC", help="Hub name, local folder, init:NAME or a config.json.")]
+Spec = Annotated[
+    str,
+    typer.Argument(
+        metavar="SPEC", help="Hub name, local folder, init:NAME or a config.json.", autocompletion=complete_spec
+    ),
+]
 Text = Annotated[
     Path | None,
     typer.Option("--text", exists=True, dir_okay=False, readable=True, help="Text file to read instead of the sample."),
@@ -29,7 +36,10 @@ BatchSize = Annotated[int, typer.Option("--batch", min=1, help="Sequences per fo
 Metrics = Annotated[
     list[str] | None, typer.Option("--metrics", help="Metrics, with commas or repeated; see `ls metrics`.")
 ]
-Sites = Annotated[list[str] | None, typer.Option("--sites", help="Sites, with commas or repeated; see `ls sites`.")]
+Sites = Annotated[
+    list[str] | None,
+    typer.Option("--sites", help="Sites, with commas or repeated; see `ls sites`.", autocompletion=complete_site),
+]
 Policy = Annotated[TokensPolicy, typer.Option("--tokens-policy", help="Which tokens count.")]
 Dtype = Annotated[str | None, typer.Option("--dtype", help="Run in this dtype, e.g. float64.")]
 Seed = Annotated[int, typer.Option("--seed", help="Seed of a random initialisation and of random tokens.")]

@@ -11,6 +11,7 @@ from rankscope.cli.streams import print_json
 
 def selftest_command(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Nothing; the exit code tells.")] = False,
 ) -> None:
     """Are the numbers right on this machine? Five kinds of tokens that no single number tells apart."""
     import rankscope
@@ -18,7 +19,7 @@ def selftest_command(
     result = rankscope.selftest()
     if as_json:
         print_json(result.to_json())
-    else:
+    elif not quiet:
         typer.echo(str(result))
     if not result.passed:
         raise typer.Exit(1)

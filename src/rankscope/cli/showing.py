@@ -11,6 +11,9 @@ import typer
 from rankscope.cli.streams import print_json, remarks_console, results_console
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rankscope.results.conditions import Condition
     from rankscope.results.run import Run
 
 
@@ -37,3 +40,16 @@ def show_run(run: Run, *, as_json: bool, quiet: bool, out: Path | None) -> None:
         print_run(run, results_console())
     if out is not None and not quiet:
         remarks.print(f"saved in {out}", markup=False)
+
+
+def fail_where(run: Run, conditions: Sequence[Condition]) -> None:
+    """Leave with 1 if a condition holds, after saying where on stderr.
+
+    Raises:
+        InputError: when a condition cannot be judged, because nothing it reads was measured or is defined.
+    """
+    held = [words for condition in conditions if (words := condition.held_in(run.table)) is not None]
+    for words in held:
+        remarks_console().print(f"failed: {words}", markup=False)
+    if held:
+        raise typer.Exit(1)

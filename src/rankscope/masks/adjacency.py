@@ -52,6 +52,16 @@ def _graph(source: str, digest: str) -> Rows:
     return rows
 
 
+def tokens_of(source: str) -> int:
+    """How many tokens the graph in a file, or written out, has.
+
+    Example:
+        >>> tokens_of("10/11")
+        2
+    """
+    return len(_graph(source, "").indptr) - 1
+
+
 def _is_written_out(source: str) -> bool:
     return bool(source) and set(source) <= set("01/")
 

@@ -19,6 +19,7 @@ class BlockPlan:
     ``adds`` has one entry for each add onto the stream: the label of its branch, or ``None`` for an add
     that is no skip (a position term, say). ``has_norm`` tells whether the stream, or a branch of it, is normalised.
     ``parallel_mlp`` names the module whose output joins the attention branch before both are added at once.
+    ``post_norm`` tells whether a branch is added to the norm of an earlier sum, instead of to the sum itself.
     ``joins`` marks adds of a parallel branch, one that was not computed from the sum it is added to: the block has one
     skip, where the first of its branches is added.
     """
@@ -28,6 +29,7 @@ class BlockPlan:
     has_norm: bool = False
     parallel_mlp: str | None = None
     joins: tuple[bool, ...] = ()
+    post_norm: bool = False
 
     def __post_init__(self) -> None:
         if not self.joins:

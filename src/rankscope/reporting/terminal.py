@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from rich import box
 from rich.console import Console
@@ -11,14 +11,12 @@ from rich.table import Table
 from rich.text import Text
 
 from rankscope.reporting.sparklines import sparkline
-from rankscope.results.ablation import MEASURE, Arm, arms
-from rankscope.results.ablation_text import shown_layers
 from rankscope.results.checks import CheckStatus, DoctorReport
-from rankscope.results.exact_text import exact_rows
-from rankscope.results.presenting import DEFAULT, presentation_of, text_of
+from rankscope.results.presenting import DEFAULT, presentation_of, tables_of, text_of
 from rankscope.results.run import Run
-from rankscope.results.summary import Summary, shown_lines, stacks_of, summarise
-from rankscope.results.text import FLOOR_MARK, cell, facts_line, floor_line, number
+from rankscope.results.summary import Summary, shown_lines, summarise
+from rankscope.results.tables import WordTable
+from rankscope.results.text import FLOOR_MARK, cell, facts_line, floor_line
 
 NARROW_COLUMN = 13
 MARKS: Mapping[CheckStatus, tuple[str, str]] = {
@@ -43,11 +41,12 @@ VERDICT_COLOURS: Mapping[str, str] = {
 def print_run(run: Run, console: Console, *, metrics: Sequence[str] | None = None, site: str | None = None) -> None:
     """Table of blocks by metric for every stack, with the course of each metric, then the verdict."""
     plain = not console.encoding.lower().startswith("utf")
-    if run.kind in PRINTERS:
-        PRINTERS[run.kind](run, console, plain)
-        return
     if presentation_of(run.kind) != DEFAULT:
-        console.print(Text(text_of(run)))
+        tables = tables_of(run)
+        if tables is None:
+            print_text(run, console, plain=plain)
+        else:
+            print_tables(run, tables, console, plain=plain)
         return
     fitting = max(2, (console.width - 8) // NARROW_COLUMN)
     console.print(Text(facts_line(run), style="bold"))
@@ -61,58 +60,51 @@ def print_run(run: Run, console: Console, *, metrics: Sequence[str] | None = Non
         console.print(Text(f"note: {note}", style="dim"))
 
 
-def print_exact(run: Run, console: Console, plain: bool) -> None:
-    """log10 of the residual in each arithmetic, with order and factor; then the verdict."""
+def print_tables(run: Run, tables: list[WordTable], console: Console, *, plain: bool) -> None:
+    """The tables of a kind that is read over depth or length, with courses; then the verdict."""
     console.print(Text(facts_line(run), style="bold"))
-    for stack in stacks_of(run.table):
-        head, rows = exact_rows(run, stack)
-        table = Table(box=box.ASCII if plain else box.SIMPLE_HEAD, title=stack, title_justify="left")
-        for name in head:
-            table.add_column(name, justify="right", no_wrap=True)
-        for row in rows:
-            table.add_row(*(_styled(word, floor=word.endswith(FLOOR_MARK)) for word in row))
-        console.print(table)
-    console.print(
-        Text("columns exact to float32: log10 of the residual at block.out; * at the float floor", style="dim")
-    )
-    console.print(_verdict_panel(run, plain=plain))
-    for note in run.notes:
-        console.print(Text(f"note: {note}", style="dim"))
-
-
-def print_ablation(run: Run, console: Console, plain: bool) -> None:
-    """Variants down, depth across, for each mask and kind of weights; then the verdict."""
-    console.print(Text(facts_line(run), style="bold"))
-    groups: dict[tuple[str, str, str | None], list[Arm]] = {}
-    for arm in arms(run.table):
-        groups.setdefault((arm.weights, arm.mask, arm.stack), []).append(arm)
-    for (weights, mask, stack), members in groups.items():
-        title = ", ".join(part for part in (stack, f"{weights} weights", f"{mask} mask") if part)
-        console.print(_arms_table(f"{MEASURE} at block.out, {title}", members, plain=plain))
-    if any(bool(arm.line.any_floor.any()) for members in groups.values() for arm in members):
+    for table in tables:
+        if table.title:
+            console.print(Text(table.title))
+        console.print(_word_table(table, plain=plain))
+    if any(word.endswith(FLOOR_MARK) for table in tables for row in table.rows for word in row):
         console.print(Text(floor_line(run), style="magenta"))
     console.print(_verdict_panel(run, plain=plain))
     for note in run.notes:
         console.print(Text(f"note: {note}", style="dim"))
 
 
-def _arms_table(title: str, members: list[Arm], *, plain: bool) -> Table:
-    table = Table(box=box.ASCII if plain else box.SIMPLE_HEAD, title=title, title_justify="left")
-    table.add_column("variant", no_wrap=True)
-    chosen = shown_layers(members[0].line.layers.size)
-    for position in chosen:
-        table.add_column(str(members[0].line.layers[position]), justify="right", no_wrap=True)
-    table.add_column("course", no_wrap=True)
-    for arm in members:
-        words = [
-            _styled(
-                number(float(arm.line.mean[i])) + FLOOR_MARK * bool(arm.line.any_floor[i]),
-                floor=bool(arm.line.any_floor[i]),
-            )
-            for i in chosen
-        ]
-        course = sparkline(arm.line.mean.tolist(), plain=plain, width=NARROW_COLUMN)
-        table.add_row(Text(arm.variant), *words, Text(course, style="cyan"))
+def print_text(run: Run, console: Console, *, plain: bool) -> None:
+    """A kind that has only its text: sentences wrapped, lines of tables left whole."""
+    first, _, rest = text_of(run).partition("\n\n")
+    console.print(Text(first, style="bold"))
+    console.print(_verdict_panel(run, plain=plain))
+    for part in rest.split("\n\n"):
+        if part.startswith("Verdict: "):
+            continue
+        whole = any(line.strip() and not line.strip("- ") for line in part.splitlines())
+        console.print(Text(part, style="dim" if part.startswith("Note: ") else ""), soft_wrap=whole)
+        console.print()
+
+
+def _word_table(words: WordTable, *, plain: bool) -> Table:
+    shape = box.ASCII if plain else box.SIMPLE_HEAD
+    table = Table(box=shape, show_footer=bool(words.down))
+    for column, name in enumerate(words.head):
+        line = words.down[column] if words.down else None
+        course = "" if line is None else sparkline(line, plain=plain, width=NARROW_COLUMN - 2)
+        footer = Text("course" if column == 0 else course, style="" if column == 0 else "cyan")
+        table.add_column(
+            Text(name), justify="left" if words.across and not column else "right", footer=footer, no_wrap=True
+        )
+    if words.across:
+        table.add_column("course", no_wrap=True)
+    for position, row in enumerate(words.rows):
+        cells = [_styled(word, floor=word.endswith(FLOOR_MARK)) for word in row]
+        if words.across:
+            course = sparkline(words.across[position], plain=plain, width=NARROW_COLUMN)
+            cells.append(Text(course, style="cyan"))
+        table.add_row(*cells)
     return table
 
 
@@ -151,10 +143,6 @@ def _verdict_panel(run: Run, *, plain: bool) -> Panel:
         border_style=colour,
         box=box.ASCII if plain else box.ROUNDED,
     )
-
-
-PRINTERS: Mapping[str, Callable[[Run, Console, bool], None]] = {"ablate": print_ablation, "exact": print_exact}
-"""Kinds with a coloured table of their own; another kind prints its text."""
 
 
 def print_doctor(report: DoctorReport, console: Console) -> None:

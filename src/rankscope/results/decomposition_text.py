@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from rankscope.results.run import Run
 
 MOST_HEADS = 8
+HEADS_TITLE = "all paths through a head, the largest shares"
+HEADS_HEAD = ["head", SHARE, "relative_residual"]
 
 
 def decomposition_as_text(run: Run) -> str:
@@ -35,12 +37,14 @@ def _lengths(run: Run, stack: str | None) -> str:
     lengths = curves[SHARE].lengths
     head = ["length", "paths", *metrics]
     lines = [
-        [str(k), _count(counts, int(k)), *(_at(curves[m].lengths, curves[m].mean, k) for m in metrics)] for k in lengths
+        [str(k), path_count(counts, int(k)), *(_at(curves[m].lengths, curves[m].mean, k) for m in metrics)]
+        for k in lengths
     ]
     return _table(head, lines)
 
 
-def _count(counts: tuple[str, ...], length: int) -> str:
+def path_count(counts: tuple[str, ...], length: int) -> str:
+    """How many paths have this length, in three digits; empty where that is not known."""
     return f"{float(counts[length]):.3g}" if length < len(counts) else ""
 
 
@@ -50,17 +54,23 @@ def _at(lengths: np.ndarray, values: np.ndarray, length: int) -> str:
 
 
 def _heads(run: Run, stack: str | None) -> str:
+    lines = head_rows(run, stack)
+    return f"{HEADS_TITLE}\n{_table(HEADS_HEAD, lines)}" if lines else ""
+
+
+def head_rows(run: Run, stack: str | None) -> list[list[str]]:
+    """The heads whose paths carry the largest shares, under :data:`HEADS_HEAD`; none if they were not asked for."""
     share = through_heads(run.table, SHARE, stack)
     residual = through_heads(run.table, "relative_residual", stack)
     if not share.size:
-        return ""
+        return []
     order = np.argsort(-np.nan_to_num(share), axis=None)[:MOST_HEADS]
     lines = []
     for flat in order:
         layer, head = np.unravel_index(flat, share.shape)
         apart = number(float(residual[layer, head])) if residual.size else ""
         lines.append([f"{layer}.{head}", number(float(share[layer, head])), apart])
-    return "all paths through a head, the largest shares\n" + _table(["head", SHARE, "relative_residual"], lines)
+    return lines
 
 
 def _table(head: list[str], lines: list[list[str]]) -> str:

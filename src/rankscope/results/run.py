@@ -17,10 +17,9 @@ from rankscope._types import Status
 from rankscope.results import storage
 from rankscope.results._frozen import freeze, thaw
 from rankscope.results.curves import Curve, Reduce, curve
-from rankscope.results.presenting import figure_of, text_of
+from rankscope.results.presenting import figure_of, notebook_of, text_of
 from rankscope.results.provenance import SCHEMA, Provenance
 from rankscope.results.rows import FIXED_COLUMNS
-from rankscope.results.text import as_html
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -137,7 +136,7 @@ class Run:
         return f"<Run {self.kind} of {self.provenance.model}: {self.table.num_rows} values. {self.verdict}>"
 
     def _repr_html_(self) -> str:
-        return as_html(self)
+        return notebook_of(self)
 
 
 def load_run(folder: str | os.PathLike[str]) -> Run:

@@ -1,8 +1,7 @@
-"""A run as plain text and as a notebook table, without rich."""
+"""A run as plain text, without rich."""
 
 from __future__ import annotations
 
-import html
 import math
 from typing import TYPE_CHECKING
 
@@ -93,28 +92,3 @@ def _text_table(grid: Summary) -> str:
         "  ".join(word.rjust(width) for word, width in zip(row, widths, strict=True)).rstrip()
         for row in [head, rule, *lines]
     )
-
-
-def as_html(run: Run) -> str:
-    """The same for a notebook, every word escaped."""
-    parts = [f"<p><b>{html.escape(run.verdict)}</b><br>{html.escape(f'{run.kind}: {facts_line(run)}')}</p>"]
-    grids = summarise(run.table) if run.table.num_rows else []
-    parts += [_html_table(grid) for grid in grids]
-    if any(grid.floor.any() for grid in grids):
-        parts.append(f"<p>{html.escape(floor_line(run))}</p>")
-    parts += [f"<p>{html.escape(note)}</p>" for note in run.notes]
-    return "<div>" + "".join(parts) + "</div>"
-
-
-def _html_table(grid: Summary) -> str:
-    head = "".join(f"<th>{html.escape(word)}</th>" for word in ("block", *grid.metrics))
-    rows = []
-    for line in shown_lines(len(grid.labels)):
-        words = ["…"] * (len(grid.metrics) + 1)
-        if line is not None:
-            words = [grid.labels[line], *(cell(grid, line, column) for column in range(len(grid.metrics)))]
-        rows.append(
-            "<tr>" + "".join(f"<td style='text-align:right'>{html.escape(word)}</td>" for word in words) + "</tr>"
-        )
-    caption = f"<caption>{html.escape(grid.stack)}</caption>" if grid.stack else ""
-    return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"

@@ -153,7 +153,7 @@ def _cut_into_blocks(record: CallRecord) -> tuple[BlockPlan, ...]:
         last = start == starts[-1]
         attention = tuple(kind for before, kind in record.attention if start <= before and (before < stop or last))
         joins = tuple(record.joins[start:stop])
-        plans.append(BlockPlan(tuple(group), attention, has_norm, record.parallel_mlp, joins))
+        plans.append(BlockPlan(tuple(group), attention, has_norm, record.parallel_mlp, joins, record.post_norm))
     return tuple(plans)
 
 

@@ -200,7 +200,10 @@ class StreamFollower(TorchFunctionMode):
             entry = first_tensor(args, kwargs)
             number = None if entry is None else self._next_call(stack, name, entry)
             if number is None or entry is None:
-                raise SiteError(f"{name} ({type(module).__name__}) ran more often than when the model was probed.")
+                raise SiteError(
+                    f"{name} ({type(module).__name__}) ran more often than when the model was probed. The model takes "
+                    "another path on this input: measure it with inputs of the same kind."
+                )
             call = OpenCall(entry, stack, number)
             self.on_enter(call, entry)
             self._open = call
@@ -234,7 +237,10 @@ class StreamFollower(TorchFunctionMode):
             return  # the block raised; checkpointing does so on purpose once it has all it needs
         out = output_tensor(output)
         if out is None:
-            raise SiteError(f"{call.call.module_name} gave back no tensor that could be the stream.")
+            raise SiteError(
+                f"{call.call.module_name} gave back no tensor that could be the stream. Name the right blocks with "
+                "blocks='layers.*'; `rankscope doctor` shows which were found."
+            )
         call.check_complete(attention=self.reads_attention())
         if not self._in_pass:
             self._memory.remember_output(call.stack, call.number, out)

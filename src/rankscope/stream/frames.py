@@ -115,7 +115,10 @@ def with_output_tensor(output: Any, new: Tensor) -> Any:
     old = output_tensor(output)
     if isinstance(output, (tuple, list)):
         return type(output)(new if item is old else item for item in output)
-    raise SiteError(f"A {type(output).__name__} came out where a tensor or a tuple with one was expected.")
+    raise SiteError(
+        f"A {type(output).__name__} came out where a tensor or a tuple with one was expected. "
+        "Name the blocks that return one with blocks=."
+    )
 
 
 def tensors_in(values: object, depth: int = 2) -> list[Tensor]:

@@ -59,6 +59,11 @@ class OpenCall(StreamFrame):
         return self._adds_seen < len(self._adds) and self._joins[self._adds_seen]
 
     @property
+    def adds_are_over(self) -> bool:
+        """Whether every add of the block that is running has happened."""
+        return all(block != self.block for block, _ in self._adds[self._adds_seen :])
+
+    @property
     def is_at_final_norm(self) -> bool:
         """Whether a norm met now is the final norm of the stack, and not one of a block."""
         return self.call.final_norm_inside and self._adds_seen == len(self._adds)

@@ -43,6 +43,7 @@ class CallRecord:
         attention: for each attention call, how many adds came before it, and its kind.
         norms_at: for each norm of the stream or of a branch, how many adds came before it.
         ends_with_norm: whether a final norm closes the call, one the skips inside do not go through.
+        post_norm: whether a branch is added to a norm of the stream.
         fed_by: the calls that gave back the very tensor this one took.
     """
 
@@ -52,6 +53,7 @@ class CallRecord:
     input_shape: torch.Size
     output_shape: torch.Size | None = None
     ends_with_norm: bool = False
+    post_norm: bool = False
     norms_at: list[int] = field(default_factory=list)
     parallel_mlp: str | None = None
     adds: list[Label | None] = field(default_factory=list)

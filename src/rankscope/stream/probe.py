@@ -134,6 +134,7 @@ class _Probe(TorchFunctionMode):
                 self._frames.remove(frame)
                 if out is not None:
                     frame.record.output_shape = out.shape
+                    frame.record.post_norm = frame.adds_to_normed
                     frame.record.ends_with_norm = frame.is_normed(out) and not frame.adds_to_normed
                     self._note_norm(name, module, args, out)
                     self._returned.setdefault(id(out), []).append((weakref.ref(out), frame.record))

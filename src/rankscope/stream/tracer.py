@@ -30,17 +30,20 @@ def trace(view: ModelView, selection: SiteSelection, observe: Observer) -> Itera
     Raises:
         SiteError: in a forward pass in which a block or a skip add does not show up as discovered.
     """
-    with _Tracer(view, selection, observe).riding():
+    with Tracer(view, selection, observe).riding():
         yield
 
 
-class _Tracer(StreamFollower):
+class Tracer(StreamFollower):
+    """Shows the selected sites to an observer."""
+
     def __init__(self, view: ModelView, selection: SiteSelection, observe: Observer) -> None:
         super().__init__(view)
         self._selection = selection
         self._observe = observe
 
     def reads_attention(self) -> bool:
+        """Whether attention was selected."""
         return self._selection.wants_attention
 
     def _tell(self, ref: SiteRef, value: Tensor | AttentionCall) -> None:
@@ -53,12 +56,15 @@ class _Tracer(StreamFollower):
             self._tell(ref, call.canonical(tensor))
 
     def on_enter(self, call: OpenCall, entry: Tensor) -> None:
+        """Show the stream as it enters a block."""
         self._show(call, "block.in", entry)
 
     def on_next_block(self, call: OpenCall, stream: Tensor) -> None:
+        """Show the stream between two blocks of one call."""
         self._show(call, "block.out", stream)
 
     def on_add(self, call: OpenCall, label: Label | None, stream: Tensor, branch: Tensor, perform: Perform) -> Tensor:
+        """Show the branch and the sum."""
         if label is not None:
             self._show(call, f"{label}.out", branch)
         out: Tensor = perform()
@@ -67,6 +73,7 @@ class _Tracer(StreamFollower):
         return out
 
     def on_fused(self, ref: SiteRef, args: Sequence[Any], kwargs: Mapping[str, Any], perform: Perform) -> Any:
+        """Show fused attention."""
         with listening() as heard:
             out = perform(*args, **kwargs)
         seen = heard[-1] if heard else from_sdpa(args, kwargs)
@@ -75,6 +82,7 @@ class _Tracer(StreamFollower):
         return out
 
     def on_softmax(self, ref: SiteRef, args: Sequence[Any], kwargs: Mapping[str, Any], perform: Perform) -> Any:
+        """Show attention at its softmax."""
         out = perform(*args, **kwargs)
         assert self._open is not None
         if ref in self._selection:
@@ -82,6 +90,7 @@ class _Tracer(StreamFollower):
         return out
 
     def on_leave(self, call: OpenCall, out: Tensor) -> None:
+        """Show the stream as it leaves a block."""
         if call.last_sum is None:
             self._show(call, "block.out", out)
         else:
@@ -89,6 +98,7 @@ class _Tracer(StreamFollower):
             self._show(call, "final", out)
 
     def on_final(self, stack: Stack, x: Tensor, out: Tensor) -> Tensor:
+        """Show the stream after the final norm."""
         ref = SiteRef(stack.name, stack.depth - 1, "final")
         if ref in self._selection:
             self._tell(ref, out.transpose(0, 1) if stack.layout == "tokens batch dim" else out)

@@ -101,7 +101,7 @@ def _refuse_revealing(own: Tensor | None, visible: Tensor | None, why: str) -> N
 def edit_probs(probs: Tensor, support: Tensor | None, operation: Operation) -> Tensor:
     """P after centring, scaling and removal of heads."""
     if operation.attention == "centred" or operation.attention_scale != 1.0:
-        probs = _recentred(probs, _uniform_on(support, probs), operation)
+        probs = _recentred(probs, uniform_on(support, probs), operation)
     return probs * head_gains(operation, probs) if operation.heads else probs
 
 
@@ -117,7 +117,7 @@ def _recentred(own: Tensor, uniform: Tensor, operation: Operation) -> Tensor:
     return scaled if operation.attention == "centred" else uniform + scaled
 
 
-def _uniform_on(support: Tensor | None, like: Tensor) -> Tensor:
+def uniform_on(support: Tensor | None, like: Tensor) -> Tensor:
     """Equal weight on every visible key of a row; zero in a row that sees none."""
     if support is None:
         return torch.full_like(like, 1.0 / like.shape[-1])

@@ -24,20 +24,21 @@ def run_edited(call: AttentionCall, own: Mapping[str, Any], perform: Perform, af
         perform: the kernel.
         after: what happens after the softmax.
     """
-    kept = {name: own[name] for name in ("dropout_p", "enable_gqa") if name in own}
     if not needs_uniform(after):
-        return edit_output(_run(call, kept, perform), None, after)
+        return edit_output(run_kernel(call, own, perform), None, after)
     flat = before_kernel(replace(call, edits=()), call.lengths[0], [UNIFORM])
-    dropout = kept.get("dropout_p", 0.0) > 0
+    dropout = own.get("dropout_p", 0.0) > 0
     state = _random_state(call) if dropout else None
-    out = _run(call, kept, perform)
+    out = run_kernel(call, own, perform)
     if state is not None:
         _set_random_state(call, state)  # P and U lose the same entries, as P - U would
-    return edit_output(out, _run(flat, kept, perform), after)
+    return edit_output(out, run_kernel(flat, own, perform), after)
 
 
-def _run(call: AttentionCall, kept: Mapping[str, Any], perform: Perform) -> Tensor:
-    options = {"attn_mask": call.mask, "is_causal": call.is_causal, "scale": call.scale} | dict(kept)
+def run_kernel(call: AttentionCall, own: Mapping[str, Any], perform: Perform) -> Tensor:
+    """The kernel on ``call``; dropout and grouping of heads as in the model's own arguments."""
+    kept = {name: own[name] for name in ("dropout_p", "enable_gqa") if name in own}
+    options = {"attn_mask": call.mask, "is_causal": call.is_causal, "scale": call.scale} | kept
     out: Tensor = perform(call.query, call.key, call.value, **options)
     return out
 

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 
-from rankscope._errors import InputError
 from rankscope.masks import Mask, parse_mask
-from rankscope.models.inputs import prepare_inputs
-from rankscope.models.loading import load
 from rankscope.models.view import ModelView
-from rankscope.stream.viewing import known_view, view_of
 from rankscope.surgery.operation import (
     AttentionChoice,
     MaskChoice,
@@ -26,20 +20,8 @@ from rankscope.surgery.operation import (
     Operation,
     number_set,
 )
-from rankscope.surgery.operator import Operator
 from rankscope.surgery.refusals import check_operable
-
-
-@dataclass
-class _Session:
-    """The operations under way on one model, carried out by one operator."""
-
-    view: ModelView
-    operations: list[Operation] = field(default_factory=list)
-    cleanup: ExitStack = field(default_factory=ExitStack)
-
-
-_SESSIONS: WeakKeyDictionary[nn.Module, _Session] = WeakKeyDictionary()
+from rankscope.surgery.session import remove_last, session_on
 
 
 @contextmanager
@@ -125,55 +107,10 @@ def operating(
     view: ModelView | None = None,
 ) -> Iterator[None]:
     """The same for an operation that is already described, on a model whose structure may be known."""
-    session = _SESSIONS.get(model)
-    outermost = session is None
-    if session is None:
-        _refuse_overlap(model)
-        session = _Session(view if view is not None else _view(model, inputs, blocks))
-    check_operable(operation, session.view)
-    session.operations.append(operation)
-    try:
-        if outermost:
-            session.cleanup.enter_context(Operator(session.view, session.operations).riding())
-            _SESSIONS[model] = session
-        yield
-    finally:
-        _remove_last(session.operations, operation)
-        if outermost:
-            _SESSIONS.pop(model, None)
-            session.cleanup.close()
-
-
-def _remove_last(operations: list[Operation], operation: Operation) -> None:
-    """Take out this very one, and not an equal one that was there before it."""
-    position = max(i for i, present in enumerate(operations) if present is operation)
-    del operations[position]
-
-
-def _refuse_overlap(model: nn.Module) -> None:
-    """Two hands on one stream would not see each other's cuts."""
-    for other in list(_SESSIONS):
-        if any(part is model for part in other.modules()) or any(part is other for part in model.modules()):
-            raise InputError(
-                f"{type(model).__name__} and {type(other).__name__}, which is operated on now, are parts of one model. "
-                f"Nest operate() on the same module, here the {type(other).__name__}."
-            )
-
-
-def operations_on(model: nn.Module) -> tuple[dict[str, Any], ...]:
-    """Plain descriptions of what is being done to a model right now, in order."""
-    session = _SESSIONS.get(model)
-    return () if session is None else tuple(operation.describe() for operation in session.operations)
-
-
-def _view(model: nn.Module, inputs: Any, blocks: str | Sequence[str] | None) -> ModelView:
-    loaded = load(model)
-    if inputs is None and loaded.config is None:
-        known = known_view(model)
-        if known is not None:
-            return known
-        raise InputError(
-            f"operate() has to see {type(model).__name__} run once, to find its blocks. Pass inputs= with something it "
-            "runs on, or measure it first."
-        )
-    return view_of(model, prepare_inputs(loaded, inputs, sequences=2, tokens=16, batch=2)[0], blocks=blocks)
+    with session_on(model, inputs=inputs, blocks=blocks, view=view) as session:
+        check_operable(operation, session.view)
+        session.operations.append(operation)
+        try:
+            yield
+        finally:
+            remove_last(session.operations, operation)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from math import prod
@@ -14,13 +15,23 @@ from torch import Tensor, nn
 from rankscope._errors import UnsupportedOperationError
 from rankscope.models.view import Label, ModelView
 from rankscope.stream.attention_calls import announce, from_sdpa, sdpa_arguments
-from rankscope.stream.follower import Perform, StreamFollower
-from rankscope.stream.frames import output_tensor, with_output_tensor
+from rankscope.stream.follower import Perform, StreamFollower, observing
+from rankscope.stream.frames import first_tensor, output_tensor, with_output_tensor
 from rankscope.stream.open_call import OpenCall
-from rankscope.stream.operators import is_attention, is_norm
+from rankscope.stream.operators import SOFTMAXES, is_attention, is_norm
 from rankscope.stream.recomputation import in_backward
 from rankscope.stream.sites import SiteRef
 from rankscope.surgery.attention_edits import before_kernel, before_softmax, edit_probs, edits_probs, needs_uniform
+from rankscope.surgery.graft import Graft, Spot
+from rankscope.surgery.graft_attention import (
+    gained_scores,
+    joint_mixture,
+    mixed_output,
+    mixed_probs,
+    score_gain,
+    with_gain,
+)
+from rankscope.surgery.graft_hand import READERS, GraftHand, spot_of
 from rankscope.surgery.kernels import run_edited
 from rankscope.surgery.norm_edits import normed
 from rankscope.surgery.operation import NormChoice, Operation, joint_edit
@@ -32,15 +43,18 @@ class Operator(StreamFollower):
     Args:
         view: the model and its structure.
         operations: what is done now; the list may grow and shrink while the operator rides.
+        grafts: what is put in, after the operations; this list may change too.
     """
 
-    def __init__(self, view: ModelView, operations: Sequence[Operation]) -> None:
+    def __init__(self, view: ModelView, operations: Sequence[Operation], grafts: Sequence[Graft] = ()) -> None:
         super().__init__(view)
         self._operations = operations
+        self._hand = GraftHand(grafts)
+        self._softmax_at: Spot | None = None
 
     def reads_attention(self) -> bool:
-        """Only while an operation changes attention."""
-        return any(operation.touches_attention for operation in self._operations)
+        """Only while an operation or a graft changes attention."""
+        return self._hand.touches_attention or any(operation.touches_attention for operation in self._operations)
 
     def opens_outside_a_pass(self) -> bool:
         """Gradient checkpointing runs blocks again, and they must be cut again."""
@@ -49,22 +63,48 @@ class Operator(StreamFollower):
     def _for(self, stack: str | None, layer: int) -> list[Operation]:
         return [operation for operation in self._operations if operation.applies_to(stack, layer)]
 
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        call = self._open
+        if call is None or not self._hand.grafts:
+            return super().__torch_function__(func, types, args, kwargs)
+        if self._hand.takes_product(func, args):
+            return self._hand.product(call, func, args)
+        if func in READERS and self._hand.at("reads"):
+            args = self._hand.read(call, args)
+        out = super().__torch_function__(func, types, args, kwargs)
+        if func in SOFTMAXES and self._softmax_at is not None:
+            self._hand.follow_probs(out, self._softmax_at)
+            self._softmax_at = None
+        self._hand.pass_on(func, args, out)
+        return out
+
     def on_add(self, call: OpenCall, label: Label | None, stream: Tensor, branch: Tensor, perform: Perform) -> Tensor:
         """Put the gain on the skip, or leave the MLP out."""
         operations = self._for(call.stack.name, call.layer) if label is not None else []
-        if label is None or not operations:
+        if label is None or not (operations or self._hand.grafts):
             return super().on_add(call, label, stream, branch, perform)
         gain = 1.0 if call.joins else prod(operation.gain(label) for operation in operations)
         if label == "mlp" and any(operation.mlp == "drop" for operation in operations):
             keeps_stream = gain == 1.0 or (gain == 0.0 and not call.is_joined)
-            return stream.clone() if keeps_stream else gain * stream
-        if gain == 1.0:
-            return super().on_add(call, label, stream, branch, perform)
-        return branch.clone() if gain == 0.0 else gain * stream + branch
+            return self._hand.sum(call, label, stream.clone() if keeps_stream else gain * stream)
+        own, added = self._hand.add(call, label, stream, branch)
+        if gain == 1.0 and own is stream and added is branch:
+            total = super().on_add(call, label, stream, branch, perform)
+        elif gain == 0.0:
+            total = added.clone()
+        else:
+            total = (own if gain == 1.0 else gain * own) + added
+        return self._hand.sum(call, label, total)
 
     def on_norm(self, call: OpenCall, x: Tensor, out: Tensor) -> Tensor:
         """Replace a norm of the stream."""
-        return normed(x, out, self._norm_choice(call))
+        out = normed(x, out, self._norm_choice(call))
+        if not call.is_at_final_norm:
+            for graft in self._hand.at("norms"):
+                out = graft.norm(spot_of(call), x, out, is_last=call.adds_are_over)
+        return out
 
     def _norm_choice(self, call: OpenCall) -> NormChoice:
         if call.is_at_final_norm:
@@ -83,34 +123,72 @@ class Operator(StreamFollower):
         assert self._open is not None
         return self._open.batch_and_tokens()[1]
 
+    def _spot(self, ref: SiteRef) -> Spot | None:
+        """Where grafts meet this attention; cross-attention is left alone."""
+        assert self._open is not None
+        if ref.site != "attention.probs" or not self._hand.touches_attention:
+            return None
+        return Spot(ref.stack, ref.layer, self._open.stack.depth)
+
     def on_fused(self, ref: SiteRef, args: Sequence[Any], kwargs: Mapping[str, Any], perform: Perform) -> Any:
         """Run the fused kernel on other arguments, and correct its output."""
-        operations, own = self._on_attention(ref), from_sdpa(args, kwargs)
-        if not operations or own is None:
+        operations, own, spot = self._on_attention(ref), from_sdpa(args, kwargs), self._spot(ref)
+        if own is None or not (operations or spot):
             return perform(*args, **kwargs)
         call = before_kernel(own, self._tokens(), operations)
-        after = joint_edit(operations)
+        after, mixture = joint_edit(operations), None
         if edits_probs(after):
             call = replace(call, edits=(partial(edit_probs, operation=after),))
-        out = run_edited(call, sdpa_arguments(args, kwargs), perform, after)
+        named = sdpa_arguments(args, kwargs)
+        value: Tensor = named["value"]
+        if spot is not None:
+            self._hand.seen = call.support()
+            value = self._hand.values(spot, value)
+            gain = score_gain(spot, self._hand.grafts, self._hand.seen, call.lengths)
+            call = replace(with_gain(call, gain), value=value)
+            mixture = joint_mixture(spot, self._hand.grafts)
+        out = run_edited(call, named, perform, after)
+        if mixture is not None:
+            out = mixed_output(out, call, mixture, named, perform)
+            call = replace(call, edits=(*call.edits, partial(mixed_probs, mixture=mixture)))
         announce(call)
-        return out
+        return out if spot is None or self._open is None else self._hand.attended(self._open, spot, out, value)
 
     def on_softmax(self, ref: SiteRef, args: Sequence[Any], kwargs: Mapping[str, Any], perform: Perform) -> Any:
         """Change scores before the softmax and probabilities after it."""
-        operations = self._on_attention(ref)
-        if not operations:
+        operations, spot = self._on_attention(ref), self._spot(ref)
+        if not (operations or spot):
             return perform(*args, **kwargs)
         tokens, after = self._tokens(), joint_edit(operations)
+        mixture = None if spot is None else joint_mixture(spot, self._hand.grafts)
         sinks = int(ref.site == "attention.probs" and args[0].shape[-1] == tokens + 1)
-        if sinks and (needs_uniform(after) or any(operation.attention == "uniform" for operation in operations)):
+        flat = needs_uniform(after) or any(operation.attention == "uniform" for operation in operations)
+        if sinks and (flat or self._hand.touches_attention):
             raise UnsupportedOperationError(
                 f"{ref}: a learned sink stands beside its keys: uniform has no meaning there."
             )
         scores, visible = before_softmax(args[0], tokens, operations, sinks)
+        if spot is not None:
+            self._hand.seen, self._softmax_at = visible, spot
+            self._hand.owe_values(spot)
+            gain = score_gain(spot, self._hand.grafts, visible, (scores.shape[-2], scores.shape[-1]))
+            scores = gained_scores(scores, visible, gain)
         sees_nothing = ~visible.any(dim=-1, keepdim=True)
         probs = perform(scores.masked_fill(sees_nothing, 0.0), *args[1:], **kwargs).masked_fill(sees_nothing, 0.0)
-        return edit_probs(probs, visible, after)
+        probs = edit_probs(probs, visible, after)
+        return probs if mixture is None else mixed_probs(probs, visible, mixture)
+
+    def on_leave(self, call: OpenCall, out: Tensor) -> None:
+        """Make sure that no graft was passed over."""
+        self._hand.check_values()
+
+    def _begin_pass(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        super()._begin_pass(module, args)
+        self._hand.reset()
+
+    def _end_pass(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        self._hand.reset()
+        super()._end_pass(module, args, output)
 
     def _inner_hooks(self, block: nn.Module) -> Iterator[torch.utils.hooks.RemovableHandle]:
         yield from super()._inner_hooks(block)
@@ -120,11 +198,28 @@ class Operator(StreamFollower):
             if is_attention(name, module)
             for inner in module.modules()
         }
-        for module in block.modules():
+        for name, module in block.named_modules():
+            if is_attention(name, module):
+                yield module.register_forward_pre_hook(self._note_attention_input, with_kwargs=True)
+            if isinstance(module, nn.MultiheadAttention):
+                yield module.register_forward_pre_hook(self._read_whole)
             if module is not block:
                 yield module.register_forward_pre_hook(self._refuse_parts)
             if is_norm(module) and id(module) not in inside_attention:
                 yield module.register_forward_hook(self._branch_norm)
+
+    def _note_attention_input(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        given = first_tensor(args, kwargs)
+        if self._open is not None and given is not None and given.shape == self._open.entry_shape:
+            self._hand.attention_input = weakref.ref(given)
+
+    def _read_whole(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        """Torch's own attention turns its inputs around before its one opaque product reads them."""
+        call = self._open
+        if call is None or not self._hand.at("reads"):
+            return None
+        with observing():
+            return self._hand.read(call, args)
 
     def _refuse_parts(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         if self._open is None and in_backward():

@@ -21,7 +21,7 @@ from rankscope.models.view import ModelView
 from rankscope.paths.capture import CONVENTIONS, Convention
 from rankscope.paths.lengths import ORIGINS, MemoryPlan, plan_memory
 from rankscope.paths.reading import COORDINATES, PathReader
-from rankscope.paths.report import PathTask
+from rankscope.paths.task import PathTask
 from rankscope.results.decomposition import judge_decomposition
 from rankscope.results.rows import RowWriter
 from rankscope.results.run import Run

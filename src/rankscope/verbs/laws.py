@@ -14,7 +14,7 @@ from rankscope.models.view import ModelView
 from rankscope.stream.attention_calls import AttentionCall
 from rankscope.stream.sites import SiteRef, SiteSelection
 from rankscope.stream.tracer import trace
-from rankscope.surgery.operating import operations_on
+from rankscope.surgery.session import operations_on
 from rankscope.theory.cubic_law import cubic_step
 from rankscope.verbs.exact_readings import LOG10, Readings, State
 

@@ -23,6 +23,7 @@ from rankscope.results.verdict import judge
 from rankscope.stream.sites import DEFAULT_SITES, SiteSelection
 from rankscope.stream.tracer import trace
 from rankscope.stream.viewing import undisturbed, view_of
+from rankscope.verbs.likeness import SITE, LikenessReader, labels_of
 from rankscope.verbs.null import gaussian_null
 from rankscope.verbs.origin import floor_of, provenance_of
 from rankscope.verbs.reader import SiteReader
@@ -42,6 +43,7 @@ def measure(
     dtype: torch.dtype | str | None = None,
     seed: int = 0,
     null: bool = False,
+    similarity: bool = False,
     blocks: str | Sequence[str] | None = None,
     progress: bool = False,
 ) -> Run:
@@ -62,6 +64,7 @@ def measure(
         dtype: of the weights, when the model is loaded here.
         seed: of a random initialisation and of random inputs.
         null: also measure Gaussian tokens of the same shape, for comparison.
+        similarity: also keep the cosines between at most 64 tokens of the first sequence behind each block.
         blocks: names or patterns of the block modules, where discovery needs help.
         progress: show a progress bar.
 
@@ -89,9 +92,12 @@ def measure(
     )
     writer = RowWriter()
     reader = SiteReader(specs, tokens_policy, writer)
+    if similarity and not selection.wants(SITE):
+        raise InputError(f"similarity is taken at {SITE}, which is not among the sites asked for: add it to sites.")
+    likeness = LikenessReader(reader, labels_of(prepared, loaded.tokenizer)) if similarity else None
     with undisturbed(loaded.model), quiet_transformers():
         view = view_of(loaded.model, prepared[0], blocks=blocks)
-        with trace(view, selection, reader):
+        with trace(view, selection, likeness or reader):
             for part in tqdm(prepared, desc="measure", unit="batch", disable=not progress):
                 reader.start(part)
                 part.run(loaded.model)
@@ -110,6 +116,7 @@ def measure(
         table=table,
         null=random_values,
         notes=(*loaded.notes, *prepared.notes),
+        extra={} if likeness is None else {"similarity": likeness.stored()},
     )
 
 

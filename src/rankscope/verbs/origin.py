@@ -10,7 +10,7 @@ from rankscope.linalg.precision import float_floor
 from rankscope.models.inputs import Prepared
 from rankscope.models.loading import LoadedModel
 from rankscope.results.provenance import Provenance
-from rankscope.surgery.operating import operations_on
+from rankscope.surgery.session import operations_on
 from rankscope.verbs.reader import SiteReader
 
 

@@ -58,6 +58,12 @@ class SiteReader:
         elif self._of_tokens:
             self._read_tokens(ref, seen)
 
+    @property
+    def first_sequence(self) -> int:
+        """Number of the first sequence of the forward pass that runs."""
+        assert self._batch is not None
+        return self._batch.first_sequence
+
     def kept(self, x: Tensor) -> Tensor | None:
         """Which tokens of a stream count; None for all."""
         return self._keep(x.shape[0], x.shape[1], x.device)

@@ -85,11 +85,14 @@ def batches_from_mapping(given: Mapping[str, Any], batch: int) -> tuple[Batch, .
     tensors = {name: value for name, value in given.items() if isinstance(value, torch.Tensor)}
     sizes = {name: value.shape[0] for name, value in tensors.items() if value.ndim > 0}
     if not sizes:
-        raise InputError(f"The inputs hold no tensor with a batch axis; got {', '.join(map(str, given)) or 'nothing'}.")
+        raise InputError(
+            f"The inputs hold no tensor with a batch axis; got {', '.join(map(str, given)) or 'nothing'}. Pass what "
+            "the model is called with, e.g. {'input_ids': ids} with ids of shape (batch, tokens)."
+        )
     count = max(sizes.values())
     uneven = {name: size for name, size in sizes.items() if size != count}
     if uneven:
-        raise InputError(f"The inputs disagree on the number of sequences: {sizes}.")
+        raise InputError(f"The inputs disagree on the number of sequences: {sizes}. Their first axes must be equal.")
     if count == 0:
         raise InputError("The inputs hold no sequence: their first axis has length 0.")
     found = []

@@ -104,7 +104,10 @@ def load(
         if path.exists():
             return _from_weights(_folder_or_gguf(path, request), text, "folder", seed)
         if not _HUB_ID.fullmatch(text) or text.startswith("."):
-            raise LoadError(f"There is no file or folder {text!r}, and it is not a hub id (NAME or OWNER/NAME) either.")
+            raise LoadError(
+                f"There is no file or folder {text!r}, and it is not a hub id (NAME or OWNER/NAME) either. For a "
+                "random initialisation write init:NAME; `rankscope ls presets` lists the names."
+            )
         return _from_weights(weights_from_hub(text, request), text, "hub", seed)
 
 
@@ -150,7 +153,10 @@ def _config_to_initialise(name: str, request: Request) -> tuple[Any, str, InputK
     path = Path(name).expanduser()
     if not path.exists():
         if "/" in name or name.endswith(".json") or name.startswith((".", "~")):
-            raise LoadError(f"There is no config.json or folder {name!r} to initialise.")
+            raise LoadError(
+                f"There is no config.json or folder {name!r} to initialise. Check the path, or name a preset "
+                "(`rankscope ls presets`)."
+            )
         preset(name)
     path = path / "config.json" if path.is_dir() else path
     if request.trust_remote_code:

@@ -1,0 +1,148 @@
+"""What a gauge costs a training: steps with and without one, taking turns, so that a slow machine is slow for both.
+
+Run ``python -m benchmarks.monitor_overhead`` for a BERT-base-size training (an hour or more), ``--small`` to try it.
+Three trainings of the same model advance side by side, a few steps each in turn: bare, with the default schedule, and
+with ``every=1``. The ratio of their wall times is printed and, with ``--out``, written as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rankscope.monitor import Gauge
+from rankscope.monitor.schedules import Schedule, as_schedule
+
+SIZES: dict[str, dict[str, int]] = {
+    "base": {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072},
+    "small": {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 128},
+}
+VOCABULARY = 1000
+
+
+class Training:
+    """One training that can be advanced by a few steps.
+
+    Args:
+        size: of the model.
+        batch: sequences and tokens of a training batch; the probe has the same number of tokens.
+        schedule: of the gauge, None for a bare training.
+        probe: sequences of the probe.
+    """
+
+    def __init__(self, size: str, batch: tuple[int, int], schedule: str | int | None, probe: int) -> None:
+        from transformers import BertConfig, BertForMaskedLM
+
+        torch.manual_seed(0)
+        self._model = BertForMaskedLM(BertConfig(vocab_size=VOCABULARY, **SIZES[size])).train()
+        self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=1e-4)
+        self._batches = _batches(batch)
+        self._clock = SteppedClock(as_schedule(schedule)) if schedule is not None else None
+        given = {"input_ids": next(_batches((probe, batch[1])))}
+        self._gauge = None if self._clock is None else Gauge(self._model, given, schedule=self._clock, strict=True)
+        self._step = 0
+        self.readings = 0
+        self.chunks: list[float] = []
+
+    @property
+    def seconds(self) -> float:
+        """Wall time of all steps so far."""
+        return sum(self.chunks)
+
+    def advance(self, steps: int) -> None:
+        """Take a few steps, timed."""
+        started = time.perf_counter()
+        if self._clock is not None:
+            self._clock.resume(started)
+        for _ in range(steps):
+            ids = next(self._batches)
+            self._model(input_ids=ids, labels=ids).loss.backward()
+            if self._gauge is not None:
+                self._gauge.after_backward(self._step)
+            self._optimizer.step()
+            self._optimizer.zero_grad()
+            if self._gauge is not None:
+                self.readings += self._gauge.step(self._step) is not None
+            self._step += 1
+        ended = time.perf_counter()
+        if self._clock is not None:
+            self._clock.pause(ended)
+        self.chunks.append(ended - started)
+
+
+class SteppedClock:
+    """A schedule whose clock stands still while the other trainings have their turn."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self._schedule = schedule
+        self._before, self._resumed = 0.0, 0.0
+
+    @property
+    def by_clock(self) -> bool:
+        return self._schedule.by_clock
+
+    def resume(self, now: float) -> None:
+        self._resumed = now
+
+    def pause(self, now: float) -> None:
+        self._before += now - self._resumed
+
+    def wants(self, step: int, now: float) -> bool:
+        return self._schedule.wants(step, self._before + time.perf_counter() - self._resumed)
+
+    def was_read(self, step: int, seconds: float) -> None:
+        self._schedule.was_read(step, seconds)
+
+
+def _batches(shape: tuple[int, int]) -> Iterator[torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    while True:
+        yield torch.randint(5, VOCABULARY, shape, generator=generator)
+
+
+def compare(size: str, batch: tuple[int, int], steps: int, chunk: int, probe: int) -> dict[str, Any]:
+    """Advance the three trainings in turn and compare their times."""
+    kinds: dict[str, str | int | None] = {"bare": None, "default": "1%", "every=1": 1}
+    trainings = {name: Training(size, batch, schedule, probe) for name, schedule in kinds.items()}
+    for done in range(0, steps, chunk):
+        for training in trainings.values():
+            training.advance(min(chunk, steps - done))
+    bare = trainings["bare"]
+    found: dict[str, Any] = {"size": size, "batch": batch, "steps": steps, "probe": probe, "torch": torch.__version__}
+    for name, training in trainings.items():
+        ratios = [mine / theirs for mine, theirs in zip(training.chunks, bare.chunks, strict=True)]
+        found[name] = {
+            "seconds": round(training.seconds, 2),
+            "readings": training.readings,
+            "ratio": round(training.seconds / bare.seconds, 4),
+            "median_ratio_of_chunks": round(statistics.median(ratios), 4),
+        }
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--small", action="store_true", help="a tiny model and few steps, to try it")
+    parser.add_argument("--steps", type=int)
+    parser.add_argument("--chunk", type=int, default=5, help="steps of one training before the next has its turn")
+    parser.add_argument("--probe", type=int, default=2, help="sequences of the probe")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    size, batch, steps = ("small", (8, 32), 60) if options.small else ("base", (8, 128), 500)
+    found = compare(size, batch, options.steps or steps, options.chunk, options.probe)
+    text = json.dumps(found, indent=1)
+    print(text)
+    if options.out is not None:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()

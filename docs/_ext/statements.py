@@ -1,0 +1,186 @@
+"""Directives that list what the registries hold: theorems with their code and tests, masks, remedies, alarms, verbs.
+
+``statements-index``
+    One section per registered theorem: formula, hypotheses, source, code, and the tests that name it.
+``registry-table``
+    One row per entry of ``masks``, ``remedies``, ``alarms`` or ``presets``.
+``commands-table``
+    One row per command, with the page that explains it.
+``exported-api``
+    The documentation of every exported name of one kind, ``functions`` or ``classes``.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from generated import GeneratedTable, as_markdown, markdown_table
+from sphinx.application import Sphinx
+
+ROOT = Path(__file__).parents[2]
+HOWTO = ROOT / "docs" / "howto"
+EXPLAINED_IN = {"ls": "../reference/registries.md", "env": "doctor.md"}
+"""Pages of commands that have none of their own name, as seen from ``docs/howto``."""
+
+
+def cited(cites: tuple[Any, ...]) -> str:
+    """Citations of an entry, as Markdown."""
+    return "; ".join(f"{{cite}}`{c.key}`" + (f", {c.place}" if c.place else "") for c in cites)
+
+
+def tests_naming(word: str) -> Iterator[tuple[Path, list[str]]]:
+    """Test files that name ``word``, each with the test functions that do; the file alone if it lies outside them."""
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        text = path.read_text(encoding="utf-8")
+        if word not in text:
+            continue
+        functions = [node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)]
+        yield path, [f.name for f in functions if word in (ast.get_source_segment(text, f) or "")]
+
+
+class StatementsIndex(GeneratedTable):
+    """One section per theorem, made from its declaration."""
+
+    def lines(self) -> list[str]:
+        from rankscope.theory.theorems import THEOREMS
+
+        return [line for theorem in THEOREMS.values() for line in (*self.section(theorem), "")]
+
+    def section(self, theorem: Any) -> list[str]:
+        place = Path(inspect.getsourcefile(theorem.function) or "")
+        self.env.note_dependency(str(place))
+        source = cited(theorem.cites) or "derived for this project"
+        return [
+            f"## {theorem.name.replace('_', ' ')}",
+            "",
+            as_markdown(theorem.summary),
+            "",
+            "$$",
+            theorem.statement,
+            "$$",
+            "",
+            f"- **Source:** {source}. **Kind:** {theorem.sides}; needs {theorem.needs}.",
+            f"- **Holds if:** {'; '.join(theorem.hypotheses) or 'always'}.",
+            f"- **Code:** {self.link(place)}",
+            f"- **Tests:** {self.tests(theorem.name)}",
+        ]
+
+    def tests(self, name: str) -> str:
+        found = list(tests_naming(name))
+        if not found:
+            return "none names it yet."
+        return "; ".join(self.link(path) + self.functions(names) for path, names in found)
+
+    def functions(self, names: list[str]) -> str:
+        shown = ", ".join(f"`{name}`" for name in names[:3])
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        return f" ({shown}{more})" if names else ""
+
+    def link(self, path: Path) -> str:
+        """A link to the file itself, which is copied beside the page."""
+        here = path.resolve().relative_to(ROOT)
+        up = "/".join([".."] * (1 + self.env.docname.count("/")))
+        return f"{{download}}`{here} <{up}/{here}>`"
+
+
+class RegistryTable(GeneratedTable):
+    """The argument names the registry."""
+
+    required_arguments = 1
+
+    def lines(self) -> list[str]:
+        return REGISTRIES[self.arguments[0]]()
+
+
+def masks_lines() -> list[str]:
+    from rankscope.masks import MASKS
+
+    rows = ([f"`{m.signature}`", as_markdown(m.summary), cited(m.cites)] for m in MASKS.values())
+    return markdown_table(["mask", "who sees whom", "source"], rows)
+
+
+def remedies_lines() -> list[str]:
+    from rankscope.remedies import REMEDIES
+
+    rows = (
+        [f"`{r.name}`", as_markdown(r.summary), f"{r.strength:g}: {r.strength_means}", r.parameters, cited(r.cites)]
+        for r in REMEDIES.values()
+    )
+    return markdown_table(["remedy", "what it changes", "strength", "parameters", "source"], rows)
+
+
+def alarms_lines() -> list[str]:
+    from rankscope.monitor import ALARMS
+
+    rows = (
+        [f"`{a.name}`", as_markdown(a.summary), ", ".join(f"`{m}`" for m in a.metrics), str(a.confirm), cited(a.cites)]
+        for a in ALARMS.values()
+    )
+    return markdown_table(["alarm", "raised when", "reads", "readings in a row", "source"], rows)
+
+
+def presets_lines() -> list[str]:
+    from rankscope.models.presets import PRESETS
+
+    rows = ([f"`init:{p.name}`", p.model_type, p.input_kind, p.summary] for p in PRESETS.values())
+    return markdown_table(["spec", "model type", "reads", ""], rows)
+
+
+REGISTRIES: Mapping[str, Callable[[], list[str]]] = {
+    "masks": masks_lines,
+    "remedies": remedies_lines,
+    "alarms": alarms_lines,
+    "presets": presets_lines,
+}
+
+
+class CommandsTable(GeneratedTable):
+    """Every command of the command line, from its own help."""
+
+    def lines(self) -> list[str]:
+        import typer.main
+
+        from rankscope.cli.app import app
+
+        commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+        rows = ([self.named(name), str(command.help).strip().split("\n")[0]] for name, command in commands.items())
+        return markdown_table(["command", "answers"], rows)
+
+    def named(self, name: str) -> str:
+        page = f"{name}.md" if (HOWTO / f"{name}.md").is_file() else EXPLAINED_IN.get(name)
+        if page is None:
+            return f"`{name}`"
+        up = "../" * self.env.docname.count("/")
+        return f"[`{name}`]({up}howto/{page})"
+
+
+class ExportedApi(GeneratedTable):
+    """The argument is ``functions`` or ``classes``."""
+
+    required_arguments = 1
+
+    def lines(self) -> list[str]:
+        import rankscope
+
+        values = {name: getattr(rankscope, name) for name in rankscope.__all__}
+        wanted = inspect.isclass if self.arguments[0] == "classes" else inspect.isroutine
+        chosen = [name for name, value in values.items() if wanted(value) and name != "RankscopeError"]
+        kind = "autoclass" if self.arguments[0] == "classes" else "autofunction"
+        body = [line for name in chosen for line in (f".. {kind}:: rankscope.{name}", *self.member_options(), "")]
+        return ["```{eval-rst}", *body, "```"]
+
+    def member_options(self) -> list[str]:
+        return ["   :members:"] if self.arguments[0] == "classes" else []
+
+
+def setup(app: Sphinx) -> dict[str, object]:
+    """Register the directives."""
+    app.add_directive("statements-index", StatementsIndex)
+    app.add_directive("registry-table", RegistryTable)
+    app.add_directive("commands-table", CommandsTable)
+    app.add_directive("exported-api", ExportedApi)
+    return {"version": "1", "parallel_read_safe": True}

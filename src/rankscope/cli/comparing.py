@@ -1,0 +1,48 @@
+"""``rankscope compare``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rankscope.cli import parameters
+from rankscope.cli.streams import print_json, remarks_console
+from rankscope.cli.words import split_names
+
+
+def compare_command(
+    a: Annotated[Path, typer.Argument(metavar="A", help="Folder of a run, written with --out.")],
+    b: Annotated[Path, typer.Argument(metavar="B", help="Folder of the run it is compared with.")],
+    metrics: parameters.Metrics = None,
+    site: Annotated[str | None, typer.Option("--site", help="Only this site.")] = None,
+    paired: Annotated[
+        bool | None, typer.Option("--paired/--unpaired", help="Pair the sequences or not; found out if not said.")
+    ] = None,
+    draws: Annotated[int, typer.Option("--draws", min=100, help="How many resamples.")] = 2000,
+    level: Annotated[float, typer.Option("--level", help="Level of the intervals.")] = 0.95,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the resampling.")] = 0,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write an HTML report of the comparison.")
+    ] = None,
+    figure: parameters.Figure = None,
+    as_json: parameters.AsJson = False,
+    quiet: parameters.Quiet = False,
+) -> None:
+    """How do two runs differ? Differences block by block, with intervals from resampling the sequences."""
+    import rankscope
+
+    found = rankscope.compare(
+        a, b, metrics=split_names(metrics), site=site, paired=paired, draws=draws, level=level, seed=seed
+    )
+    if figure is not None:
+        found.plot().savefig(figure, dpi=200)
+    if output is not None:
+        rankscope.report([a, b], output, comparison=found)
+    if as_json:
+        print_json(found.to_json())
+    else:
+        typer.echo(found.verdict if quiet else str(found))
+    if output is not None and not quiet:
+        remarks_console().print(f"wrote {output}", markup=False)

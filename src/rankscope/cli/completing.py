@@ -1,0 +1,29 @@
+"""Words a shell may complete. Nothing heavy is imported for them: a key press must not wait for torch."""
+
+from __future__ import annotations
+
+
+def complete_spec(incomplete: str) -> list[tuple[str, str]]:
+    """Presets as ``init:NAME``, each with what it is; folders are completed by the shell.
+
+    Example:
+        >>> complete_spec("init:tiny-ber")[0][0]
+        'init:tiny-bert'
+    """
+    from rankscope.models.presets import PRESETS
+
+    names = {f"init:{preset.name}": preset.summary for preset in PRESETS.values()}
+    return [(name, summary) for name, summary in names.items() if name.startswith(incomplete)]
+
+
+def complete_site(incomplete: str) -> list[tuple[str, str]]:
+    """Sites, the last of those given with commas.
+
+    Example:
+        >>> [word for word, _ in complete_site("block.in,block.o")]
+        ['block.in,block.out']
+    """
+    from rankscope.stream.sites import SITES
+
+    before, comma, last = incomplete.rpartition(",")
+    return [(f"{before}{comma}{name}", summary) for name, summary in SITES.items() if name.startswith(last)]

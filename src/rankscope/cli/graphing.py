@@ -1,0 +1,42 @@
+"""``rankscope masks``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from rankscope.cli import parameters
+from rankscope.cli.streams import print_json
+
+
+def masks_command(
+    masks: Annotated[
+        list[str],
+        typer.Argument(metavar="MASK", help="Names, expressions such as 'causal | sink(1)', or graph files."),
+    ],
+    tokens: Annotated[
+        int | None, typer.Option("--tokens", min=2, help="Length of the sequence; a graph file has its own.")
+    ] = None,
+    seed: parameters.Seed = 0,
+    figure: parameters.Figure = None,
+    as_json: parameters.AsJson = False,
+    quiet: parameters.Quiet = False,
+) -> None:
+    """What does a mask do to collapse? Centre nodes, radius, diameter, second eigenvalue, layers to agree."""
+    import rankscope
+    from rankscope.results.mask_facts import masks_as_text
+
+    graphs = [rankscope.mask_graph(mask, tokens, seed=seed) for mask in masks]
+    if figure is not None:
+        from rankscope.results.mask_figure import draw_masks
+
+        draw_masks(graphs).savefig(figure, dpi=200)
+    if as_json:
+        answers = [graph.to_json() for graph in graphs]
+        print_json(answers[0] if len(answers) == 1 else {"kind": "masks", "masks": answers})
+    elif quiet:
+        for graph in graphs:
+            typer.echo(f"{graph.mask}: {graph.verdict}")
+    else:
+        typer.echo(masks_as_text(graphs))

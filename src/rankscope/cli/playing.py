@@ -1,0 +1,50 @@
+"""``rankscope play``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rankscope.cli.streams import remarks_console
+
+Host = Annotated[
+    str, typer.Option("--host", metavar="ADDRESS", help="Address to listen on; this machine only by default.")
+]
+Port = Annotated[int | None, typer.Option("--port", min=1, max=65535, help="Port; the first free one from 7860 on.")]
+Set = Annotated[
+    list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Begin with this choice, e.g. skip_gain=0.")
+]
+Write = Annotated[
+    Path | None, typer.Option("--write", metavar="FILE", help="Write the picture as one HTML file and serve nothing.")
+]
+
+
+def _announce(address: str) -> None:
+    remarks_console().print(f"playing at {address} (Ctrl+C ends it)", markup=False)
+
+
+def play_command(
+    set_: Set = None,
+    write: Write = None,
+    host: Host = "127.0.0.1",
+    port: Port = None,
+    browser: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing.")] = False,
+) -> None:
+    """What does collapse look like? A page on this machine: build a small transformer and watch its tokens."""
+    from rankscope.playground.choices import choices_from
+
+    chosen = choices_from(set_ or [])
+    if write is None:
+        from rankscope.playground.page import serve
+
+        serve(host, port, first=chosen, browser=browser, announce=None if quiet else _announce)
+        return
+    from rankscope.playground.simulating import simulate
+    from rankscope.playground.writing import write_picture
+
+    written = write_picture(simulate(chosen), write)
+    if not quiet:
+        remarks_console().print(f"wrote {written} ({written.stat().st_size / 1000:.0f} kB)", markup=False)

@@ -1,0 +1,30 @@
+"""``rankscope report``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from rankscope.cli.streams import remarks_console
+
+Runs = Annotated[
+    list[Path], typer.Argument(metavar="RUN", help="Folders written with --out, of any verb, one or several.")
+]
+Page = Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The HTML file to write.")]
+
+
+def report_command(
+    runs: Runs,
+    output: Page = Path("report.html"),
+    title: Annotated[str | None, typer.Option("--title", help="Title of the page.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing.")] = False,
+) -> None:
+    """Show me: one HTML file about saved runs, with verdict, curves, ledger, maps and provenance; opens offline."""
+    import rankscope
+
+    written = rankscope.report(runs, output, title=title)
+    if not quiet:
+        size = written.stat().st_size / 1000
+        remarks_console().print(f"wrote {written} ({size:.0f} kB)", markup=False)

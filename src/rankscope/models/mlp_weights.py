@@ -1,0 +1,106 @@
+"""The weights of a block's MLP, read through the family descriptions."""
+
+# The names follow the algebra.
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from rankscope._errors import UnsupportedConfigError
+from rankscope.models.heads.family import ABSENT, Family, config_value, family_of
+
+_GATED = ("gate_proj", "up_proj", "down_proj")
+_PLAIN = (
+    ("c_fc", "c_proj"),
+    ("fc1", "fc2"),
+    ("fc_in", "fc_out"),
+    ("lin1", "lin2"),
+    ("up_proj", "down_proj"),
+    ("layer_1", "layer_2"),
+    ("dense_h_to_4h", "dense_4h_to_h"),
+    ("w1", "w2"),
+)
+_ACTIVATION_KEYS = ("hidden_act", "hidden_activation", "activation_function", "activation", "ff_activation")
+
+
+@dataclass(frozen=True, eq=False)
+class MlpWeights:
+    r""":math:`\phi(xW_{in})W_{out}`, or with a gate :math:`(\phi(xW_{gate})\odot xW_{in})W_{out}`; biases are left out.
+
+    Attributes:
+        W_in: (dim, width).
+        W_out: (width, dim).
+        W_gate: (dim, width), None without a gate.
+        activation: its name in the configuration.
+        radius: largest norm of a token that the norm before lets through; None without a gate.
+    """
+
+    W_in: torch.Tensor
+    W_out: torch.Tensor
+    W_gate: torch.Tensor | None
+    activation: str
+    radius: float | None
+
+
+def mlp_paths(family: Family) -> tuple[str, ...]:
+    """Paths inside a block under which parameters of its MLP, and of the norm before it, may be."""
+    return (*family.mlp, *family.norms)
+
+
+def mlp_weights(block: torch.nn.Module, config: Any) -> MlpWeights:
+    """The MLP of one block.
+
+    Raises:
+        UnsupportedConfigError: experts, or a layout that is not known.
+    """
+    family = family_of(config)
+    found = {name: p.detach() for name, p in block.named_parameters(remove_duplicate=False)}
+    turn = family.transposed
+    activation = _activation(config)
+    if len(family.mlp) == 2:
+        W_in, W_out = (_matrix(found, path, turn) for path in family.mlp)
+        if W_in is not None and W_out is not None:
+            return MlpWeights(W_in, W_out, None, activation, None)
+    elif len(family.mlp) == 1:
+        root = family.mlp[0]
+        gate, up, down = (_matrix(found, f"{root}.{name}", turn) for name in _GATED)
+        if gate is not None and up is not None and down is not None:
+            return MlpWeights(up, down, gate, activation, _radius(family, found, config))
+        for first, second in _PLAIN:
+            W_in, W_out = (_matrix(found, f"{root}.{name}", turn) for name in (first, second))
+            if W_in is not None and W_out is not None:
+                return MlpWeights(W_in, W_out, None, activation, None)
+    raise UnsupportedConfigError(
+        f"The MLP of {config.model_type!r} cannot be read: the family {family.name!r} has it at "
+        f"{' and '.join(family.mlp) or 'no known place'}, and there are no two or three plain matrices there."
+    )
+
+
+def _matrix(found: dict[str, torch.Tensor], path: str, transposed: bool) -> torch.Tensor | None:
+    weight = found.get(f"{path}.weight")
+    if weight is None or weight.ndim != 2:
+        return None
+    return weight if transposed else weight.T
+
+
+def _activation(config: Any) -> str:
+    for key in _ACTIVATION_KEYS:
+        value = config_value(config, key)
+        if value is not ABSENT and isinstance(value, str):
+            return value
+    raise UnsupportedConfigError(f"The configuration of {config.model_type!r} names no activation of its MLP.")
+
+
+def _radius(family: Family, found: dict[str, torch.Tensor], config: Any) -> float:
+    r"""Root mean square 1 times the gain: :math:`\|x\| \le \sqrt d\,\max|g|`; Gemma stores g - 1."""
+    gain = found.get(f"{family.norms[-1]}.weight") if len(family.norms) == 2 else None
+    if gain is None:
+        raise UnsupportedConfigError(
+            f"The gated MLP of {config.model_type!r} is Lipschitz only where its input is bounded, and the norm before "
+            "it is not where its family has it."
+        )
+    size = (gain.double() + 1 if str(config.model_type).startswith("gemma") else gain.double()).abs().max()
+    return float(size * gain.numel() ** 0.5)

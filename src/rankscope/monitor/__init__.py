@@ -1,0 +1,83 @@
+"""Is my training run collapsing? A gauge that watches and never disturbs.
+
+The contract, for plain loops and for everything that is built on top (host callbacks, sinks)::
+
+    gauge = Gauge(model, probe, record="runs/gauge", actions=("log",), sinks=(...))
+    for step, batch in enumerate(loader):
+        loss = model(**batch).loss
+        loss.backward()
+        gauge.after_backward(step)      # optional: Q/K against V gradient norms, read before zero_grad
+        optimizer.step(); optimizer.zero_grad()
+        reading = gauge.step(step)      # a Reading when one was due, else None
+        if gauge.should_stop:           # the "stop" action flags; it never raises
+            break
+    gauge.close()                       # or `with Gauge(...) as gauge:`
+
+``Gauge(model, probe, *, schedule="1%", metrics=None, alarms=None, actions=("log",), sinks=(), record=None,
+strict=False, where="probe", ...)``
+
+- ``model`` may be wrapped (DDP, FSDP2, ``torch.compile``); hooks and modes are put on and taken off inside ``step``.
+- ``probe``: what ``measure`` takes: texts, a tensor, a mapping of keyword arguments. Fixed for the whole run.
+- ``schedule``: ``"1%"`` (share of wall time), a whole number (every so many steps), ``"log"``, or a
+  :class:`~rankscope.monitor.schedules.Schedule`.
+- ``step`` and ``after_backward`` are called on **every rank** with the same step numbers, also on a rank without a
+  batch; sinks, record, log and warnings speak on rank 0 only; ``should_stop`` is set on every rank.
+- ``gauge.is_due(step)`` tells, without side effects on the model, whether this step will be read.
+- ``where="inside"``: ``with gauge.inside(step, batch): loss = model(**batch).loss`` reads the training forward itself
+  instead of the probe; ``gauge.step(step)`` then gives out what was read.
+- Nothing in the gauge raises into the run, unless ``strict=True`` (then every error does) or the ``"raise"`` action
+  (then ``CollapseError`` does). After an error ``gauge.disabled`` holds its cause in words; ``step`` gives None.
+
+:class:`Reading` is frozen: ``step``, ``scalars`` (finite floats by name), ``table`` (:class:`LayerValue` per metric and
+layer), ``alarms`` (:class:`Alarm` raised or cleared now), ``active``, ``seconds``, ``time``. A :class:`Sink` has
+``scalars(step, values)``, ``heatmap(step, heatmap)``, ``alarm(step, alarm)`` and ``close()``.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rankscope.monitor.acting import CollapseError, CollapseWarning
+    from rankscope.monitor.alarms import ALARMS
+    from rankscope.monitor.gauge import Gauge
+    from rankscope.monitor.protocol import Sink
+    from rankscope.monitor.recording import Record, read_record
+    from rankscope.monitor.values import Alarm, Heatmap, LayerValue, Reading
+
+__all__ = [
+    "ALARMS",
+    "Alarm",
+    "CollapseError",
+    "CollapseWarning",
+    "Gauge",
+    "Heatmap",
+    "LayerValue",
+    "Reading",
+    "Record",
+    "Sink",
+    "read_record",
+]
+
+_HOME = {
+    "ALARMS": "alarms",
+    "Alarm": "values",
+    "CollapseError": "acting",
+    "CollapseWarning": "acting",
+    "Gauge": "gauge",
+    "Heatmap": "values",
+    "LayerValue": "values",
+    "Reading": "values",
+    "Record": "recording",
+    "Sink": "protocol",
+    "read_record": "recording",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(sorted(__all__))}")
+    value: object = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value

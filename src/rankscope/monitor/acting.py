@@ -1,0 +1,67 @@
+"""What happens when an alarm is raised: log, warn, stop, raise, or a function of your own."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from rankscope._errors import InputError, RankscopeError, UnknownNameError
+from rankscope.monitor.values import Alarm
+
+Action = Literal["log", "warn", "stop", "raise"] | Callable[[Alarm], None]
+NAMED_ACTIONS = ("log", "warn", "stop", "raise")
+LOGGER = logging.getLogger("rankscope.monitor")
+
+
+class CollapseWarning(UserWarning):
+    """An alarm was raised."""
+
+
+class CollapseError(RankscopeError):
+    """An alarm was raised and the run asked to be ended by it (``actions=("raise",)``).
+
+    Attributes:
+        alarm: the alarm.
+    """
+
+    def __init__(self, alarm: Alarm) -> None:
+        super().__init__(alarm.sentence)
+        self.alarm = alarm
+
+
+class Actions:
+    """Carries out the actions asked for, in order; those that speak do so on the first rank only.
+
+    Args:
+        actions: names or functions of an :class:`Alarm`.
+        speaks: whether this rank logs, warns and calls functions.
+    """
+
+    def __init__(self, actions: Sequence[Action], *, speaks: bool) -> None:
+        if isinstance(actions, str):
+            raise InputError(f"actions={actions!r}: expected several in a tuple, such as ({actions!r},).")
+        for action in actions:
+            if isinstance(action, str) and action not in NAMED_ACTIONS:
+                raise UnknownNameError("action", action, NAMED_ACTIONS)
+            if not isinstance(action, str) and not callable(action):
+                raise InputError(f"The action {action!r} is neither a name nor a function of an alarm.")
+        self._actions = tuple(actions)
+        self._speaks = speaks
+        self.should_stop = False
+
+    def take(self, alarm: Alarm) -> None:
+        """Act on an alarm; one that is over is logged and handed to functions, nothing more."""
+        raised = alarm.state == "raised"
+        for action in self._actions:
+            if action == "stop":
+                self.should_stop = self.should_stop or raised
+            elif action == "log" and self._speaks:
+                LOGGER.log(logging.WARNING if raised else logging.INFO, "%s", alarm.sentence)
+            elif action == "warn" and self._speaks and raised:
+                warnings.warn(alarm.sentence, CollapseWarning, stacklevel=3)
+            elif not isinstance(action, str) and self._speaks:
+                action(alarm)
+        if raised and "raise" in self._actions:
+            raise CollapseError(alarm)

@@ -1,0 +1,125 @@
+"""What an alarm declares about itself, and the decorator that declares it. No torch in this file."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from rankscope._citations import Cite
+from rankscope._registry import Registry
+
+ANY = "any"
+"""Key of the remedies for every component that has none of its own."""
+
+
+@dataclass(frozen=True)
+class LayerState:
+    """What the rule of an alarm sees: one layer now, at the start of the run, and what random tokens would read.
+
+    Attributes:
+        now: means over the probe, by metric.
+        start: medians over the first readings of the run.
+        null: means over random tokens of the same shape.
+        largest_at_start: largest ``start`` over all layers of the stack.
+    """
+
+    now: Mapping[str, float]
+    start: Mapping[str, float]
+    null: Mapping[str, float]
+    largest_at_start: Mapping[str, float]
+
+    def has(self, *metrics: str) -> bool:
+        """Whether all of these were measured now, with a finite value."""
+        return all(math.isfinite(self.now.get(metric, math.nan)) for metric in metrics)
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """How bad it is.
+
+    Attributes:
+        severity: 1 where the alarm is raised; doubling it means twice as far beyond the threshold.
+        evidence: the numbers it rests on, by name.
+        words: the same in a few words.
+    """
+
+    severity: float
+    evidence: Mapping[str, float]
+    words: str
+
+
+Rule = Callable[[LayerState], "Judgement | None"]
+
+
+@dataclass(frozen=True)
+class AlarmSpec:
+    """An alarm: facts, and one pure function of a layer's state.
+
+    Attributes:
+        name: the function's name.
+        summary: first line of its docstring.
+        metrics: what it reads.
+        title: how a sentence about it begins.
+        remedies: by likely component, two names each; ``"any"`` for the other components.
+        confirm: so many readings in a row must be beyond the threshold before it is raised, and below ``release``
+            before it is cleared.
+        release: severity below which it is over; between ``release`` and 1 nothing changes.
+        blames: whether the ledger of skip adds can name the component.
+        cites: where it comes from.
+        rule: the function.
+    """
+
+    name: str
+    summary: str
+    metrics: tuple[str, ...]
+    title: str
+    remedies: Mapping[str, tuple[str, str]]
+    confirm: int
+    release: float
+    blames: str | None
+    cites: tuple[Cite, ...]
+    rule: Rule
+
+    def remedies_for(self, component: str) -> tuple[str, str]:
+        """Two remedies worth trying when this component is the likely cause."""
+        return self.remedies.get(component, self.remedies[ANY])
+
+
+ALARMS: Registry[AlarmSpec] = Registry("alarm", "rankscope.monitor.alarms")
+
+
+def alarm(
+    *,
+    metrics: tuple[str, ...],
+    title: str,
+    remedies: Mapping[str, tuple[str, str]],
+    confirm: int = 2,
+    release: float = 0.5,
+    blames: str | None = None,
+    cites: tuple[Cite, ...] = (),
+) -> Callable[[Rule], Rule]:
+    """Register a rule; ``blames`` names the component where the ledger is not asked."""
+
+    def register(rule: Rule) -> Rule:
+        summary = (rule.__doc__ or "").strip().split("\n", 1)[0]
+        facts = (metrics, title, MappingProxyType(dict(remedies)), confirm, release, blames, cites)
+        ALARMS.add(rule.__name__, AlarmSpec(rule.__name__, summary, *facts, rule))
+        return rule
+
+    return register
+
+
+def fallen(now: float, reference: float, factor: float) -> float:
+    """Severity of having fallen to ``factor`` times a reference: 1 there, 2 at half of that."""
+    if not math.isfinite(reference) or reference <= 0.0:
+        return 0.0
+    return math.inf if now <= 0.0 else factor * reference / now
+
+
+def share_above(share: float, null: float, limit: float) -> float:
+    """Severity of a share beyond what chance gives: 1 where it covers ``limit`` of the way from chance to all."""
+    if not math.isfinite(null) or null >= 1.0:
+        return 0.0
+    return max(0.0, (share - null) / (1.0 - null)) / limit

@@ -1,0 +1,37 @@
+"""Queries and keys stop learning."""
+
+from __future__ import annotations
+
+import math
+
+from rankscope._citations import Cite
+from rankscope.monitor.alarms._spec import ANY, Judgement, LayerState, alarm, fallen
+
+OF_START = 0.02
+OF_LARGEST = 1e-3
+"""Of the ratio in the best layer at the start of the run: there is no random null for a gradient."""
+
+
+@alarm(
+    metrics=("qk_to_v_gradient",),
+    title="Query and key gradients vanish",
+    remedies={"skip": ("residual_scale", "pre_norm"), ANY: ("residual_scale", "centred_attention")},
+    confirm=3,
+    cites=(Cite("noci2022signal"),),
+)
+def vanishing_qk_gradients(layer: LayerState) -> Judgement | None:
+    """Gradients of queries and keys are tiny beside those of values, which is what equal tokens do to them.
+
+    **Heuristic.** Severity is the larger of 0.02 start / q and 0.001 (largest start of any layer) / q, with q the ratio
+    of the norms. Gradients of single batches are noisy: three readings in a row must agree.
+    """
+    if not layer.has("qk_to_v_gradient"):
+        return None
+    now, start = layer.now["qk_to_v_gradient"], layer.start.get("qk_to_v_gradient", math.nan)
+    largest = layer.largest_at_start.get("qk_to_v_gradient", math.nan)
+    return Judgement(
+        severity=max(fallen(now, start, OF_START), fallen(now, largest, OF_LARGEST)),
+        evidence={"qk_to_v_gradient": now, "at_start": start, "largest_at_start": largest},
+        words=f"query and key gradients are {now:.2g} of the value gradient (start of the run {start:.2g}, "
+        f"best layer then {largest:.2g})",
+    )

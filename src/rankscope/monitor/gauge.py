@@ -1,0 +1,273 @@
+"""The gauge: looks at a run now and then, and leaves it as it was."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+from torch import nn
+
+from rankscope._errors import InputError
+from rankscope.models.inputs import TokensPolicy
+from rankscope.monitor.acting import LOGGER, Action, Actions, CollapseError
+from rankscope.monitor.battery import Battery, chosen_metrics
+from rankscope.monitor.inside import InsideReader
+from rankscope.monitor.ledger import likely_component
+from rankscope.monitor.outlets import Outlets
+from rankscope.monitor.probing import Given, ProbePlan, Prober
+from rankscope.monitor.protocol import Sink
+from rankscope.monitor.ranks import Ranks, same_as_first
+from rankscope.monitor.references import References, random_null
+from rankscope.monitor.schedules import Schedule, as_schedule
+from rankscope.monitor.values import LayerValue, Reading, scalar_name
+from rankscope.monitor.watching import Watch, chosen_alarms
+from rankscope.monitor.wrappers import unwrapped
+
+Where = Literal["probe", "inside"]
+
+
+class Gauge:
+    """Watches a training run for collapse.
+
+    Args:
+        model: the model that is trained, wrapped or not; with several ranks, after ``init_process_group``.
+        probe: what it is looked at with, fixed for the run: texts, a tensor, keyword arguments, or None for the
+            built-in sample text. Eight sequences are enough; a slice of a validation batch is a good choice.
+        schedule: ``"1%"`` of the wall time, every so many steps (a whole number), ``"log"``, or a ``Schedule``.
+        metrics: names from ``rankscope ls metrics``; None for the cheap battery.
+        alarms: names from ``ALARMS``; None for all of them, an empty tuple for none.
+        actions: what to do on an alarm: ``"log"``, ``"warn"``, ``"stop"`` (sets :attr:`should_stop`), ``"raise"``
+            (``CollapseError``), or functions of an ``Alarm``.
+        sinks: where scalars, heatmaps and alarms go beside the record.
+        record: a folder for the record; None to keep none.
+        strict: raise errors of the gauge itself instead of reporting them and switching the gauge off.
+        where: ``"probe"``, or ``"inside"`` to read training forwards wrapped in :meth:`inside`. Inside, every rank of
+            a DDP training reads its own batch, so that :attr:`should_stop` may differ between ranks.
+        sequences: at most how many of the probe.
+        tokens: length at which texts are cut; tensors are left as they are.
+        tokens_policy: ``"content"``, ``"no-first"`` or ``"no-special"``.
+        blocks: names or patterns of the block modules, where discovery needs help.
+        patience: seconds to wait for other ranks where a forward pass needs them (FSDP).
+
+    Raises:
+        RankscopeError: here, for arguments that mean nothing; later only with ``strict`` or the ``"raise"`` action.
+
+    Example:
+        >>> from rankscope.models.loading import load
+        >>> with Gauge(load("init:tiny-bert").model, None, schedule=10, sequences=2, tokens=8) as gauge:
+        ...     [step for step in range(25) if gauge.step(step) is not None]
+        [0, 10, 20]
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        probe: Given,
+        *,
+        schedule: str | int | Schedule = "1%",
+        metrics: Sequence[str] | None = None,
+        alarms: Sequence[str] | None = None,
+        actions: Sequence[Action] = ("log",),
+        sinks: Sequence[Sink] = (),
+        record: str | Path | None = None,
+        strict: bool = False,
+        where: Where = "probe",
+        sequences: int = 8,
+        tokens: int = 128,
+        tokens_policy: TokensPolicy = "content",
+        blocks: str | Sequence[str] | None = None,
+        patience: float = 60.0,
+    ) -> None:
+        if where not in ("probe", "inside"):
+            raise InputError(f"where={where!r}: expected 'probe' or 'inside'.")
+        specs, rules = chosen_metrics(metrics), chosen_alarms(alarms)
+        self._schedule = as_schedule(schedule)
+        self._ranks = Ranks(patience)
+        self._prober = Prober(
+            unwrapped(model), ProbePlan(probe, sequences, tokens, tokens_policy, blocks), Battery(specs, tokens_policy)
+        )
+        self._actions = Actions(actions, speaks=self._ranks.is_first)
+        facts = {
+            "model": type(self._prober.model).__qualname__,
+            "metrics": [spec.name for spec in specs],
+            "alarms": [rule.name for rule in rules],
+            "schedule": repr(self._schedule),
+            "where": where,
+            "ranks": self._ranks.world,
+        }
+        outlets = sinks if self._ranks.is_first else ()
+        self._outlets = Outlets(outlets, record if self._ranks.is_first else None, facts, strict=strict)
+        self._inside = InsideReader(self._prober, tokens_policy)
+        self._watch, self._references = Watch(rules), References()
+        self._where, self._strict = where, strict
+        self._decision: tuple[int, bool] | None = None
+        self._meeting: tuple[int, bool] | None = None
+        self._last_read: int | None = None
+        self._gradients: tuple[LayerValue, ...] = ()
+        self._spent = 0.0
+        self.disabled: str | None = None
+        self.last: Reading | None = None
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether an alarm asked for the run to be stopped (``actions=("stop",)``)."""
+        return self._actions.should_stop
+
+    def is_due(self, step: int) -> bool:
+        """Whether this step will be read; the same answer however often it is asked."""
+        if self.disabled is not None:
+            return False
+        if self._decision is None or self._decision[0] != step:
+            with self._guarded():
+                self._decision = (step, self._decide(step))
+        return self._decision is not None and self._decision == (step, True)
+
+    def after_backward(self, step: int) -> None:
+        """Read gradient norms, if this step is due; call it between ``backward`` and ``zero_grad``."""
+        if not self.is_due(step):
+            return
+        with self._guarded(), self._timed():
+            if self._meets(step):
+                self._gradients = self._prober.look_at_gradients()
+
+    @contextmanager
+    def inside(self, step: int, batch: Mapping[str, Any] | None = None) -> Iterator[None]:
+        """Read the training forward that runs in the ``with`` block, if this step is due (``where="inside"``).
+
+        Args:
+            step: the training step.
+            batch: keyword arguments of the forward, so that padding is left out; without it every token counts.
+        """
+        if self._where != "inside":
+            raise InputError("gauge.inside() reads the training forward: build the gauge with where='inside'.")
+        if not self.is_due(step):
+            yield
+            return
+        with self._inside.reading(self._guarded, self._timed, batch):
+            yield
+
+    def step(self, step: int) -> Reading | None:
+        """Look, if this step is due. Call it once per training step, outside forward and backward, on every rank."""
+        if not self.is_due(step):
+            return None
+        reading: Reading | None = None
+        with self._guarded():
+            with self._timed():
+                values = self._values(step)
+                found = self._conclude(step, values) if values else None
+            if found is not None:
+                reading = self.last = replace(found, seconds=self._spent)
+                with self._timed():
+                    self._outlets.write(reading)
+            self._schedule.was_read(step, self._spent)
+            self._last_read, self._spent, self._decision = step, 0.0, (step, False)
+            for alarm in () if reading is None else reading.alarms:
+                self._actions.take(alarm)
+        return reading
+
+    def close(self) -> None:
+        """Write what is still to be written and close sinks and record; may be called again."""
+        with self._guarded():
+            self._outlets.close(0 if self._last_read is None else self._last_read)
+
+    def __enter__(self) -> Gauge:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _decide(self, step: int) -> bool:
+        now = time.monotonic()
+        if not self._schedule.by_clock or self._ranks.world == 1:
+            return self._schedule.wants(step, now)
+        announced = self._ranks.announced()
+        pending = announced is not None and (self._last_read is None or announced > self._last_read)
+        if self._ranks.is_first and not pending and self._schedule.wants(step, now):
+            self._ranks.announce(step + 1)
+            return False
+        return pending and announced is not None and step >= announced
+
+    def _meets(self, step: int) -> bool:
+        """Whether every rank is here, where one cannot look alone."""
+        if not self._prober.needs_all_ranks:
+            return True
+        if self._meeting is None or self._meeting[0] != step:
+            self._meeting = (step, self._ranks.meet(step))
+            if not self._meeting[1]:
+                self._switch_off(
+                    f"not all {self._ranks.world} ranks called the gauge at step {step} in time, and a model spread "
+                    "over ranks can only be read by all of them together. Call it on every rank, also without a batch."
+                )
+        return self._meeting[1]
+
+    def _values(self, step: int) -> tuple[LayerValue, ...]:
+        gradients, self._gradients = self._gradients, ()
+        read = self._inside.take() if self._where == "inside" else ()
+        if (self._where == "inside" and not read) or not self._meets(step):
+            return ()
+        values = (*(read or self._prober.look()), *gradients)
+        return same_as_first(values, self._prober.model) if self._prober.needs_all_ranks else values
+
+    def _conclude(self, step: int, values: tuple[LayerValue, ...]) -> Reading:
+        if not self._references.null:
+            self._references.null = random_null(self._prober.battery.specs, self._prober.battery.shapes)
+        self._references.take(values)
+        ledger = None
+
+        def blame(stack: str | None, layer: int) -> str:
+            nonlocal ledger
+            ledger = self._prober.ledger() if ledger is None else ledger
+            return likely_component(ledger[stack], layer)
+
+        alarms = self._watch.look(step, self._references.states(values), blame)
+        active = self._watch.active
+        scalars = {**_scalars(values), "rankscope/alarms": float(len(active))}
+        return Reading(step, scalars, values, alarms, active, time=time.time())
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._spent += time.perf_counter() - started
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """Whatever goes wrong inside is reported once, and the gauge switches itself off."""
+        try:
+            yield
+        except CollapseError:
+            raise
+        except Exception as error:
+            if self._strict:
+                raise
+            self._switch_off(f"{type(error).__name__}: {error}", error)
+
+    def _switch_off(self, why: str, error: Exception | None = None) -> None:
+        if self.disabled is None:
+            self.disabled = why
+            self._ranks.leave()
+            LOGGER.error("The gauge switched itself off; the run goes on. Cause: %s", why, exc_info=error)
+
+
+def _scalars(values: Sequence[LayerValue]) -> dict[str, float]:
+    """Least, mean and most over the layers of each metric."""
+    groups: dict[tuple[str, str | None], list[float]] = {}
+    for row in values:
+        if math.isfinite(row.mean):
+            groups.setdefault((row.metric, row.stack), []).append(row.mean)
+    found: dict[str, float] = {}
+    for (metric, stack), means in groups.items():
+        found[scalar_name(metric, stack, "least")] = min(means)
+        found[scalar_name(metric, stack, "mean")] = math.fsum(means) / len(means)
+        found[scalar_name(metric, stack, "most")] = max(means)
+    return found

@@ -1,0 +1,79 @@
+"""The gauge in a loop that runs on accelerate: a plain loop whose scalars go through ``accelerator.log``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from rankscope.monitor.protocol import Sink
+from rankscope.monitor.values import Alarm, Heatmap
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+
+class AcceleratorSink:
+    """Writes to the trackers that ``accelerator.init_trackers`` started: scalars to all, pictures to those it knows.
+
+    Args:
+        accelerator: yours. Trackers are looked up when something is written, so it may be given before they start.
+
+    Example::
+
+        gauge = Gauge(model, probe, sinks=[AcceleratorSink(accelerator)], record="runs/gauge")
+        for step, batch in enumerate(loader):
+            ...
+            accelerator.backward(loss)
+            gauge.after_backward(step)
+            optimizer.step(); optimizer.zero_grad()
+            gauge.step(step)
+        gauge.close()               # before accelerator.end_training(), which ends the trackers
+    """
+
+    def __init__(self, accelerator: Accelerator) -> None:
+        self._accelerator = accelerator
+        self._of_trackers: dict[int, tuple[Any, tuple[Sink, ...]]] = {}
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """Through ``accelerator.log``."""
+        self._accelerator.log(dict(values), step=step)
+
+    def heatmap(self, step: int, heatmap: Heatmap) -> None:
+        """To TensorBoard, W&B, MLflow and trackio, where one of them is a tracker."""
+        for sink in self._sinks():
+            sink.heatmap(step, heatmap)
+
+    def alarm(self, step: int, alarm: Alarm) -> None:
+        """To the same."""
+        for sink in self._sinks():
+            sink.alarm(step, alarm)
+
+    def close(self) -> None:
+        """Nothing: ``accelerator.end_training`` ends the trackers."""
+
+    def _sinks(self) -> Iterator[Sink]:
+        for tracker in self._accelerator.trackers:
+            if id(tracker) not in self._of_trackers:
+                # The tracker is kept beside its sinks, so that its id is not given to another.
+                self._of_trackers[id(tracker)] = (tracker, tuple(_sinks_of(tracker.name, tracker.tracker)))
+            yield from self._of_trackers[id(tracker)][1]
+
+
+def _sinks_of(name: str, inner: Any) -> Iterator[Sink]:
+    """A sink for what a tracker of this name writes to; none for a tracker that is not known here."""
+    if name == "tensorboard":
+        from rankscope.monitor.sinks.tensorboard import TensorBoardSink
+
+        yield TensorBoardSink(inner)
+    elif name == "wandb":
+        from rankscope.monitor.sinks.wandb import WandbSink
+
+        yield WandbSink(inner)
+    elif name == "mlflow":
+        from rankscope.monitor.sinks.mlflow import MlflowSink
+
+        yield MlflowSink(inner.info.run_id)
+    elif name == "trackio":
+        from rankscope.monitor.sinks.trackio import TrackioSink
+
+        yield TrackioSink(inner)

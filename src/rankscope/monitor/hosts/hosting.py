@@ -1,0 +1,153 @@
+"""What every host callback shares: the gauge is built when training starts, and nothing it does ends the run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from torch import nn
+
+from rankscope._errors import UnknownNameError
+from rankscope.models.inputs import TokensPolicy
+from rankscope.monitor.acting import LOGGER, Action, Actions
+from rankscope.monitor.battery import chosen_metrics
+from rankscope.monitor.gauge import Gauge
+from rankscope.monitor.probing import Given
+from rankscope.monitor.protocol import Sink
+from rankscope.monitor.schedules import Schedule, as_schedule
+from rankscope.monitor.values import Alarm, Heatmap
+from rankscope.monitor.watching import chosen_alarms
+
+T = TypeVar("T")
+
+
+class HostedGauge:
+    """A gauge to be built once the host has put the model on its devices and started its processes.
+
+    Args:
+        probe: what the model is looked at with: texts, a tensor, keyword arguments of its forward, or None.
+        model: dotted name of the transformer inside the module the host trains, as ``named_modules`` has it; ``""``
+            when that module's own forward takes the probe.
+        schedule: ``"1%"`` of the wall time, every so many steps (a whole number), ``"log"``, or a ``Schedule``.
+        metrics: names from ``rankscope ls metrics``; None for the cheap battery.
+        alarms: names from ``ALARMS``; None for all of them, an empty tuple for none.
+        actions: ``"log"``, ``"warn"``, ``"stop"`` (ends training the host's own way), ``"raise"``, or functions.
+        sinks: further places to write to; the loggers of the host are found without being named.
+        record: a folder for the record; None to keep none.
+        strict: raise errors of the gauge instead of reporting them and going on without it.
+        sequences: at most how many of the probe.
+        tokens: length at which texts are cut.
+        tokens_policy: ``"content"``, ``"no-first"`` or ``"no-special"``.
+        blocks: names or patterns of the block modules, where discovery needs help.
+        patience: seconds to wait for other ranks where a forward pass needs them.
+
+    Attributes:
+        gauge: the gauge while training runs and the last one after it; None before.
+    """
+
+    def __init__(
+        self,
+        probe: Given,
+        *,
+        model: str = "",
+        schedule: str | int | Schedule = "1%",
+        metrics: Sequence[str] | None = None,
+        alarms: Sequence[str] | None = None,
+        actions: Sequence[Action] = ("log",),
+        sinks: Sequence[Sink] = (),
+        record: str | Path | None = None,
+        strict: bool = False,
+        sequences: int = 8,
+        tokens: int = 128,
+        tokens_policy: TokensPolicy = "content",
+        blocks: str | Sequence[str] | None = None,
+        patience: float = 60.0,
+    ) -> None:
+        # What means nothing is said where it was written, not when training starts.
+        as_schedule(schedule), chosen_metrics(metrics), chosen_alarms(alarms), Actions(actions, speaks=False)
+        self._probe, self._schedule, self._metrics, self._alarms = probe, schedule, metrics, alarms
+        self._actions, self._sinks, self._record, self._strict = actions, tuple(sinks), record, strict
+        self._sequences, self._tokens, self._tokens_policy = sequences, tokens, tokens_policy
+        self._model, self._blocks, self._patience = model, blocks, patience
+        self._deaf = False
+        self.gauge: Gauge | None = None
+
+    def _start(self, model: nn.Module, loggers: Sequence[Sink]) -> Gauge:
+        """Build the gauge; ``loggers`` are those of the host, which gets its scalars another way.
+
+        Raises:
+            UnknownNameError: the trained module has no part of the name given.
+        """
+        parts = dict(model.named_modules())
+        if self._model not in parts:
+            raise UnknownNameError(f"part of {type(model).__name__}", self._model, [name for name in parts if name])
+        found = (*(WithoutScalars(logger) for logger in loggers), *self._sinks)
+        self._deaf = False
+        self.gauge = Gauge(
+            parts[self._model],
+            self._probe,
+            schedule=self._schedule,
+            metrics=self._metrics,
+            alarms=self._alarms,
+            actions=self._actions,
+            sinks=found,
+            record=self._record,
+            strict=self._strict,
+            sequences=self._sequences,
+            tokens=self._tokens,
+            tokens_policy=self._tokens_policy,
+            blocks=self._blocks,
+            patience=self._patience,
+        )
+        return self.gauge
+
+    def _sinks_for(self, loggers: Iterable[T], sinks_of: Callable[[T], Iterator[Sink]]) -> tuple[Sink, ...]:
+        """Sinks for the loggers of the host; one that cannot be written to is reported and left out."""
+        found: list[Sink] = []
+        for logger in loggers:
+            try:
+                found += sinks_of(logger)
+            except Exception as error:
+                if self._strict:
+                    raise
+                LOGGER.warning("%s gets no heatmaps and alarms: %s", type(logger).__name__, error)
+        return tuple(found)
+
+    def _tell_host(self, log: Callable[[], None]) -> None:
+        """Hand a reading to the host's own logging; once that fails the host gets no more of them."""
+        if self._deaf:
+            return
+        try:
+            log()
+        except Exception:
+            if self._strict:
+                raise
+            self._deaf = True
+            LOGGER.exception("The host could not log a reading and gets no more of them; the run goes on.")
+
+
+class WithoutScalars:
+    """A logger of the host that is handed heatmaps and alarms only: scalars go through the host itself.
+
+    Args:
+        logger: the sink that writes to it.
+    """
+
+    def __init__(self, logger: Sink) -> None:
+        self._logger = logger
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """Nothing: the host logs them."""
+
+    def heatmap(self, step: int, heatmap: Heatmap) -> None:
+        """Handed on."""
+        self._logger.heatmap(step, heatmap)
+
+    def alarm(self, step: int, alarm: Alarm) -> None:
+        """Handed on."""
+        self._logger.alarm(step, alarm)
+
+    def close(self) -> None:
+        """Handed on."""
+        self._logger.close()

@@ -1,0 +1,126 @@
+"""The gauge in a Hugging Face ``Trainer``.
+
+User callbacks run after the reporters, so that what they add to ``logs`` reaches none of them; and a callback does not
+know its trainer. :meth:`GaugeCallback.attach` settles both: values go through ``trainer.log``, on every process as the
+trainer itself does it, and the callback stands first in line, before reporters close their files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from rankscope._errors import InputError
+from rankscope.monitor.acting import LOGGER
+from rankscope.monitor.hosts.hosting import HostedGauge
+from rankscope.monitor.protocol import Sink
+from rankscope.monitor.values import Reading
+
+
+class GaugeCallback(HostedGauge, TrainerCallback):
+    """Watches a ``Trainer``; its arguments are those of :class:`~rankscope.monitor.hosts.hosting.HostedGauge`.
+
+    Gradients are read after clipping and before the optimizer's step, which leaves the ratio of Q/K to V as it is.
+    Step numbers are ``state.global_step``, counted after the step. ``"stop"`` sets ``control.should_training_stop``.
+
+    Example::
+
+        GaugeCallback(probe, record="runs/gauge").attach(trainer)
+        trainer.train()
+    """
+
+    _trainer: Trainer | None = None
+    _running = False
+
+    def attach(self, trainer: Trainer) -> GaugeCallback:
+        """Add the callback to the trainer, in front of the others, and log through it from now on."""
+        if not isinstance(trainer, Trainer):
+            raise InputError(f"attach() takes a transformers.Trainer, got {type(trainer).__name__}.")
+        callbacks = trainer.callback_handler.callbacks
+        if self in callbacks:
+            callbacks.remove(self)
+        callbacks.insert(0, self)
+        self._trainer = trainer
+        return self
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **facts: Any
+    ) -> None:
+        """A new run; the gauge is built at its first step, when reporters are ready."""
+        self._running = False
+        if self._trainer is None:
+            LOGGER.warning(
+                "GaugeCallback does not know its trainer: readings go to the record and to sinks, but not to the "
+                "trainer's reporters. Use GaugeCallback(...).attach(trainer) instead of Trainer(callbacks=[...])."
+            )
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, *, model: nn.Module, **facts: Any
+    ) -> None:
+        """Build the gauge, the first time."""
+        if not self._running:
+            self._running = True
+            self._start(model, self._reporters() if state.is_world_process_zero else ())
+
+    def on_pre_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **facts: Any
+    ) -> None:
+        """Read gradients, which ``zero_grad`` is about to remove."""
+        if self.gauge is not None:
+            self.gauge.after_backward(state.global_step + 1)
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **facts: Any
+    ) -> TrainerControl:
+        """Look, log, and stop if asked to."""
+        if self.gauge is None:
+            return control
+        reading = self.gauge.step(state.global_step)
+        if reading is not None:
+            self._tell_host(lambda: self._log(reading, control))
+        if self.gauge.should_stop:
+            control.should_training_stop = True
+        return control
+
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **facts: Any) -> None:
+        """Write the last heatmaps and close the record."""
+        if self.gauge is not None and self._running:
+            self.gauge.close()
+        self._running = False
+
+    def _log(self, reading: Reading, control: TrainerControl) -> None:
+        if self._trainer is None:
+            return
+        # Logging anything marks this step as logged, and its loss would be left out.
+        wanted = control.should_log
+        self._trainer.log(dict(reading.scalars))
+        control.should_log = wanted
+
+    def _reporters(self) -> tuple[Sink, ...]:
+        found = () if self._trainer is None else self._trainer.callback_handler.callbacks
+        return self._sinks_for(found, _sinks_of)
+
+
+def _sinks_of(callback: TrainerCallback) -> Iterator[Sink]:
+    """A sink for what this reporter writes to, if it is one that takes pictures."""
+    from transformers import integrations
+
+    if isinstance(callback, integrations.TensorBoardCallback) and callback.tb_writer is not None:
+        from rankscope.monitor.sinks.tensorboard import TensorBoardSink
+
+        yield TensorBoardSink(callback.tb_writer)
+    elif isinstance(callback, integrations.WandbCallback):
+        from rankscope.monitor.sinks.wandb import WandbSink
+
+        yield WandbSink()
+    elif isinstance(callback, integrations.MLflowCallback):
+        from rankscope.monitor.sinks.mlflow import MlflowSink
+
+        yield MlflowSink()
+    elif isinstance(callback, integrations.TrackioCallback):
+        from rankscope.monitor.sinks.trackio import TrackioSink
+
+        yield TrackioSink()

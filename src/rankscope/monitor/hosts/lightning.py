@@ -1,0 +1,97 @@
+"""The gauge in a Lightning ``Trainer``.
+
+``log_dict`` keeps to ``log_every_n_steps`` and would drop readings in between. So a reading goes straight to the
+loggers, at its own step, and through ``log_dict`` only to ``callback_metrics``, where ``ModelCheckpoint`` and
+``EarlyStopping`` look for what they monitor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch.optim import Optimizer
+
+from rankscope._errors import MissingExtraError
+from rankscope.monitor.hosts.hosting import HostedGauge
+from rankscope.monitor.protocol import Sink
+from rankscope.monitor.values import Reading
+
+try:
+    from lightning.pytorch import Callback, LightningModule, Trainer
+    from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
+except ImportError as error:
+    raise MissingExtraError("The Lightning callback", "lightning", "lightning") from error
+
+
+class GaugeCallback(HostedGauge, Callback):
+    """Watches a Lightning run; its arguments are those of :class:`~rankscope.monitor.hosts.hosting.HostedGauge`.
+
+    A ``LightningModule`` often has no forward of its own: name the transformer in it with ``model``. Gradients are read
+    before clipping. Step numbers are ``trainer.global_step``, counted after the step; with several optimizers Lightning
+    counts each of their steps. ``"stop"`` sets ``trainer.should_stop``.
+
+    Example::
+
+        trainer = lightning.Trainer(callbacks=[GaugeCallback(probe, model="net", record="runs/gauge")])
+        trainer.fit(module, loader)
+    """
+
+    _stepped = 0
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Build the gauge: by now the model is on its devices and the processes know each other."""
+        loggers = trainer.loggers if trainer.is_global_zero else ()
+        self._stepped = trainer.global_step
+        self._start(pl_module, self._sinks_for(loggers, _sinks_of))
+
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
+        """Read gradients."""
+        if self.gauge is not None:
+            self.gauge.after_backward(trainer.global_step + 1)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Look, log, and stop if asked to; a batch whose gradients are only added up is no step."""
+        if self.gauge is None or trainer.global_step == self._stepped:
+            return
+        self._stepped = trainer.global_step
+        reading = self.gauge.step(self._stepped)
+        if reading is not None:
+            self._tell_host(lambda: _log(reading, trainer, pl_module))
+        if self.gauge.should_stop:
+            trainer.should_stop = True
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write the last heatmaps and close the record."""
+        if self.gauge is not None:
+            self.gauge.close()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """The run died; what was read is kept."""
+        if self.gauge is not None:
+            self.gauge.close()
+
+
+def _log(reading: Reading, trainer: Trainer, pl_module: LightningModule) -> None:
+    scalars = dict(reading.scalars)
+    pl_module.log_dict(scalars, logger=False, on_step=True, on_epoch=False, batch_size=1)
+    for logger in trainer.loggers:
+        logger.log_metrics(scalars, step=reading.step)
+
+
+def _sinks_of(logger: Logger) -> Iterator[Sink]:
+    """A sink for what this logger writes to, if it is one that takes pictures."""
+    if isinstance(logger, TensorBoardLogger):
+        from rankscope.monitor.sinks.tensorboard import TensorBoardSink
+
+        yield TensorBoardSink(logger.experiment)
+    elif isinstance(logger, WandbLogger):
+        from rankscope.monitor.sinks.wandb import WandbSink
+
+        yield WandbSink(logger.experiment)
+    elif isinstance(logger, MLFlowLogger):
+        from rankscope.monitor.sinks.mlflow import MlflowSink
+
+        yield MlflowSink(logger.run_id, logger.experiment)

@@ -1,0 +1,119 @@
+"""Running a model beside its training so that the training cannot tell.
+
+Put back, whatever happens: mode of every module, gradient mode, random states (Python, NumPy, torch on every device),
+buffers the forward pass wrote to or replaced, autocast and its cache of cast weights, FSDP2's sharded parameters.
+Compiled code is not run and not compiled again.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rankscope.stream.viewing import undisturbed
+
+
+@contextmanager
+def beside_training(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode without gradients, all state of the training kept."""
+    with ExitStack() as stack:
+        stack.enter_context(same_random_state())
+        stack.enter_context(_same_buffers(model))
+        stack.enter_context(_resharded(model))
+        stack.enter_context(_without_autocast_cache())
+        stack.enter_context(_uncompiled(model))
+        stack.enter_context(undisturbed(model))
+        yield
+
+
+@contextmanager
+def same_random_state() -> Iterator[None]:
+    """Whatever is drawn inside, the next draw outside is what it would have been."""
+    python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+        torch.set_rng_state(cpu)
+        if devices:
+            torch.cuda.set_rng_state_all(devices)
+
+
+@contextmanager
+def _same_buffers(model: nn.Module) -> Iterator[None]:
+    """Buffers are copied first; those that were written to or replaced are put back."""
+    before = [
+        (module, name, buffer, None if buffer is None else (buffer._version, buffer.detach().clone()))
+        for module in model.modules()
+        for name, buffer in module._buffers.items()
+    ]
+    try:
+        yield
+    finally:
+        for module, name, buffer, kept in before:
+            if module._buffers.get(name) is not buffer:
+                module._buffers[name] = buffer
+            if buffer is not None and kept is not None and buffer._version != kept[0]:
+                with torch.no_grad():
+                    buffer.copy_(kept[1])
+
+
+@contextmanager
+def _resharded(model: nn.Module) -> Iterator[None]:
+    """Without a backward pass FSDP2 leaves parameters gathered, where the optimizer's next step does not reach them."""
+    try:
+        yield
+    finally:
+        for module in fsdp_modules(model):
+            module.reshard()  # type: ignore[operator]
+
+
+def fsdp_modules(model: nn.Module) -> list[nn.Module]:
+    """The modules ``fully_shard`` was called on, innermost last."""
+    if not torch.distributed.is_available():
+        return []
+    from torch.distributed.fsdp import FSDPModule
+
+    return [module for module in model.modules() if isinstance(module, FSDPModule)]
+
+
+@contextmanager
+def _without_autocast_cache() -> Iterator[None]:
+    """Inside an open autocast, weights cast without gradients must not stay for the training forward to find."""
+    was_on = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(was_on)
+
+
+@contextmanager
+def _uncompiled(model: nn.Module) -> Iterator[None]:
+    """Run what ``torch.compile`` wrapped as it was written; nothing compiled is thrown away."""
+    compiled = [(module, module._compiled_call_impl) for module in model.modules() if module._compiled_call_impl]
+    with ExitStack() as stack:
+        if "torch._dynamo" in sys.modules:
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        for module, _ in compiled:
+            module._compiled_call_impl = None
+        try:
+            yield
+        finally:
+            for module, call in compiled:
+                module._compiled_call_impl = call
+
+
+@contextmanager
+def full_precision(tensor: Tensor) -> Iterator[None]:
+    """Numbers are reduced without gradients and outside autocast, also in the middle of a training forward."""
+    with torch.no_grad(), torch.autocast(tensor.device.type, enabled=False):
+        yield

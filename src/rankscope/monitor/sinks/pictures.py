@@ -1,0 +1,135 @@
+"""A heatmap as a picture: layers upward, readings to the right, alarms marked."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rankscope._errors import MissingExtraError
+from rankscope.monitor.acting import LOGGER
+from rankscope.monitor.values import Heatmap
+from rankscope.results.figure import FAINT, INK
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Picture = npt.NDArray[np.uint8]
+
+INCHES, DOTS_PER_INCH = (6.4, 3.2), 100
+LOG_DECADES = 2.0
+UNKNOWN_GREY, ALARM_RED = "#d9d9d9", "#D55E00"
+
+
+class Painter:
+    """Draws heatmaps for one sink; without matplotlib it says so once and draws nothing."""
+
+    def __init__(self) -> None:
+        self._silent = False
+
+    def __call__(self, heatmap: Heatmap) -> Picture | None:
+        """Height x width x 3, or None when there is nothing to draw with or nothing to draw."""
+        if self._silent or not heatmap.layers:
+            return None
+        try:
+            return pixels(draw(heatmap))
+        except MissingExtraError as error:
+            self._silent = True
+            LOGGER.warning("No heatmaps: %s Scalars and alarms are sent all the same.", error)
+            return None
+
+
+def draw(heatmap: Heatmap) -> Figure:
+    """One column per reading and one row per layer; the colour scale is logarithmic where values span decades.
+
+    Raises:
+        MissingExtraError: without matplotlib.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingExtraError("A heatmap", "matplotlib", "plot") from error
+    figure = Figure(figsize=INCHES, dpi=DOTS_PER_INCH)
+    axes = figure.add_axes((0.09, 0.165, 0.765, 0.725))
+    values = np.array(heatmap.values, dtype=np.float64)
+    known = values[np.isfinite(values)]
+    if known.size == 0:
+        axes.text(0.5, 0.5, "undefined at every reading", transform=axes.transAxes, ha="center", color=FAINT)
+    else:
+        image = axes.imshow(np.ma.masked_invalid(values), norm=_norm(known), **_placed(len(heatmap.steps), values))
+        _colour_bar(figure, image)
+    _mark_alarms(axes, heatmap)
+    _dress(axes, heatmap)
+    return figure
+
+
+def pixels(figure: Figure) -> Picture:
+    """The figure as red, green and blue, without touching the state of pyplot."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    return np.asarray(canvas.buffer_rgba())[..., :3].copy()
+
+
+def _colour_bar(figure: Figure, image: Any) -> None:
+    """Few plain numbers: fine ticks and powers set as formulas are most of what a picture costs."""
+    bar = figure.colorbar(image, cax=figure.add_axes((0.87, 0.165, 0.022, 0.725)), format="%.3g")
+    bar.minorticks_off()
+    bar.ax.tick_params(labelsize=10, length=3)
+
+
+def _placed(columns: int, values: npt.NDArray[np.float64]) -> dict[str, Any]:
+    from matplotlib import colormaps
+
+    colours = colormaps["viridis"].with_extremes(bad=UNKNOWN_GREY)
+    extent = (-0.5, columns - 0.5, -0.5, len(values) - 0.5)
+    return {"aspect": "auto", "origin": "lower", "interpolation": "nearest", "cmap": colours, "extent": extent}
+
+
+def _norm(known: npt.NDArray[np.float64]) -> Any:
+    from matplotlib.colors import LogNorm, Normalize
+
+    least, most = float(known.min()), float(known.max())
+    if least > 0.0 and np.log10(most / least) > LOG_DECADES:
+        return LogNorm(least, most)
+    if least >= 0.0 and most <= 1.0:
+        return Normalize(0.0, 1.0)
+    return Normalize(least, most if most > least else least + max(abs(least), 1.0))
+
+
+def _mark_alarms(axes: Axes, heatmap: Heatmap) -> None:
+    rows = {layer: row for row, layer in enumerate(heatmap.layers)}
+    for step, layer, _ in heatmap.alarms:
+        if layer in rows and heatmap.steps:
+            column = min(int(np.searchsorted(heatmap.steps, step)), len(heatmap.steps) - 1)
+            axes.scatter(
+                column,
+                rows[layer],
+                marker="^",
+                s=90,
+                color=ALARM_RED,
+                edgecolors="white",
+                linewidths=1.2,
+                clip_on=False,
+                zorder=3,
+            )
+
+
+def _dress(axes: Axes, heatmap: Heatmap) -> None:
+    columns, rows = len(heatmap.steps), len(heatmap.layers)
+    shown = np.unique(np.linspace(0, columns - 1, min(columns, 7)).round().astype(int))
+    axes.set_xticks(shown, [str(heatmap.steps[column]) for column in shown])
+    shown = np.unique(np.linspace(0, rows - 1, min(rows, 7)).round().astype(int))
+    axes.set_yticks(shown, [str(heatmap.layers[row]) for row in shown])
+    axes.set_xlim(-0.5, columns - 0.5)
+    axes.set_ylim(-0.5, rows - 0.5)
+    axes.tick_params(length=3, width=0.7, colors=INK, labelsize=10)
+    axes.set_xlabel("step (one column per reading)", size=11, color=INK)
+    axes.set_ylabel("layer", size=11, color=INK)
+    title = heatmap.metric.replace("_", " ") + ("" if heatmap.stack is None else f", {heatmap.stack}")
+    axes.set_title(title, loc="left", size=12.5, weight="bold", color=INK)
+    if heatmap.alarms:
+        axes.set_title("\N{BLACK UP-POINTING TRIANGLE} alarm raised", loc="right", size=11, color=ALARM_RED)

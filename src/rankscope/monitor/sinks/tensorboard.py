@@ -1,0 +1,63 @@
+"""TensorBoard: scalars, heatmaps as images, alarms as text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rankscope._errors import MissingExtraError
+from rankscope.monitor.sinks.pictures import Painter
+from rankscope.monitor.sinks.wording import ALARM_NAME, as_markdown
+from rankscope.monitor.values import Alarm, Heatmap
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+
+class TensorBoardSink:
+    """Writes event files.
+
+    Args:
+        to: a folder, in which event files are begun and which is closed with the gauge; or a ``SummaryWriter`` that you
+            have, which is left open.
+
+    Raises:
+        MissingExtraError: a folder is given and tensorboard is not installed.
+    """
+
+    def __init__(self, to: str | Path | SummaryWriter) -> None:
+        self._owned = isinstance(to, (str, Path))
+        self._writer = _new_writer(to) if isinstance(to, (str, Path)) else to
+        self._paint = Painter()
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """One scalar per name, flushed: a reading is rare and should be seen."""
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()
+
+    def heatmap(self, step: int, heatmap: Heatmap) -> None:
+        """The whole run so far as one image."""
+        picture = self._paint(heatmap)
+        if picture is not None:
+            self._writer.add_image(heatmap.name, picture, step, dataformats="HWC")
+            self._writer.flush()
+
+    def alarm(self, step: int, alarm: Alarm) -> None:
+        """The sentence and its evidence, as text."""
+        self._writer.add_text(f"{ALARM_NAME}/{alarm.name}", as_markdown(alarm), step)
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Close the files begun here."""
+        if self._owned:
+            self._writer.close()
+
+
+def _new_writer(folder: str | Path) -> SummaryWriter:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise MissingExtraError("TensorBoardSink", "tensorboard", "tensorboard") from error
+    return SummaryWriter(str(folder))

@@ -1,0 +1,58 @@
+"""trackio: scalars, heatmaps as images, alarms as alerts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from rankscope._errors import InputError, MissingExtraError
+from rankscope.monitor.sinks.pictures import Painter
+from rankscope.monitor.sinks.wording import title
+from rankscope.monitor.values import Alarm, Heatmap
+
+if TYPE_CHECKING:
+    from trackio.run import Run
+
+
+class TrackioSink:
+    """Writes to a run of yours.
+
+    Args:
+        run: what ``trackio.init`` returned; None for the current run.
+
+    Raises:
+        MissingExtraError: trackio is not installed.
+        InputError: there is no current run.
+    """
+
+    def __init__(self, run: Run | None = None) -> None:
+        try:
+            import trackio
+            from trackio import context_vars
+        except ImportError as error:
+            raise MissingExtraError("TrackioSink", "trackio", "trackio") from error
+        found = context_vars.current_run.get() if run is None else run
+        if found is None:
+            raise InputError("There is no trackio run to write to. Call trackio.init() first, or pass run.")
+        self._run = found
+        self._image = trackio.Image
+        self._levels = trackio.AlertLevel
+        self._paint = Painter()
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """All of them at this step."""
+        self._run.log(dict(values), step=step)
+
+    def heatmap(self, step: int, heatmap: Heatmap) -> None:
+        """The whole run so far as one image."""
+        picture = self._paint(heatmap)
+        if picture is not None:
+            self._run.log({heatmap.name: self._image(picture)}, step=step)
+
+    def alarm(self, step: int, alarm: Alarm) -> None:
+        """An alert, which trackio shows in its dashboard and can send on."""
+        level = self._levels.WARN if alarm.state == "raised" else self._levels.INFO
+        self._run.alert(title(alarm), alarm.sentence, level=level, step=step)
+
+    def close(self) -> None:
+        """Nothing: the run is yours to finish."""

@@ -1,0 +1,76 @@
+"""Weights & Biases, online or offline: scalars, heatmaps as images, alarms as alerts and text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from rankscope._errors import InputError, MissingExtraError
+from rankscope.monitor.sinks.pictures import Painter
+from rankscope.monitor.sinks.wording import ALARM_NAME, title
+from rankscope.monitor.values import Alarm, Heatmap
+
+if TYPE_CHECKING:
+    from wandb import Run
+
+STEP_NAME = "rankscope/step"
+_LONGEST_TITLE = 63
+
+
+class WandbSink:
+    """Adds to a run of yours without moving its step counter on.
+
+    W&B drops rows whose step lies behind its own counter, and every committed row moves that counter. So values are
+    added to the row that is open, which your next ``run.log`` commits; only when a second reading finds the first one
+    still uncommitted is that row committed here. Charts have the gauge's own ``rankscope/step`` as their axis.
+
+    Args:
+        run: what ``wandb.init`` returned; None for the current run.
+
+    Raises:
+        MissingExtraError: wandb is not installed.
+        InputError: there is no current run.
+    """
+
+    def __init__(self, run: Run | None = None) -> None:
+        try:
+            import wandb
+        except ImportError as error:
+            raise MissingExtraError("WandbSink", "wandb", "wandb") from error
+        found = wandb.run if run is None else run
+        if found is None:
+            raise InputError(
+                "There is no W&B run to write to. Call wandb.init() first; mode='offline' needs no network."
+            )
+        self._run = found
+        self._image = wandb.Image
+        self._paint = Painter()
+        self._open_row: int | None = None
+        self._step: int | None = None
+        found.define_metric(STEP_NAME, hidden=True)
+        found.define_metric("rankscope/*", step_metric=STEP_NAME)
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """Every name as a chart."""
+        self._add(step, dict(values))
+
+    def heatmap(self, step: int, heatmap: Heatmap) -> None:
+        """The whole run so far as one image."""
+        picture = self._paint(heatmap)
+        if picture is not None:
+            self._add(step, {heatmap.name: self._image(picture)})
+
+    def alarm(self, step: int, alarm: Alarm) -> None:
+        """An alert, which W&B can send on, and the sentence in the history."""
+        level = "WARN" if alarm.state == "raised" else "INFO"
+        self._run.alert(title(alarm)[:_LONGEST_TITLE], alarm.sentence, level=level, wait_duration=0)
+        self._add(step, {f"{ALARM_NAME}/{alarm.name}": alarm.sentence})
+
+    def close(self) -> None:
+        """Nothing: the run is yours to finish."""
+
+    def _add(self, step: int, values: dict[str, Any]) -> None:
+        if self._step is not None and step != self._step and self._run.step == self._open_row:
+            self._run.log({}, commit=True)
+        self._run.log({**values, STEP_NAME: step}, commit=False)
+        self._step, self._open_row = step, self._run.step

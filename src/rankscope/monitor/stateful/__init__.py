@@ -1,0 +1,41 @@
+"""Every registered metric as a ``torchmetrics.Metric``: ``RelativeResidual`` for ``relative_residual``, and so on.
+
+    from rankscope.monitor.stateful import RelativeResidual
+
+    metric = RelativeResidual()
+    metric.update(hidden_states, attention_mask)    # batch after batch, on every rank
+    metric.compute()                                # mean over all sequences of all ranks
+
+The classes are made from the registry when they are asked for; :mod:`~rankscope.monitor.stateful.functional` holds
+their twins without state. They need torchmetrics: ``pip install 'rankscope[torchmetrics]'``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rankscope.monitor.stateful.metric import AttentionMetric, TokenMetric
+
+
+def __getattr__(name: str) -> type[TokenMetric] | type[AttentionMetric]:
+    if name.startswith("_"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from rankscope.metrics import METRICS
+    from rankscope.monitor.stateful.naming import class_names
+
+    known = class_names(METRICS)
+    if name not in known:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(sorted(known))}")
+    from rankscope.monitor.stateful.metric import make_class
+
+    made = make_class(name, METRICS[known[name]], __name__)
+    globals()[name] = made
+    return made
+
+
+def __dir__() -> list[str]:
+    from rankscope.metrics import METRICS
+    from rankscope.monitor.stateful.naming import class_names
+
+    return sorted(class_names(METRICS))

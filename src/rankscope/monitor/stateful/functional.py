@@ -1,0 +1,110 @@
+"""The metrics without state: the mean over the sequences of one batch, ``functional.relative_residual(x, mask)``.
+
+Every registered metric is an attribute of this module. Those of :mod:`rankscope.metrics` give one value per sequence;
+these give what the class of the same metric gives after one ``update``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial, update_wrapper
+
+import torch
+from torch import Tensor
+
+from rankscope._errors import InputError
+from rankscope.linalg.attention import AttentionMatrix
+from rankscope.linalg.tokens import Tokens
+from rankscope.metrics import METRICS, MetricSpec
+
+
+@dataclass(frozen=True)
+class Sums:
+    """What of a batch is enough for the mean of any number of batches.
+
+    Attributes:
+        total: sum of the values that are defined, float64.
+        count: how many they are.
+        undefined: how many sequences (and heads) have no value.
+    """
+
+    total: Tensor
+    count: Tensor
+    undefined: Tensor
+
+    @property
+    def mean(self) -> Tensor:
+        """NaN when no value is defined."""
+        return self.total / self.count
+
+
+def token_sums(spec: MetricSpec, x: Tensor, attention_mask: Tensor | None = None) -> Sums:
+    """Reduce hidden states ``(*batch, tokens, dim)``; tokens whose mask is zero do not count."""
+    return _sums(spec.function(Tokens(x, _as_bool(attention_mask))))  # type: ignore[arg-type]
+
+
+def attention_sums(
+    spec: MetricSpec, probs: Tensor, attention_mask: Tensor | None = None, support: Tensor | None = None
+) -> Sums:
+    """Reduce probabilities ``(*batch, heads, query, key)``.
+
+    Args:
+        spec: a metric of attention.
+        probs: as the softmax gave them.
+        attention_mask: ``(*batch, tokens)``; a token whose mask is zero is neither a query nor a key.
+        support: booleans that broadcast to ``probs``, True where a query may see a key: pass the causal mask here.
+    """
+    keep = _as_bool(attention_mask)
+    if keep is not None:
+        keys = keep[..., None, None, :]
+        support = keys if support is None else support & keys
+    return _sums(spec.function(AttentionMatrix(probs, support, keep)))  # type: ignore[arg-type]
+
+
+def token_mean(name: str, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+    """Mean over the sequences of a batch of the token metric of this name.
+
+    Example:
+        >>> round(token_mean("relative_residual", torch.tensor([[[7.0], [1.0]]])).item(), 12)
+        0.6
+    """
+    return token_sums(_of_side(name, "tokens"), x, attention_mask).mean
+
+
+def attention_mean(
+    name: str, probs: Tensor, attention_mask: Tensor | None = None, support: Tensor | None = None
+) -> Tensor:
+    """Mean over the sequences and heads of a batch of the attention metric of this name.
+
+    Example:
+        >>> round(attention_mean("attention_entropy", torch.full((1, 2, 4, 4), 0.25)).item(), 12)
+        1.0
+    """
+    return attention_sums(_of_side(name, "attention"), probs, attention_mask, support).mean
+
+
+def __getattr__(name: str) -> Callable[..., Tensor]:
+    if name not in METRICS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(sorted(METRICS))}")
+    twin = token_mean if METRICS[name].side == "tokens" else attention_mean
+    made = update_wrapper(partial(twin, name), METRICS[name].function)
+    globals()[name] = made
+    return made
+
+
+def _of_side(name: str, side: str) -> MetricSpec:
+    spec = METRICS[name]
+    if spec.side != side:
+        raise InputError(f"{name} is a metric of {spec.side}, not of {side}.")
+    return spec
+
+
+def _as_bool(mask: Tensor | None) -> Tensor | None:
+    """Masks of tokenizers hold whole numbers."""
+    return None if mask is None else mask != 0
+
+
+def _sums(values: Tensor) -> Sums:
+    undefined = torch.isnan(values)
+    return Sums(values.masked_fill(undefined, 0.0).sum(), (~undefined).sum(), undefined.sum())

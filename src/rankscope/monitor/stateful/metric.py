@@ -1,0 +1,73 @@
+"""Metrics with state: sums that add up over batches and ranks, and nothing of the size of a batch."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from rankscope._errors import MissingExtraError
+from rankscope.metrics import METRICS, MetricSpec
+from rankscope.monitor.stateful.functional import Sums, attention_sums, token_sums
+
+try:
+    from torchmetrics import Metric
+except ImportError as error:
+    raise MissingExtraError("A stateful metric", "torchmetrics", "torchmetrics") from error
+
+
+class MeanOverSequences(Metric):
+    """Mean of one metric over all sequences (and heads) seen, on all ranks.
+
+    **Exact**: states are a float64 sum and two counts, each added up over ranks. Sequences for which the metric is
+    undefined are counted in ``undefined`` and left out; NaN when none is left. On a device without float64, keep the
+    metric on the CPU: updates may come from anywhere.
+    """
+
+    is_differentiable = False
+    full_state_update = False
+    name: ClassVar[str]
+
+    total: Tensor
+    count: Tensor
+    undefined: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("total", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("count", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
+        self.add_state("undefined", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
+
+    def compute(self) -> Tensor:
+        """The mean so far."""
+        return self.total / self.count
+
+    def _add(self, sums: Sums) -> None:
+        self.total = self.total + sums.total.to(self.total.device)
+        self.count = self.count + sums.count.to(self.count.device)
+        self.undefined = self.undefined + sums.undefined.to(self.undefined.device)
+
+
+class TokenMetric(MeanOverSequences):
+    """A metric of hidden states."""
+
+    def update(self, x: Tensor, attention_mask: Tensor | None = None) -> None:
+        """Add hidden states ``(*batch, tokens, dim)``; tokens whose mask is zero do not count."""
+        self._add(token_sums(METRICS[self.name], x, attention_mask))
+
+
+class AttentionMetric(MeanOverSequences):
+    """A metric of attention probabilities."""
+
+    def update(self, probs: Tensor, attention_mask: Tensor | None = None, support: Tensor | None = None) -> None:
+        """Add probabilities ``(*batch, heads, query, key)``; see ``functional.attention_sums`` for the masks."""
+        self._add(attention_sums(METRICS[self.name], probs, attention_mask, support))
+
+
+def make_class(name: str, spec: MetricSpec, module: str) -> type[TokenMetric] | type[AttentionMetric]:
+    """The class of a metric, as an attribute of ``module``."""
+    base = TokenMetric if spec.side == "tokens" else AttentionMetric
+    doc = f"Mean over sequences of ``{spec.name}``.\n\n{spec.summary}\n\n{MeanOverSequences.__doc__}"
+    facts: dict[str, Any] = {"name": spec.name, "__doc__": doc, "__module__": module, "__qualname__": name}
+    return type(name, (base,), facts)

@@ -1,0 +1,1 @@
+"""The playground: a small transformer of one's own choice, its tokens followed through every block."""

@@ -1,0 +1,90 @@
+"""The network one plays with under a remedy, in exact arithmetic."""
+
+from __future__ import annotations
+
+import math
+from contextlib import ExitStack
+from functools import lru_cache
+from itertools import pairwise
+
+from torch import Tensor
+
+from rankscope._errors import UnsupportedArithmeticError, UnsupportedOperationError
+from rankscope.deviation.running import exact_stream
+from rankscope.deviation.tensor import Deviation
+from rankscope.models.inputs import Batch
+from rankscope.models.view import ModelView, Stack
+from rankscope.playground.model import Transformer, first_tokens
+from rankscope.playground.picture import Course, Treated
+from rankscope.remedies import REMEDIES, applied
+from rankscope.stream.sites import SiteRef
+from rankscope.stream.viewing import view_of
+from rankscope.surgery.operating import operating
+from rankscope.surgery.operation import Operation
+from rankscope.theory.designs.design import Design
+from rankscope.verbs.exact_readings import LOG10, SHRINK
+
+
+def treated(design: Design, seed: int, tokens: Tensor, name: str) -> Treated:
+    """Run a design under a remedy.
+
+    The model is built with plain skips, which a remedy can find, and the chosen gain is a surgery around it: the same
+    network, weight for weight.
+
+    Args:
+        design: what to build.
+        seed: of its weights.
+        tokens: ``(1, tokens, width)``.
+        name: of the remedy.
+    """
+    plain = design.changed(skip_gain=1.0)
+    model = Transformer(plain, seed)
+    view = ModelView(model, _stacks(plain))
+    batch = Batch({}, None, 0, 1, (tokens,))
+    gain = design.attention_skip
+    entry = REMEDIES[name]
+    try:
+        with ExitStack() as stack:
+            if gain != 1:
+                stack.enter_context(operating(model, Operation(attention_skip=gain, mlp_skip=gain), view=view))
+            stack.enter_context(applied(model, name, view=view))
+            logs, norms = _follow(view, batch, 0.0)
+            shrunk, _ = _follow(view, batch, SHRINK)
+    except (UnsupportedOperationError, UnsupportedArithmeticError) as error:
+        return Treated(name, entry.summary, None, _reason(error))
+    if not all(map(math.isfinite, norms)):
+        return Treated(name, entry.summary, None, "nothing is left of the tokens: no skip, and its branches give zero.")
+    relative = tuple((value - norm) / LOG10 for value, norm in zip(logs, norms, strict=True))
+    return Treated(name, entry.summary, Course(relative, _orders(logs, shrunk)))
+
+
+def _follow(view: ModelView, batch: Batch, log_shrink: float) -> tuple[list[float], list[float]]:
+    """Natural logs of residual and norm, from the first tokens on."""
+    logs: list[float] = []
+    norms: list[float] = []
+
+    def observe(number: int, ref: SiteRef, x: Deviation, keep: Tensor | None) -> None:
+        logs.append(x.log_residual(keep))
+        norms.append(x.log_norm(keep))
+
+    exact_stream(view, batch, observe, log_shrink=log_shrink)
+    return logs, norms
+
+
+def _orders(logs: list[float], shrunk: list[float]) -> tuple[float, ...]:
+    falls = [small - large for small, large in zip(shrunk, logs, strict=True)]
+    ratios = [after / before if before else math.nan for before, after in pairwise(falls)]
+    return tuple(ratio if math.isfinite(ratio) else math.nan for ratio in ratios)
+
+
+@lru_cache(maxsize=32)
+def _stacks(design: Design) -> tuple[Stack, ...]:
+    """The structure of a design's model, which all its seeds share."""
+    model = Transformer(design, 0)
+    return view_of(model, Batch({}, None, 0, 1, (first_tokens(design, 0),))).stacks
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, UnsupportedArithmeticError):
+        return f"exact arithmetic has no rule for {error.operation}, which it uses."
+    return str(error)

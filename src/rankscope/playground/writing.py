@@ -1,0 +1,52 @@
+"""A picture as a file of its own, with its player: opens offline, needs no Gradio."""
+
+from __future__ import annotations
+
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+
+from rankscope._errors import ResultError
+from rankscope.playground.picture import Picture
+from rankscope.playground.rendering import rendered
+
+_BEFORE = """const element = document, watch = () => {};
+document.body.classList.toggle("dark", matchMedia("(prefers-color-scheme: dark)").matches);
+"""
+_FRAME = """body { margin: 0; background: #faf9f6; font-family: system-ui, -apple-system, "Segoe UI", sans-serif; }
+body.dark { background: #14171b; }
+.gradio-container { padding: 1rem; box-sizing: border-box; }
+"""
+
+
+def asset(name: str) -> str:
+    """The text of a file that belongs to the page."""
+    return (files("rankscope.playground") / "assets" / name).read_text(encoding="utf-8")
+
+
+def standalone(picture: Picture) -> str:
+    """One HTML document with the picture and its player; it asks for nothing else."""
+    policy = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+        f"<title>rankscope play: {escape(picture.choices.call())}</title>"
+        f'<style>{_FRAME}{asset("play.css")}</style></head><body><main class="gradio-container">'
+        f"{asset('head.html')}{rendered(picture)}</main>"
+        f"<script>(() => {{{_BEFORE}{asset('play.js')}}})();</script></body></html>"
+    )
+
+
+def write_picture(picture: Picture, path: str | Path) -> Path:
+    """Write :func:`standalone` to a file.
+
+    Raises:
+        ResultError: the file cannot be written.
+    """
+    target = Path(path)
+    try:
+        target.write_text(standalone(picture), encoding="utf-8")
+    except OSError as error:
+        raise ResultError(f"The picture cannot be written to {str(target)!r}: {error.strerror}.") from error
+    return target

@@ -1,0 +1,122 @@
+"""``applied``: run a model under a remedy, for the length of a ``with`` block."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from torch import nn
+
+from rankscope._errors import InputError
+from rankscope.models.view import ModelView
+from rankscope.remedies._refusals import check_needs
+from rankscope.remedies._spec import REMEDIES, Case, Remedy, Step
+from rankscope.surgery.graft import Graft
+from rankscope.surgery.grafting import grafting
+from rankscope.surgery.operating import operating
+from rankscope.surgery.operation import Operation
+from rankscope.surgery.session import structure_of
+
+
+class Treatment(nn.Module):
+    """A remedy prepared for one model: what is to be done, and the parameters it brings.
+
+    Attributes:
+        remedy: the facts.
+        strength: how much of it.
+        steps: operations and grafts, in order.
+    """
+
+    def __init__(self, remedy: Remedy, strength: float, steps: Sequence[Step]) -> None:
+        super().__init__()
+        self.remedy, self.strength, self.steps = remedy, strength, tuple(steps)
+        self.grafts = nn.ModuleList(step for step in steps if isinstance(step, Graft))
+
+    def describe(self) -> dict[str, Any]:
+        """What is done, in plain JSON types."""
+        return {
+            "remedy": self.remedy.name,
+            "strength": self.strength,
+            "steps": [step.describe() for step in self.steps],
+        }
+
+
+def treatment(view: ModelView, name: str, *, strength: float | None = None, learnable: bool = False) -> Treatment:
+    """Prepare a remedy for a model.
+
+    Args:
+        view: the model and its structure.
+        name: from ``rankscope ls remedies``.
+        strength: None for the remedy's own default.
+        learnable: make its numbers parameters.
+
+    Raises:
+        UnknownNameError: no such remedy; the message names the nearest ones.
+        UnsupportedOperationError: the model cannot undergo it, with the reason.
+        InputError: a strength that is not a finite number, or a remedy that has nothing to learn.
+    """
+    entry = REMEDIES[name]
+    if strength is not None and not math.isfinite(strength):
+        raise InputError(f"strength={strength!r}: expected a finite number ({entry.strength_means}).")
+    if learnable and not entry.learnable:
+        raise InputError(f"{name} has no numbers that could be learned: leave learnable= out.")
+    check_needs(entry, view)
+    amount = entry.strength if strength is None else float(strength)
+    return Treatment(entry, amount, entry.prepare(Case(view, amount, learnable)))
+
+
+@contextmanager
+def applied(
+    model: nn.Module,
+    remedy: str | Treatment,
+    *,
+    strength: float | None = None,
+    learnable: bool = False,
+    inputs: Any = None,
+    blocks: str | Sequence[str] | None = None,
+    view: ModelView | None = None,
+) -> Iterator[Treatment]:
+    """Run a model under a remedy: inside the block it is changed, after it, also after an error, as before.
+
+    No weight of the model is touched and none is added to it. Parameters a remedy brings live in the treatment that
+    the block yields: give them to the optimiser, and pass the treatment instead of a name to go on with them. May be
+    nested with other remedies and with ``operate`` on the same model.
+
+    Args:
+        model: any model rankscope can measure.
+        remedy: a name from ``rankscope ls remedies``, or a treatment that was prepared before.
+        strength: how much of it; None for its default.
+        learnable: make its numbers parameters of the treatment.
+        inputs: something the model runs on; needed once for a module that is not from transformers.
+        blocks: names or patterns of the block modules, where discovery needs help.
+        view: the structure, where it is known.
+
+    Raises:
+        UnsupportedOperationError: when this model cannot undergo it, with the reason.
+
+    Example:
+        >>> from rankscope.models.loading import load
+        >>> model = load("init:tiny-bert").model
+        >>> with applied(model, "skipinit", learnable=True) as given:
+        ...     sum(parameter.numel() for parameter in given.parameters())
+        6
+    """
+    if isinstance(remedy, Treatment):
+        if strength is not None or learnable:
+            raise InputError("This treatment is already prepared: strength= and learnable= go with a name.")
+        view = view if view is not None else structure_of(model, inputs, blocks)
+        check_needs(remedy.remedy, view)
+        given = remedy
+    else:
+        REMEDIES[remedy]
+        view = view if view is not None else structure_of(model, inputs, blocks)
+        given = treatment(view, remedy, strength=strength, learnable=learnable)
+    with ExitStack() as stack:
+        for step in given.steps:
+            if isinstance(step, Operation):
+                stack.enter_context(operating(model, step, view=view))
+            else:
+                stack.enter_context(grafting(model, step, view=view))
+        yield given

@@ -1,0 +1,40 @@
+"""Scores that grow with the logarithm of the context."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rankscope._citations import Cite
+from rankscope._errors import UnsupportedOperationError
+from rankscope.remedies._spec import Case, Step, remedy
+from rankscope.surgery.attention_grafts import LengthScale
+from rankscope.theory.designs.design import Design
+
+
+def _design(design: Design, gamma: float) -> Mapping[str, Any]:
+    if not design.is_complete:
+        raise UnsupportedOperationError(
+            f"log_n_scale of a design needs as many keys for every query, and under the mask {design.mask} they differ."
+        )
+    return {"query_std": gamma * math.log(design.tokens) * design.query_std}
+
+
+@remedy(
+    claim="Scores scaled by gamma log n keep attention from becoming uniform in long contexts; below a critical gamma "
+    "that falls with the tokens' differences, tokens collapse to one, above it attention keeps them apart.",
+    claims_tokens=True,
+    cites=(Cite("chen2026"), Cite("nakanishi2025scalable")),
+    needs={"attention"},
+    strength=1.0,
+    strength_means="gamma in the factor gamma log n on the scores, n the keys a query sees",
+    neutral=None,
+    learnable=True,
+    parameters="none; L if learned",
+    flops="n d L products",
+    design=_design,
+)
+def log_n_scale(case: Case) -> Sequence[Step]:
+    """Attention scores times gamma log n, with n the number of visible keys."""
+    return (LengthScale(case.view, case.strength, learnable=case.learnable),)

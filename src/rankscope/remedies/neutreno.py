@@ -1,0 +1,27 @@
+"""Attention pulled back to the values of the first block."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rankscope._citations import Cite
+from rankscope.remedies._spec import Case, Step, remedy
+from rankscope.surgery.attention_grafts import ValueAnchor
+
+
+@remedy(
+    claim="Attention minimises a smoothness functional, and tokens become alike; a fidelity term, which adds a share "
+    "of the first layer's values minus the present ones to its output, reduces that.",
+    claims_tokens=True,
+    cites=(Cite("nguyen2023mitigating"),),
+    needs={"attention"},
+    strength=0.6,
+    strength_means="lambda, the share of the difference that is added",
+    neutral=0.0,
+    learnable=True,
+    parameters="none; L if learned",
+    flops="2 n d L products",
+)
+def neutreno(case: Case) -> Sequence[Step]:
+    """Attention's output plus lambda (V_1 - V_l), with V_1 the first block's values (NeuTRENO)."""
+    return (ValueAnchor(case.view, case.strength, learnable=case.learnable),)

@@ -1,0 +1,41 @@
+"""Norms moved from the sum to the branch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rankscope._citations import Cite
+from rankscope._errors import InputError, UnsupportedOperationError
+from rankscope.remedies._spec import Case, Step, remedy
+from rankscope.surgery.branch_grafts import PreNorming
+from rankscope.theory.designs.design import Design
+
+
+def _design(design: Design, strength: float) -> Mapping[str, Any]:
+    if design.norm_place != "post":
+        raise UnsupportedOperationError(
+            f"pre_norm needs post-norm, and the norms of this design are: {design.norm_place}."
+        )
+    return {"norm_place": "pre"}
+
+
+@remedy(
+    claim="With norms inside the branches tokens approach each other polynomially instead of exponentially in depth, "
+    "and gradients at initialisation are tame enough to train without warm-up.",
+    claims_tokens=True,
+    cites=(Cite("xiong2020layer"), Cite("karagodin2025")),
+    needs={"skips", "post-norm"},
+    strength=1.0,
+    strength_means="always 1: a norm is in one place or the other",
+    neutral=None,
+    learnable=False,
+    parameters="none",
+    flops="one more norm of the stack",
+    design=_design,
+)
+def pre_norm(case: Case) -> Sequence[Step]:
+    """A post-norm model run as a pre-norm one, with fresh norms (no weights) before the branches."""
+    if case.strength != 1.0:
+        raise InputError(f"strength={case.strength!r}: pre_norm is applied whole; leave strength out.")
+    return (PreNorming(),)

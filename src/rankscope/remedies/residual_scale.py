@@ -1,0 +1,36 @@
+"""Residual branches scaled down with depth."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rankscope._citations import Cite
+from rankscope.remedies._spec import Case, Step, remedy
+from rankscope.surgery.branch_grafts import BranchGains
+from rankscope.surgery.graft import Spot
+
+
+@remedy(
+    claim="With branches scaled by 1/sqrt(L) the correlation of tokens stays away from 1 however deep the network is, "
+    "and the gradients of queries and keys do not vanish at initialisation.",
+    claims_tokens=True,
+    cites=(Cite("noci2022signal"),),
+    needs={"skips"},
+    strength=1.0,
+    strength_means="c in the factor c / sqrt(L) on every branch",
+    neutral=None,
+    learnable=True,
+    parameters="none; 2 L if learned",
+    flops="2 n d L products",
+    design=lambda design, c: {
+        "attention_scale": design.attention_scale * c / design.depth**0.5,
+        "mlp_scale": design.mlp_scale * c / design.depth**0.5,
+    },
+)
+def residual_scale(case: Case) -> Sequence[Step]:
+    """Every branch times c/sqrt(L), with L the number of blocks of its stack."""
+
+    def gain(spot: Spot) -> float:
+        return float(case.strength / spot.depth**0.5)
+
+    return (BranchGains(case.view, gain, gain, learnable=case.learnable),)

@@ -1,0 +1,36 @@
+"""Attention centred at the identity."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rankscope._citations import Cite
+from rankscope.remedies._spec import Case, Step, remedy
+from rankscope.surgery.attention_grafts import AttentionMixing
+from rankscope.surgery.graft import Mixture
+
+
+@remedy(
+    claim="Attention written as alpha I + beta P - gamma U, which is near the identity when queries and keys are "
+    "small, keeps the covariance of tokens from degenerating at any depth.",
+    claims_tokens=True,
+    cites=(Cite("noci2023shaped"), Cite("he2024simplifying")),
+    needs={"attention"},
+    strength=1.0,
+    strength_means="beta and gamma, the weight of what departs from uniform attention; alpha is 1",
+    neutral=None,
+    learnable=True,
+    parameters="3 L",
+    flops="a second attention product: 2 n^2 d L",
+)
+def shaped_attention(case: Case) -> Sequence[Step]:
+    """Attention matrices as alpha I + beta P - gamma U, with U uniform over the visible keys."""
+    start = {"alpha": 1.0, "beta": case.strength, "gamma": case.strength}
+    return (
+        AttentionMixing(
+            case.view,
+            start,
+            lambda now: Mixture(now["alpha"], now["beta"], -1.0 * now["gamma"]),
+            learnable=case.learnable,
+        ),
+    )

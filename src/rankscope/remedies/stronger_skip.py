@@ -1,0 +1,27 @@
+"""More weight on the stream."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rankscope._citations import Cite
+from rankscope.remedies._spec import Case, Step, remedy
+from rankscope.surgery.operation import Operation
+
+
+@remedy(
+    claim="The stronger the skip against its branch, the more layers it takes until tokens agree.",
+    claims_tokens=True,
+    cites=(Cite("giorlandino2026"), Cite("dong2021attention")),
+    needs={"skips"},
+    strength=2.0,
+    strength_means="gain on the stream at every skip",
+    neutral=1.0,
+    learnable=False,
+    parameters="none",
+    flops="2 n d L products",
+    design=lambda design, gain: {"attention_skip": gain * design.attention_skip, "mlp_skip": gain * design.mlp_skip},
+)
+def stronger_skip(case: Case) -> Sequence[Step]:
+    """The stream times a gain above 1 wherever a branch is added."""
+    return (Operation(attention_skip=case.strength, mlp_skip=case.strength),)

@@ -1,0 +1,31 @@
+"""Attention that begins as the identity."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rankscope._citations import Cite
+from rankscope.remedies._spec import Case, Step, remedy
+from rankscope.surgery.attention_grafts import AttentionMixing
+from rankscope.surgery.graft import Mixture
+
+
+@remedy(
+    claim="Attention written as alpha I + beta P, with alpha = 1 and beta = 0 at first, leaves every token by itself "
+    "at initialisation, and Transformers train without skips.",
+    claims_tokens=True,
+    cites=(Cite("he2023shortcuts"),),
+    needs={"attention", "training"},
+    strength=0.0,
+    strength_means="beta, the weight of the attention matrix at first; alpha is 1",
+    neutral=None,
+    learnable=True,
+    parameters="2 L",
+    flops="2 n d L products",
+)
+def value_skipinit(case: Case) -> Sequence[Step]:
+    """Attention matrices as alpha I + beta P, at first the identity (Value-SkipInit)."""
+    start = {"alpha": 1.0, "beta": case.strength}
+    return (
+        AttentionMixing(case.view, start, lambda now: Mixture(now["alpha"], now["beta"]), learnable=case.learnable),
+    )

@@ -1,0 +1,83 @@
+"""The chapter of a comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rankscope.reporting.page.depth import metric_and_site, metrics_in_order, sites_in_order
+from rankscope.reporting.page.lines import MOST_SERIES
+from rankscope.reporting.page.parts import Cell, Chapter, Chart, Section, Table, plain_list
+from rankscope.reporting.page.wording import clipped, paragraphs, split_verdict, spoken, visible
+from rankscope.results.comparison import Comparison
+from rankscope.results.comparison_text import APART, difference_groups, difference_rows
+from rankscope.results.summary import headline
+
+MOST_METRICS = 5
+
+
+def comparison_chapter(comparison: Comparison, together: Sequence[Section], detail: int) -> Chapter:
+    """Differences over depth with their intervals, the same as tables, then what shows both runs ``together``."""
+    title, rest = split_verdict(visible(comparison.verdict))
+    level = f"{comparison.settings['level']:.0%}"
+    tiles = [
+        ("sequences", "paired" if comparison.paired else "not paired"),
+        ("intervals", f"{level}, {comparison.settings['draws']} resamples, seed {comparison.settings['seed']}"),
+    ]
+    chart = _chart(comparison.table, level, detail)
+    tables = [_table(name, rows, headline(comparison.table, MOST_METRICS)) for name, rows in
+              difference_groups(comparison.table)[:MOST_SERIES]]  # fmt: skip
+    lead = f"Pairing: {visible(comparison.settings['why'])}."
+    return Chapter(
+        title="compare · b − a",
+        question="How do the two runs differ?",
+        state="plain",
+        headline=title,
+        verdict=paragraphs(rest),
+        tiles=tiles,
+        sections=(
+            Section("The differences", lead, (chart, *(table for table in tables if table.rows))),
+            *together,
+        ),
+        notes=[f"a: {clipped(comparison.a, 200)}", f"b: {clipped(comparison.b, 200)}"],
+    )
+
+
+def _chart(table: pa.Table, level: str, detail: int) -> Chart:
+    views: dict[tuple[str, ...], Mapping[str, Any]] = {}
+    for metric in metrics_in_order(table):
+        sites = sites_in_order(table, metric)
+        for site in sites if detail > 0 else sites[:1]:
+            here = table.filter(pc.and_(pc.equal(table["metric"], metric), pc.equal(table["site"], site)))
+            views[metric, site] = {
+                "metric": metric,
+                "series": [_series(name, rows) for name, rows in difference_groups(here)[:MOST_SERIES]],
+                "guides": [{"kind": "guide", "value": 0, "label": "no difference"}],
+                "log": False,
+                "form": "number",
+                "band": ["low", "high"],
+            }
+    caption = f"The line is the difference b − a of the means, the band its {level} interval over sequences."
+    return Chart("lines", "b − a over depth", caption, metric_and_site(views), views, cards=True)
+
+
+def _series(name: str, rows: pa.Table) -> dict[str, Any]:
+    numbers = {key: plain_list(rows[column].to_numpy()) for key, column in
+               (("y", "difference"), ("low", "low"), ("high", "high"))}  # fmt: skip
+    return {"name": clipped(name, 40), "x": rows["layer"].to_pylist(), "floor": [], **numbers}
+
+
+def _table(name: str, rows: pa.Table, metrics: Sequence[str]) -> Table:
+    head, *lines = difference_rows(rows, metrics)
+    names: list[str | Cell] = ["block"]
+    for words in head[1:]:
+        metric, _, site = words.partition("@")
+        names.append(Cell(f"{spoken(metric)}, {site}", term=metric))
+    marked: list[Sequence[str | Cell]] = [
+        [line[0], *(Cell(word, mark="up" if APART in word else "") for word in line[1:])] for line in lines
+    ]
+    where = f", {clipped(name, 60)}" if name else ""
+    return Table(f"Difference and interval by block{where}; * leaves out zero", names, marked)

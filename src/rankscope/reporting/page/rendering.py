@@ -1,0 +1,114 @@
+"""The page itself: templates filled with escaped words, script and style inside, nothing fetched."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from importlib.resources import files
+from typing import Any
+
+from rankscope._errors import MissingExtraError
+from rankscope._version import __version__
+from rankscope.reporting.page.facts import FACTS, Fact
+from rankscope.reporting.page.parts import Cell, Chapter, Chart, Section, Table
+from rankscope.reporting.page.wording import clipped, slug, with_powers
+from rankscope.stream.sites import SITES
+
+SCRIPTS = ("scales.js", "lines.js", "shapes.js", "page.js")
+
+
+def render(title: str, chapters: Sequence[Chapter], together: Sequence[Section], command: str) -> str:
+    """One HTML document that needs nothing else.
+
+    Args:
+        title: of the document.
+        chapters: one per run, in order.
+        together: sections that stand before the chapters.
+        command: how to make this file again.
+
+    Raises:
+        MissingExtraError: without Jinja2.
+    """
+    try:
+        from jinja2 import Environment, PackageLoader, StrictUndefined
+        from markupsafe import Markup
+    except ImportError as error:
+        raise MissingExtraError("rankscope.report", "jinja2", "report") from error
+    environment = Environment(
+        loader=PackageLoader("rankscope.reporting.page", "assets"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    charts: list[dict[str, Any]] = []
+    environment.filters["slug"] = slug
+    environment.filters["powers"] = lambda text: Markup(with_powers(text))
+    environment.globals["place"] = lambda chart: _place(charts, chart)
+    environment.globals["charts_json"] = lambda: Markup(_json(charts))
+    environment.tests["chart"] = lambda part: isinstance(part, Chart)
+    environment.tests["cell"] = lambda part: isinstance(part, Cell)
+    script = "\n".join(_asset(name) for name in SCRIPTS)
+    numbered = [replace(chapter, anchor=f"run-{number}") for number, chapter in enumerate(chapters, 1)]
+    glossary = glossary_of(numbered, together)
+    body: str = environment.get_template("page.html.j2").render(
+        title=clipped(title),
+        chapters=numbered,
+        together=together,
+        command=command,
+        glossary=glossary,
+        terms={fact.name for fact in glossary},
+        sites=_sites_shown(numbered, together),
+        version=__version__,
+        style=_asset("style.css"),
+        script=script,
+        script_hash=_hash(script),
+    )
+    return body
+
+
+def glossary_of(chapters: Sequence[Chapter], together: Sequence[Section]) -> list[Fact]:
+    """What is known about each name that the report uses, in the order of the names."""
+    used: set[str] = set()
+    for part in _parts(chapters, together):
+        if isinstance(part, Chart):
+            used |= {str(view["metric"]) for view in part.views.values()}
+        else:
+            cells = [*part.head, *(cell for row in part.rows for cell in row)]
+            used |= {cell.term for cell in cells if isinstance(cell, Cell) and cell.term}
+    return [FACTS.metrics[name] for name in sorted(used & set(FACTS.metrics))]
+
+
+def _sites_shown(chapters: Sequence[Chapter], together: Sequence[Section]) -> dict[str, str]:
+    keys = {
+        word for part in _parts(chapters, together) if isinstance(part, Chart) for key in part.views for word in key
+    }
+    return {name: meaning for name, meaning in SITES.items() if name in keys}
+
+
+def _parts(chapters: Sequence[Chapter], together: Sequence[Section]) -> Iterator[Chart | Table]:
+    for section in (*together, *(section for chapter in chapters for section in chapter.sections)):
+        yield from section.parts
+    yield from (chapter.evidence for chapter in chapters if chapter.evidence is not None)
+
+
+def _place(charts: list[dict[str, Any]], chart: Chart) -> int:
+    charts.append(chart.payload())
+    return len(charts) - 1
+
+
+def _json(value: object) -> str:
+    """JSON that cannot end the element it stands in."""
+    text = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _asset(name: str) -> str:
+    return (files("rankscope.reporting.page") / "assets" / name).read_text(encoding="utf-8")
+
+
+def _hash(script: str) -> str:
+    return base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii")

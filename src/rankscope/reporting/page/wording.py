@@ -1,0 +1,114 @@
+"""Text of strangers made safe to read: names without tricks, lengths that fit."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from html import escape
+
+LONGEST_NAME = 80
+LONGEST_WORD = 60
+LONGEST_HEADLINE = 110
+LONGEST_PARAGRAPH = 420
+_SENTENCE = re.compile(r"(?<=\.) (?=[A-Za-z])")
+_POWER = re.compile(r"10\^(-?[0-9]+(?:\.[0-9]+)?)")
+_PAUSE = re.compile(r"[:;.](?: |$)")
+# Characters that reorder or hide the text around them; a right-to-left mark alone is harmless inside <bdi>.
+_TRICKS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
+
+
+def visible(text: object) -> str:
+    r"""``text`` with control and direction-override characters written out.
+
+    Example:
+        >>> visible("a\u202eb")
+        'a\\u202eb'
+    """
+    return _TRICKS.sub(lambda found: f"\\u{ord(found.group()):04x}", str(text))
+
+
+def clipped(text: object, longest: int = LONGEST_NAME) -> str:
+    """``text`` made visible and short enough for a heading, its middle left out.
+
+    Example:
+        >>> clipped("abcdefghij", 7)
+        'abc…hij'
+    """
+    words = visible(text)
+    if len(words) <= longest:
+        return words
+    head = (longest - 1) // 2
+    return f"{words[:head]}…{words[len(words) - (longest - 1 - head) :]}"
+
+
+def readable(text: object) -> str:
+    """``text`` made visible, with every word that would flood the page cut.
+
+    Example:
+        >>> len(readable("a " + "x" * 10_000))
+        62
+    """
+    return re.sub(rf"\S{{{LONGEST_WORD + 1},}}", lambda word: clipped(word.group(), LONGEST_WORD), visible(text))
+
+
+def slug(text: object) -> str:
+    """``text`` as part of an element's id.
+
+    Example:
+        >>> slug("Relative residual / norm")
+        'relative-residual-norm'
+    """
+    plain = unicodedata.normalize("NFKD", str(text)).encode("ascii", "ignore").decode("ascii").lower()
+    return re.sub(r"[^a-z0-9]+", "-", plain).strip("-")[:60] or "x"
+
+
+def spoken(metric: str) -> str:
+    """The name of a metric as words."""
+    return visible(metric).replace("_", " ")
+
+
+def split_verdict(sentence: str) -> tuple[str, str]:
+    """The few words that say it, and the rest.
+
+    Example:
+        >>> split_verdict("No collapse: at block 4 the tokens differ. No token dominates.")
+        ('No collapse', 'At block 4 the tokens differ. No token dominates.')
+        >>> split_verdict("Short.")
+        ('Short', '')
+        >>> split_verdict("Encoder: No collapse: at block 4.")
+        ('Encoder: No collapse', 'At block 4.')
+    """
+    found = _PAUSE.search(sentence)
+    if found is not None and (" " not in sentence[: found.start()] or sentence[: found.start()].endswith(" mask")):
+        found = _PAUSE.search(sentence, found.end()) or found
+    if found is None or found.start() > LONGEST_HEADLINE:
+        return sentence, ""
+    head, rest = sentence[: found.start()], sentence[found.end() :].strip()
+    return _started(head), _started(rest)
+
+
+def paragraphs(text: str) -> list[str]:
+    """One paragraph, or a list of its sentences where it would be too long to read at once.
+
+    Example:
+        >>> paragraphs("One. Two.")
+        ['One. Two.']
+    """
+    if len(text) <= LONGEST_PARAGRAPH:
+        return [text] if text else []
+    return [_started(sentence) for sentence in _SENTENCE.split(text)]
+
+
+def _started(sentence: str) -> str:
+    """With a capital, unless it starts with a name."""
+    return sentence if "_" in sentence.partition(" ")[0] else sentence[:1].upper() + sentence[1:]
+
+
+def with_powers(text: str) -> str:
+    """Escaped ``text`` with powers of ten raised; safe markup.
+
+    Example:
+        >>> with_powers("<10^-14.4>")
+        '&lt;10<sup>−14.4</sup>&gt;'
+    """
+    return _POWER.sub(lambda found: f"10<sup>{found.group(1).replace('-', '−')}</sup>", escape(text))

@@ -1,0 +1,114 @@
+"""What is predicted of a design: depth of agreement, class, oracles, and a sentence."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+AGREEMENT = 1e-3
+"""Relative residual at which tokens are as good as one."""
+CollapseName = Literal["order 3", "order 1", "slower than exponential", "no collapse"]
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """The depth at which tokens agree to a relative residual.
+
+    Attributes:
+        level: that residual.
+        depth: mean over seeds, linear (in the logarithm) between blocks; None where some seed did not get there.
+        spread: standard deviation over seeds.
+        block: the block after which they agree.
+        reached: how many seeds got there.
+        seeds: of how many.
+        followed: how many blocks every seed was followed.
+    """
+
+    level: float
+    depth: float | None
+    spread: float | None
+    block: int | None
+    reached: int
+    seeds: int
+    followed: int
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields; a spread that is not defined is None."""
+        facts = dataclasses.asdict(self)
+        return {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in facts.items()}
+
+
+@dataclass(frozen=True)
+class OracleAnswer:
+    """What one oracle says of a design, or why it says nothing.
+
+    Attributes:
+        name: of the oracle.
+        applies: whether its assumptions hold.
+        assumptions: each in words, whether it holds, and the value found.
+        log10_relative: its curve of log10 relative residuals, from the first tokens on; empty where it gives none.
+        values: its other numbers.
+        cites: where it comes from.
+    """
+
+    name: str
+    applies: bool
+    assumptions: tuple[Mapping[str, Any], ...]
+    log10_relative: tuple[float, ...]
+    values: Mapping[str, float]
+    cites: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Without the curve, which is in the rows."""
+        return {
+            "oracle": self.name,
+            "applies": self.applies,
+            "assumptions": [dict(one) for one in self.assumptions],
+            "values": dict(self.values),
+            "cites": list(self.cites),
+        }
+
+
+def predicted_sentence(
+    name: str, depth: int, kind: CollapseName, factor: float, agreement: Agreement, final: tuple[float, float]
+) -> str:
+    """One sentence: does it collapse, how, and when do tokens agree.
+
+    Args:
+        name: of the design.
+        depth: its blocks.
+        kind: its class.
+        factor: late factor per block.
+        agreement: depth of agreement.
+        final: mean and spread of log10 of the relative residual after the last block.
+    """
+    words = {
+        "order 3": "Order 3: each block cubes what tokens differ by",
+        "order 1": f"Order 1: each block multiplies what tokens differ by, late by {factor:.4g}",
+        "slower than exponential": f"Slower than exponential: the factor, {factor:.4g} per block at last, tends to 1",
+        "no collapse": f"No collapse: late factor {factor:.4g} per block",
+    }[kind]
+    if agreement.depth is None:
+        when = (
+            f"{agreement.reached} of {agreement.seeds} seeds agree to {agreement.level:g} within the "
+            f"{agreement.followed} blocks followed"
+        )
+    else:
+        inside = "inside" if agreement.depth <= depth else "beyond"
+        spread = "" if agreement.spread is None or math.isnan(agreement.spread) else f" ± {agreement.spread:.1f}"
+        when = (
+            f"tokens agree to {agreement.level:g} at depth {agreement.depth:.1f}{spread}, {inside} its {depth} blocks"
+        )
+    return f"{words}; {when}. After block {depth} the relative residual is {_power(final[0])}."
+
+
+def _power(log10: float) -> str:
+    return f"{10**log10:.3g}" if log10 > -4 else f"10^{log10:.1f}"
+
+
+def curve_rows(answers: Sequence[OracleAnswer]) -> dict[str, tuple[float, ...]]:
+    """The curves of the oracles that have one."""
+    return {answer.name: answer.log10_relative for answer in answers if answer.applies and answer.log10_relative}

@@ -1,0 +1,182 @@
+"""Grafts at the skips: gains on stream and branch, another place for norms, tokens pushed apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from rankscope._errors import UnsupportedOperationError
+from rankscope.models.view import Label, ModelView
+from rankscope.stream.follower import observing
+from rankscope.stream.operators import is_attention, is_norm
+from rankscope.surgery.gains import Gains
+from rankscope.surgery.graft import Amount, Graft, Place, Spot, amount_at
+
+
+class BranchGains(Graft):
+    r"""Skips as :math:`s\,x + a\,f(x)`: a factor on the stream, one on attention branches, one on MLP branches.
+
+    A block that adds both at once takes the factor of its attention.
+
+    Args:
+        view: the model.
+        attention: factor on what attention adds.
+        mlp: factor on what the MLP adds.
+        stream: factor on the stream.
+        learnable: make the factors on branches parameters, one per block.
+    """
+
+    touches: ClassVar[frozenset[Place]] = frozenset({"adds"})
+
+    def __init__(
+        self,
+        view: ModelView,
+        attention: Amount,
+        mlp: Amount,
+        *,
+        stream: Amount = 1.0,
+        learnable: bool = False,
+    ) -> None:
+        super().__init__()
+        self.gains = Gains(view, {"attention": attention, "mlp": mlp}, learnable=learnable)
+        self.stream = stream
+
+    def add(self, at: Spot, label: Label, stream: Tensor, branch: Tensor) -> tuple[Tensor, Tensor]:
+        """Both summands with their factors."""
+        gain = self.gains.at(at, "mlp" if label == "mlp" else "attention")
+        scaled = branch if isinstance(gain, float) and gain == 1.0 else gain * branch
+        factor = amount_at(self.stream, at)
+        return (stream if factor == 1.0 else factor * stream), scaled
+
+    def describe(self) -> dict[str, Any]:
+        """The factors."""
+        stream = "by block" if callable(self.stream) else self.stream
+        return {"graft": "branch gains", "stream": stream, **self.gains.describe()}
+
+
+class MlpWeightGains(Graft):
+    r"""Every weight matrix of the MLPs times a factor: :math:`(bW)x` is :math:`W(bx)`, so inputs are scaled.
+
+    Args:
+        factor: b.
+    """
+
+    def __init__(self, factor: Amount) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def hooks(self, view: ModelView) -> Iterator[torch.utils.hooks.RemovableHandle]:
+        """One hook per matrix outside attention."""
+        modules = view.modules()
+        for stack in view.stacks:
+            first = {call.module_name: call.first_layer for call in reversed(stack.calls)}
+            for name, layer in first.items():
+                factor = amount_at(self.factor, Spot(stack.name, layer, stack.depth))
+                matrices = list(_matrices_outside_attention(modules[name]))
+                if not matrices:
+                    raise UnsupportedOperationError(
+                        f"{name}: no weight matrix of an MLP is a module of its own in it, so none can be scaled."
+                    )
+                for matrix in matrices:
+                    yield matrix.register_forward_pre_hook(partial(_scale_input, factor))
+
+    def describe(self) -> dict[str, Any]:
+        """The factor."""
+        return {"graft": "mlp weight gains", "factor": "by block" if callable(self.factor) else self.factor}
+
+
+def _scale_input(factor: float, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    with observing():
+        return (args[0] * factor, *args[1:])
+
+
+def _matrices_outside_attention(block: nn.Module) -> Iterator[nn.Module]:
+    inside = {
+        id(inner) for name, module in block.named_modules() if is_attention(name, module) for inner in module.modules()
+    }
+    for module in block.modules():
+        weight = dict(module.named_parameters(recurse=False)).get("weight")
+        if weight is not None and weight.dim() == 2 and not is_norm(module) and id(module) not in inside:
+            yield module
+
+
+class NormGains(Graft):
+    """Every norm of the stream times a factor.
+
+    Args:
+        factor: one for all blocks, or by block.
+    """
+
+    touches: ClassVar[frozenset[Place]] = frozenset({"norms"})
+
+    def __init__(self, factor: Amount) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def norm(self, at: Spot, x: Tensor, out: Tensor, *, is_last: bool) -> Tensor:
+        """The norm's output, scaled."""
+        return out * amount_at(self.factor, at)
+
+    def describe(self) -> dict[str, Any]:
+        """The factor."""
+        return {"graft": "norm gains", "factor": "by block" if callable(self.factor) else self.factor}
+
+
+class PreNorming(Graft):
+    """A post-norm block run as a pre-norm one: branches read a norm of the stream, sums are left as they are.
+
+    The norm is LayerNorm without weights, which is what a LayerNorm is at initialisation. The last norm of the last
+    block stays where it is, as the final norm that a pre-norm stack has.
+    """
+
+    touches: ClassVar[frozenset[Place]] = frozenset({"norms", "reads"})
+
+    def read(self, at: Spot, x: Tensor) -> Tensor:
+        """The stream, normalised for a branch."""
+        return F.layer_norm(x, x.shape[-1:])
+
+    def norm(self, at: Spot, x: Tensor, out: Tensor, *, is_last: bool) -> Tensor:
+        """The sum itself, and its norm at the very end."""
+        return out if is_last and at.layer == at.depth - 1 else x.clone()
+
+    def describe(self) -> dict[str, Any]:
+        """What it does."""
+        return {"graft": "pre-norm"}
+
+
+class Contrast(Graft):
+    r"""The stream after a block as :math:`X - s\,\mathrm{softmax}(\hat X\hat X^T/\tau)X`, rows of X-hat of unit length.
+
+    A token is pushed away from those its attention sees and no others: padding and the future stay out of it.
+
+    Args:
+        scale: s.
+        temperature: tau.
+    """
+
+    touches: ClassVar[frozenset[Place]] = frozenset({"sums"})
+
+    def __init__(self, scale: float, temperature: float = 1.0) -> None:
+        super().__init__()
+        self.scale, self.temperature = scale, temperature
+
+    def sum(self, at: Spot, label: Label, total: Tensor, seen: Tensor | None) -> Tensor:
+        """Once per block, where its last branch is added."""
+        if label not in ("mlp", "both") or self.scale == 0.0:
+            return total
+        unit = F.normalize(total, dim=-1)
+        scores = unit @ unit.transpose(-1, -2) / self.temperature
+        if seen is not None:
+            visible = seen.any(dim=1) if seen.dim() == 4 else seen
+            visible = visible | torch.eye(visible.shape[-1], dtype=torch.bool, device=visible.device)
+            scores = scores.masked_fill(~visible, -torch.inf)
+        return total - self.scale * (scores.softmax(dim=-1) @ total)
+
+    def describe(self) -> dict[str, Any]:
+        """Scale and temperature."""
+        return {"graft": "contrast", "scale": self.scale, "temperature": self.temperature}

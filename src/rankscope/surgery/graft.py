@@ -1,0 +1,129 @@
+"""What can be put into a running model beside its own parts: the base of every graft.
+
+An :class:`~rankscope.surgery.operation.Operation` is a description and holds numbers. A graft may hold tensors: gains
+per layer that an optimiser can move, a gate, the values of the first layer. It is asked at the places it names in
+``touches`` and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from rankscope.models.view import Label, ModelView
+
+Place = Literal["reads", "norms", "adds", "sums", "scores", "probs", "values"]
+ATTENTION_PLACES: frozenset[Place] = frozenset({"sums", "scores", "probs", "values"})
+Number = float | Tensor
+
+
+@dataclass(frozen=True)
+class Spot:
+    """A block: its stack, its number from 0, and how many blocks the stack has."""
+
+    stack: str | None
+    layer: int
+    depth: int
+
+
+Amount = float | Callable[[Spot], float]
+"""A number for all blocks, or one that depends on the block."""
+
+
+def amount_at(amount: Amount, spot: Spot) -> float:
+    """The number at one block."""
+    return float(amount(spot)) if callable(amount) else float(amount)
+
+
+@dataclass(frozen=True)
+class Mixture:
+    r"""Attention as :math:`\alpha I + \beta P + \gamma U`, with U uniform over the keys each query sees.
+
+    Attributes:
+        identity: :math:`\alpha`.
+        own: :math:`\beta`.
+        uniform: :math:`\gamma`.
+    """
+
+    identity: Number = 0.0
+    own: Number = 1.0
+    uniform: Number = 0.0
+
+    def after(self, earlier: Mixture) -> Mixture:
+        """This mixture of what another has already mixed; I and U are those of the model in both."""
+        return Mixture(
+            self.identity + self.own * earlier.identity,
+            self.own * earlier.own,
+            self.uniform + self.own * earlier.uniform,
+        )
+
+
+@dataclass(frozen=True)
+class Attended:
+    """One attention call as it ends.
+
+    Attributes:
+        out: what attention gives back, ``batch heads query dim``.
+        value: the values it read, with one entry per query head.
+        read: what the attention module was given, ``batch tokens dim``; None where no module says it is one.
+    """
+
+    out: Tensor
+    value: Tensor
+    read: Tensor | None
+
+
+class Graft(nn.Module):
+    """Base of all grafts. A subclass names its places in ``touches`` and overrides their methods.
+
+    Axes are ``batch tokens dim`` at sums, and ``batch heads query key`` at attention, whatever the model's own order.
+    """
+
+    touches: ClassVar[frozenset[Place]] = frozenset()
+
+    def reset(self) -> None:
+        """A forward pass begins or has ended: forget what was seen in it."""
+
+    def hooks(self, view: ModelView) -> Iterator[torch.utils.hooks.RemovableHandle]:
+        """Hooks on modules of the model, for as long as the graft is in place."""
+        yield from ()
+
+    def read(self, at: Spot, x: Tensor) -> Tensor:
+        """The stream as a weight matrix reads it."""
+        return x
+
+    def norm(self, at: Spot, x: Tensor, out: Tensor, *, is_last: bool) -> Tensor:
+        """What a norm of the stream gives for ``x``; ``is_last``: no add of this block comes after it."""
+        return out
+
+    def add(self, at: Spot, label: Label, stream: Tensor, branch: Tensor) -> tuple[Tensor, Tensor]:
+        """What is added to what at a skip."""
+        return stream, branch
+
+    def sum(self, at: Spot, label: Label, total: Tensor, seen: Tensor | None) -> Tensor:
+        """The stream after a skip add; ``seen`` tells which keys each token's attention sees, None for all."""
+        return total
+
+    def score_gain(self, at: Spot, keys: Tensor) -> Number:
+        """Factor on the scores; ``keys`` is the number of visible keys, ``batch 1 query 1``."""
+        return 1.0
+
+    def mixture(self, at: Spot) -> Mixture:
+        """What becomes of the attention matrix."""
+        return Mixture()
+
+    def values(self, at: Spot, value: Tensor) -> Tensor:
+        """The values that attention reads, ``batch groups key dim``."""
+        return value
+
+    def attended(self, at: Spot, heard: Attended) -> Tensor:
+        """What attention gives back."""
+        return heard.out
+
+    def describe(self) -> dict[str, Any]:
+        """What it does, in plain JSON types."""
+        return {"graft": type(self).__name__}

@@ -1,0 +1,100 @@
+"""What is being done to each model right now: one operator per model, whatever the nesting."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from torch import nn
+
+from rankscope._errors import InputError
+from rankscope.models.inputs import prepare_inputs
+from rankscope.models.loading import load
+from rankscope.models.view import ModelView
+from rankscope.stream.viewing import known_view, view_of
+from rankscope.surgery.graft import Graft
+from rankscope.surgery.operation import Operation
+from rankscope.surgery.operator import Operator
+
+
+@dataclass
+class Session:
+    """The operations and grafts under way on one model, carried out by one operator."""
+
+    view: ModelView
+    operations: list[Operation] = field(default_factory=list)
+    grafts: list[Graft] = field(default_factory=list)
+
+
+_SESSIONS: WeakKeyDictionary[nn.Module, Session] = WeakKeyDictionary()
+
+
+@contextmanager
+def session_on(
+    model: nn.Module,
+    *,
+    inputs: Any = None,
+    blocks: str | Sequence[str] | None = None,
+    view: ModelView | None = None,
+) -> Iterator[Session]:
+    """The session under way on a model, or a new one that ends with the block."""
+    under_way = _SESSIONS.get(model)
+    if under_way is not None:
+        yield under_way
+        return
+    _refuse_overlap(model)
+    session = Session(view if view is not None else structure_of(model, inputs, blocks))
+    with ExitStack() as stack:
+        stack.enter_context(Operator(session.view, session.operations, session.grafts).riding())
+        _SESSIONS[model] = session
+        stack.callback(_SESSIONS.pop, model, None)
+        yield session
+
+
+def structure_of(model: nn.Module, inputs: Any = None, blocks: str | Sequence[str] | None = None) -> ModelView:
+    """The structure of a model: as the session under way knows it, else found by running the model once.
+
+    Raises:
+        InputError: a module that is not from transformers, without inputs it could be run on.
+    """
+    under_way = _SESSIONS.get(model)
+    if under_way is not None:
+        return under_way.view
+    loaded = load(model)
+    if inputs is None and loaded.config is None:
+        known = known_view(model)
+        if known is not None:
+            return known
+        raise InputError(
+            f"operate() has to see {type(model).__name__} run once, to find its blocks. Pass inputs= with something it "
+            "runs on, or measure it first."
+        )
+    return view_of(model, prepare_inputs(loaded, inputs, sequences=2, tokens=16, batch=2)[0], blocks=blocks)
+
+
+def operations_on(model: nn.Module) -> tuple[dict[str, Any], ...]:
+    """Plain descriptions of what is being done to a model right now, operations first, in order."""
+    session = _SESSIONS.get(model)
+    if session is None:
+        return ()
+    done = [operation.describe() for operation in session.operations]
+    return (*done, *(graft.describe() for graft in session.grafts))
+
+
+def remove_last(steps: list[Any], step: object) -> None:
+    """Take out this very one, and not an equal one that was there before it."""
+    position = max(i for i, present in enumerate(steps) if present is step)
+    del steps[position]
+
+
+def _refuse_overlap(model: nn.Module) -> None:
+    """Two hands on one stream would not see each other's cuts."""
+    for other in list(_SESSIONS):
+        if any(part is model for part in other.modules()) or any(part is other for part in model.modules()):
+            raise InputError(
+                f"{type(model).__name__} and {type(other).__name__}, which is operated on now, are parts of one model. "
+                f"Nest operate() on the same module, here the {type(other).__name__}."
+            )

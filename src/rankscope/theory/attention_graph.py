@@ -1,0 +1,84 @@
+"""The graph of an attention matrix: who reaches whom, and in how many layers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from rankscope._citations import Cite
+
+DEFINED_IN = Cite("wu2024role", "sec. 3")
+
+
+@dataclass(frozen=True)
+class AttentionGraph:
+    """Token j has an edge to token i where i attends to j.
+
+    Attributes:
+        complete: every token sees every token.
+        self_loops: every token sees itself.
+        strongly_connected: every token reaches every other.
+        radius: fewest layers in which some token reaches all; None where none does.
+        centres: how many tokens reach all within the radius.
+        diameter: fewest layers in which every token reaches every other; None where that never happens.
+    """
+
+    complete: bool
+    self_loops: bool
+    strongly_connected: bool
+    radius: int | None
+    centres: int
+    diameter: int | None
+
+
+def attention_graph(edges: Bool[Tensor, "query key"]) -> AttentionGraph:
+    """Connectivity of a mask, or of where attention is above zero (**Exact**).
+
+    Example:
+        The first token of a causal mask reaches all in one layer, and no other token reaches it.
+
+        >>> attention_graph(torch.ones(4, 4).tril().bool()).radius
+        1
+        >>> attention_graph(torch.ones(4, 4).tril().bool()).strongly_connected
+        False
+    """
+    return _graph(edges.shape[-1], edges.cpu().numpy().tobytes())
+
+
+@lru_cache(maxsize=64)
+def _graph(n: int, cells: bytes) -> AttentionGraph:
+    """Kept, because all layers of a model have the same graph as a rule."""
+    edges = torch.frombuffer(bytearray(cells), dtype=torch.bool).view(n, n)
+    step = edges.double()
+    reached = torch.eye(n, dtype=torch.bool)
+    distance = torch.where(reached.all(0), 0, -1)
+    for layers in range(1, n):
+        wider = reached | (step @ reached.double() > 0)
+        distance = torch.where((distance < 0) & wider.all(0), layers, distance)
+        if bool((wider == reached).all()):
+            break
+        reached = wider
+    known = distance[distance >= 0]
+    radius = int(known.min()) if known.numel() else None
+    strong = bool((distance >= 0).all())
+    return AttentionGraph(
+        complete=bool(edges.all()),
+        self_loops=bool(edges.diagonal().all()),
+        strongly_connected=strong,
+        radius=radius,
+        centres=int((distance == radius).sum()) if radius is not None else 0,
+        diameter=int(distance.max()) if strong else None,
+    )
+
+
+def least_edge(P: Float[Tensor, "heads query key"]) -> tuple[float, Bool[Tensor, "query key"]]:
+    """The smallest attention on an edge, and the edges: where some head pays anything.
+
+    An edge on which a head's attention underflowed to zero counts as one with attention 0.
+    """
+    edges = (P > 0).any(0)
+    return float(P.masked_fill(~edges, torch.inf).min()), edges

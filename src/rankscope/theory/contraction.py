@@ -1,0 +1,227 @@
+r"""How much one attention layer can stretch or shrink a residual: two-sided, from its own attention and values. Ours.
+
+Given the attention matrices, the residual after attention is :math:`T(R) = C\sum_h P_hRW_{V,h}W_{O,h}` exactly: the
+rows of each :math:`P_h` add up to one, so the mean token and all biases are the same for every row and C removes them.
+T is linear in R and its gains on centred residuals bound :math:`\|R'\|_F/\|R\|_F` from both sides. With
+:math:`B_h = CP_hC`, whose singular values on centred columns run from :math:`m_h` to :math:`s_h`,
+
+.. math::
+
+   \sigma_{\min}([m_hW_{V,h}]_h)\,\sigma_{\min}(W_O) \le \frac{\|T(R)\|_F}{\|R\|_F}
+   \le \sigma_{\max}([s_hW_{V,h}]_h)\,\sigma_{\max}(W_O),
+
+with :math:`W_O` all heads' outputs on top of each other. Knowing the singular values
+:math:`\sigma_{h,1} \ge \sigma_{h,2} \ge \dots` of the values :math:`RW_{V,h}` of the residual at hand, though not which
+way they point,
+
+.. math::
+
+   \sigma_{\min}(W_O)^2\sum_{h,k}s_{h,n-k}^2\sigma_{h,k}^2 \le \|T(R)\|_F^2
+   \le \sigma_{\max}(W_O)^2\sum_{h,k}s_{h,k}^2\sigma_{h,k}^2,
+
+by von Neumann's trace inequality, with :math:`s_{h,1} \ge \dots \ge s_{h,n-1}` the singular values of :math:`B_h`. Only
+heads' products matter, so each head's factors may be chosen freely; two choices are tried and the better bound kept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from rankscope._errors import InputError
+from rankscope.theory.lanczos import LanczosEnds, lanczos_ends
+from rankscope.theory.row_dependent import heads_map
+from rankscope.theory.scaled import centred
+from rankscope.theory.stability import LinearMap
+
+_EPS = torch.finfo(torch.float64).eps
+_MARGIN = 16.0
+ROW_SUMS = 0.02
+"""How far a row of attention may be from adding up to one: bfloat16 rounds that much, a sink takes more."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """From lower to upper."""
+
+    lower: float
+    upper: float
+
+    def __contains__(self, value: float) -> bool:
+        return self.lower <= value <= self.upper
+
+
+@dataclass(frozen=True, eq=False)
+class Gains:
+    r"""Gains of a layer on centred residuals.
+
+    Attributes:
+        any_residual: **Bound**, certified: for every centred R. Its lower end is 0 where values are blind to some
+            features (``readable`` below the width).
+        given_values: **Bound**, certified: for every R whose values have, head by head, the singular values they have
+            here.
+        rms: :math:`\|T\|_F` over the root of the dimension: the root mean square gain of a random R. **Exact.**
+        measured: of the residual at hand. **Exact** to rounding; NaN where it is zero.
+        ends: largest and smallest gain as Lanczos found them, with what they are worth; None when not asked for.
+        readable: how many independent features the values read.
+    """
+
+    any_residual: Interval
+    given_values: Interval
+    rms: float
+    measured: float
+    ends: LanczosEnds | None
+    readable: int
+
+
+def layer_gains(
+    R: Float[Tensor, "tokens dim"],
+    P: Float[Tensor, "heads tokens tokens"],
+    W_V: Float[Tensor, "heads dim d_v"],
+    W_O: Float[Tensor, "heads d_v dim"],
+    *,
+    skip_gain: float = 0.0,
+    steps: int = 60,
+    seed: int = 0,
+) -> Gains:
+    r"""Bounds on :math:`\|gR + T(R)\|_F/\|R\|_F` for the layer with these attention matrices, and the value itself.
+
+    **Bound.** Singular values are LAPACK's in float64, widened by its backward error: 16 times the larger side times
+    2.2e-16 of the largest. With a skip (g not 0) the certified interval is :math:`|g| \pm` that of T.
+
+    Args:
+        R: the residual that attention reads; centred here.
+        P: its attention, rows adding up to one.
+        W_V: values per head.
+        W_O: outputs per head.
+        skip_gain: g, what the skip adds of R.
+        steps: Lanczos steps; 0 for none.
+        seed: of their random start.
+
+    Raises:
+        InputError: rows that do not add up to one, or fewer than two tokens.
+
+    Example:
+        One head that averages everything leaves nothing; one that looks only at itself leaves all.
+
+        >>> one, R = torch.ones(1, 1, 1).double(), torch.tensor([[1.0], [-1.0]]).double()
+        >>> round(layer_gains(R, torch.eye(2).double()[None], one, 3 * one).measured, 12)
+        3.0
+        >>> layer_gains(R, torch.full((1, 2, 2), 0.5).double(), one, 3 * one).measured
+        0.0
+    """
+    P, W_V, W_O = (tensor.detach().to(torch.float64) for tensor in (P, W_V, W_O))
+    R = centred(R.detach().to(torch.float64))
+    _check_rows(P)
+    B = P - P.mean(-2, keepdim=True)
+    B = B - B.mean(-1, keepdim=True)
+    spectrum = torch.linalg.svdvals(B)[:, :-1]  # the last one is that of equal columns
+    slack = _MARGIN * P.shape[-1] * _EPS * spectrum[:, :1]
+    high, low = spectrum + slack, (spectrum - slack).clamp_min(0.0)
+    size = float(torch.linalg.vector_norm(R))
+    free, given = _Tightest(), _Tightest()
+    for V, outputs in _factorings(W_V, W_O):
+        out_least, out_most = _ends(outputs.flatten(0, 1), side=0)
+        free.take(
+            out_least * _ends(_side_by_side(low[:, -1], V), side=0)[0],
+            out_most * _ends(_side_by_side(high[:, 0], V), side=0)[1],
+        )
+        if size > 0:
+            least, most = _paired(low, high, R @ V)
+            given.take(out_least * least / size, out_most * most / size)
+    free.take(0.0, float((high[:, 0] * _head_norms(W_V, W_O)).sum()))
+    apply, transpose = _centred_maps(B, W_V, W_O, skip_gain)
+    ends = lanczos_ends(apply, transpose, *R.shape, steps=steps, seed=seed) if steps else None
+    return Gains(
+        free.with_skip(skip_gain),
+        given.with_skip(skip_gain),
+        _rms(B, W_V, W_O, skip_gain),
+        float(torch.linalg.vector_norm(apply(R))) / size if size > 0 else float("nan"),
+        ends,
+        int(torch.linalg.matrix_rank(W_V.permute(1, 0, 2).flatten(1))),
+    )
+
+
+def _paired(low: Tensor, high: Tensor, values: Tensor) -> tuple[float, float]:
+    """Least and most that is left of values (heads, tokens, d_v), whichever way their singular vectors point."""
+    found = torch.linalg.svdvals(values)[:, : low.shape[-1]]
+    slack = _MARGIN * max(values.shape) * _EPS * found[:, :1]
+    count = found.shape[-1]
+    least = torch.linalg.vector_norm(low.flip(-1)[:, :count] * (found - slack).clamp_min(0.0))
+    most = torch.linalg.vector_norm(high[:, :count] * (found + slack))
+    return float(least), float(most) * (1 + _MARGIN * _EPS)
+
+
+class _Tightest:
+    """The best of several bounds."""
+
+    def __init__(self) -> None:
+        self.lower, self.upper = 0.0, float("inf")
+
+    def take(self, lower: float, upper: float) -> None:
+        self.lower, self.upper = max(self.lower, lower), min(self.upper, upper)
+
+    def with_skip(self, gain: float) -> Interval:
+        if gain == 0:
+            return Interval(self.lower, self.upper)
+        size = abs(gain)
+        return Interval(max(size - self.upper, self.lower - size, 0.0), size + self.upper)
+
+
+def _factorings(W_V: Tensor, W_O: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """The heads as given, and with orthonormal outputs."""
+    if W_O.shape[1] > W_O.shape[2]:
+        return [(W_V, W_O)]
+    Q, upper = torch.linalg.qr(W_O.mT)
+    return [(W_V, W_O), (W_V @ upper.mT, Q.mT)]
+
+
+def _side_by_side(weight: Tensor, V: Tensor) -> Tensor:
+    """[w_1 V_1 | w_2 V_2 | ...], features down."""
+    return (weight[:, None, None] * V).permute(1, 0, 2).flatten(1)
+
+
+def _ends(A: Tensor, *, side: int) -> tuple[float, float]:
+    """Least and most that A stretches a row vector by, widened; the least is 0 where it has a kernel."""
+    values = torch.linalg.svdvals(A)
+    slack = _MARGIN * max(A.shape) * _EPS * float(values[0])
+    least = 0.0 if A.shape[side] > A.shape[1 - side] else max(0.0, float(values[-1]) - slack)
+    return least, float(values[0]) + slack
+
+
+def _head_norms(W_V: Tensor, W_O: Tensor) -> Tensor:
+    product = torch.linalg.qr(W_V).R @ torch.linalg.qr(W_O.mT).R.mT
+    norms: Tensor = torch.linalg.matrix_norm(product, 2)
+    return norms * (1 + _MARGIN * max(W_V.shape) * _EPS)
+
+
+def _centred_maps(B: Tensor, W_V: Tensor, W_O: Tensor, gain: float) -> tuple[LinearMap, LinearMap]:
+    forward, backward = heads_map(B, W_V, W_O)
+    return (lambda R: forward(R) + gain * R), (lambda R: backward(R) + gain * R)
+
+
+def _rms(B: Tensor, W_V: Tensor, W_O: Tensor, gain: float) -> float:
+    r"""From :math:`\|T\|_F^2 = \sum_{h,h'}\mathrm{tr}(B_h^TB_{h'})\,\mathrm{tr}(W_h^TW_{h'})`."""
+    flat = B.flatten(1)
+    values = torch.einsum("adv,bdw->abvw", W_V, W_V)
+    outputs = torch.einsum("avd,bwd->abvw", W_O, W_O)
+    energy = ((flat @ flat.T) * (values * outputs).sum((-2, -1))).sum()
+    size = (B.shape[-1] - 1) * W_V.shape[1]
+    if gain:
+        trace = (B.diagonal(dim1=-2, dim2=-1).sum(-1) * (W_V * W_O.mT).sum((-2, -1))).sum()
+        energy = energy + 2 * gain * trace + gain**2 * size
+    return float((energy.clamp_min(0.0) / size).sqrt())
+
+
+def _check_rows(P: Tensor) -> None:
+    if P.ndim != 3 or P.shape[-1] < 2 or P.shape[-1] != P.shape[-2]:
+        raise InputError(f"Attention of shape {tuple(P.shape)}. Expected (heads, tokens, tokens), two tokens or more.")
+    off = float((P.sum(-1) - 1).abs().max())
+    if off > ROW_SUMS:
+        raise InputError(
+            f"A row of attention adds up to 1 only within {off:.1e}. With rows that do not add up to one the mean "
+            "token does not cancel, and the residual after attention is no function of the one before."
+        )

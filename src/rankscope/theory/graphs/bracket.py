@@ -1,0 +1,46 @@
+"""A value that is known, or known to lie between two others, and how that is known."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Bracket:
+    """A number that lies in ``[lower, upper]``, with the way it was found.
+
+    Attributes:
+        lower: it is no smaller.
+        upper: it is no larger; infinite where it is, or where nothing is known.
+        status: how it is known, or why it is not.
+
+    Example:
+        >>> Bracket.exactly(3).value, Bracket(2, 5, "budget spent").value
+        (3, None)
+    """
+
+    lower: float
+    upper: float
+    status: str
+
+    @classmethod
+    def exactly(cls, value: float, status: str = "exact") -> Bracket:
+        """A number that is known."""
+        return cls(value, value, status)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether both ends agree."""
+        return self.lower == self.upper
+
+    @property
+    def value(self) -> float | None:
+        """The number where it is known and finite, else None."""
+        return self.lower if self.is_known and math.isfinite(self.lower) else None
+
+    def to_json(self) -> dict[str, Any]:
+        """Both ends, an infinite one as None, and the status."""
+        ends = [end if math.isfinite(end) else None for end in (self.lower, self.upper)]
+        return {"lower": ends[0], "upper": ends[1], "status": self.status}

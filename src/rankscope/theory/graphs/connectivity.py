@@ -1,0 +1,78 @@
+"""Who reaches whom: strongly connected parts, and the tokens from which all others are reached."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rankscope._citations import Cite
+from rankscope._errors import MissingExtraError
+
+CITES = (Cite("wu2024role"),)
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Connectivity:
+    """How the graph of a mask hangs together.
+
+    Attributes:
+        labels: number of the strongly connected part of each token.
+        parts: how many there are.
+        closed: numbers of the parts whose tokens see nothing outside: where information starts.
+        centres: the tokens that reach every token, ascending; empty where there are none.
+    """
+
+    labels: Ints
+    parts: int
+    closed: Ints
+    centres: Ints
+
+    @property
+    def is_strong(self) -> bool:
+        """Whether every token reaches every token."""
+        return self.parts == 1
+
+    @property
+    def is_quasi_strong(self) -> bool:
+        """Whether some token reaches every token."""
+        return len(self.centres) > 0
+
+
+def connectivity(sees: Any) -> Connectivity:
+    """Strongly connected parts and centre nodes of a mask, by Tarjan's algorithm. **Exact**.
+
+    Information flows against sight: from j to i when i sees j. A part that sees nothing outside gets nothing from
+    outside, so with two of them no token reaches all, and with one its tokens are the centres.
+
+    Args:
+        sees: scipy sparse matrix, entry (i, j) when i sees j.
+
+    Raises:
+        MissingExtraError: scipy is not installed.
+
+    Example:
+        >>> from scipy.sparse import csr_array
+        >>> found = connectivity(csr_array(np.tril(np.ones((4, 4)))))
+        >>> found.parts, found.centres.tolist(), found.is_strong, found.is_quasi_strong
+        (4, [0], False, True)
+    """
+    try:
+        from scipy.sparse.csgraph import connected_components
+    except ImportError:
+        raise MissingExtraError("The graph of a mask", "scipy", "graphs") from None
+    parts, labels = connected_components(sees, directed=True, connection="strong")
+    return _described(int(parts), labels.astype(np.int64), sees)
+
+
+def _described(parts: int, labels: Ints, sees: Any) -> Connectivity:
+    queries = np.repeat(np.arange(sees.shape[0]), np.diff(sees.indptr))
+    leaves = labels[queries] != labels[sees.indices]
+    is_closed = np.ones(parts, dtype=np.bool_)
+    is_closed[labels[queries[leaves]]] = False
+    closed = np.flatnonzero(is_closed)
+    centres = np.flatnonzero(labels == closed[0]) if len(closed) == 1 else np.empty(0, dtype=np.int64)
+    return Connectivity(labels, parts, closed, centres)

@@ -1,0 +1,155 @@
+r"""Radius and diameter of a large sparse graph: exact by bounds on all eccentricities at once, or a bracket.
+
+One search forward and one backward from a token bound the eccentricity of every other one,
+:math:`e(x) \ge e(s) - d(s, x)`, :math:`e(x) \ge d(x, v)` and :math:`e(x) \le d(x, s) + e(s)`, and the next search
+starts where the bounds leave most open. What they leave open at the end is searched for all tokens at once, bit by bit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rankscope._citations import Cite
+from rankscope.theory.graphs.bracket import Bracket
+from rankscope.theory.graphs.connectivity import Connectivity
+from rankscope.theory.graphs.reachability import reach_of_many
+
+CITES = (Cite("borassi2015fast"), Cite("wu2024role"))
+EDGES_BUDGET = 1 << 28
+"""Edges that the searches may look at in all; some seconds."""
+WORDS_BUDGET = 1 << 31
+"""64-bit words that the search for all tokens at once may unite; some seconds."""
+NO_CENTRE = "infinite: no token reaches all others"
+NOT_STRONG = "infinite: some token is not reached by some other"
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
+
+def radius_and_diameter(sees: Any, how: Connectivity) -> tuple[Bracket, Bracket]:
+    """Least and largest eccentricity of the tokens of a mask, in layers.
+
+    **Exact** where the status says so, else a **Bound** on either side. The eccentricity of a token is the number of
+    layers after which what it holds has come to every token; the radius is the least over centre nodes, the diameter
+    the largest over all tokens, infinite unless the graph is strongly connected.
+
+    Args:
+        sees: scipy csr array, entry (i, j) when i sees j; no row is empty.
+        how: its connectivity.
+
+    Example:
+        >>> from scipy.sparse import csr_array
+        >>> from rankscope.theory.graphs.connectivity import connectivity
+        >>> line = csr_array(np.eye(8) + np.eye(8, k=1) + np.eye(8, k=-1))
+        >>> [bracket.value for bracket in radius_and_diameter(line, connectivity(line))]
+        [4.0, 7.0]
+    """
+    if not how.is_quasi_strong:
+        infinite = Bracket.exactly(float("inf"), NO_CENTRE)
+        return infinite, Bracket.exactly(float("inf"), NOT_STRONG)
+    search = _Search(sees, sees.T.tocsr(), how.centres, both=how.is_strong)
+    search.run()
+    radius = search.bracket(float(search.low.min()), float(search.high.min()))
+    if not how.is_strong:
+        return radius, Bracket.exactly(float("inf"), NOT_STRONG)
+    return radius, search.bracket(float(search.low.max()), float(search.high.max()))
+
+
+@dataclass
+class _Search:
+    """Bounds on the eccentricity of each centre, narrowed search by search."""
+
+    sees: Any
+    seen: Any
+    centres: Ints
+    both: bool
+    spent: int = 0
+    low: Floats = field(init=False)
+    high: Floats = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.low = np.zeros(len(self.centres))
+        self.high = np.full(len(self.centres), float(self.sees.shape[0] - 1))
+
+    def run(self) -> None:
+        degrees = np.diff(self.seen.indptr)[self.centres]
+        place: int | None = int(degrees.argmax())
+        turn = 0
+        while place is not None and self.spent + 3 * self.sees.nnz <= EDGES_BUDGET:
+            self._from(place)
+            turn += 1
+            place = self._next(turn)
+        self._all_at_once()
+
+    def _from(self, place: int) -> None:
+        token = int(self.centres[place])
+        out = self._depths(self.seen, token)
+        eccentricity = float(out.max())
+        self.low[place] = self.high[place] = eccentricity
+        self._narrow(
+            low=eccentricity - out[self.centres], high=self._depths(self.sees, token)[self.centres] + eccentricity
+        )
+        self._narrow(low=self._depths(self.sees, int(out.argmax()))[self.centres])
+
+    def _narrow(self, low: Floats, high: Floats | None = None) -> None:
+        self.low = np.maximum(self.low, low)
+        if high is not None:
+            self.high = np.minimum(self.high, high)
+
+    def _next(self, turn: int) -> int | None:
+        """The token that leaves most open, for the radius and for the diameter in turn; None when both are known."""
+        small, large = self._open_for_radius(), self._open_for_diameter()
+        if len(small) and (turn % 2 == 0 or not len(large)):
+            return int(small[np.lexsort((self.high[small], self.low[small]))[0]])
+        return int(large[np.lexsort((-self.low[large], -self.high[large]))[0]]) if len(large) else None
+
+    def _open_for_radius(self) -> Ints:
+        return np.flatnonzero((self.low < self.high.min()) & (self.low < self.high))
+
+    def _open_for_diameter(self) -> Ints:
+        return np.flatnonzero((self.high > self.low.max()) & (self.low < self.high)) if self.both else np.empty(0, int)
+
+    def _all_at_once(self) -> None:
+        places = np.union1d(self._open_for_radius(), self._open_for_diameter())
+        if not len(places):
+            return
+        layers = int(self.high[places].max())
+        # the layers that will be needed are not known: take what the widest token needs at least, and one more
+        expected = int(self.low[places].max()) + 1
+        if self.sees.nnz * ((len(places) + 63) // 64) * expected > WORDS_BUDGET:
+            return
+        found = reach_of_many(self.sees, self.centres[places], layers)
+        self.low[places] = self.high[places] = found
+
+    def _depths(self, edges: Any, token: int) -> Floats:
+        self.spent += int(edges.nnz)
+        return depths(edges, token)
+
+    def bracket(self, lower: float, upper: float) -> Bracket:
+        if lower == upper:
+            return Bracket.exactly(lower)
+        return Bracket(lower, upper, f"between bounds: {self.spent:,} edges searched, more would take too long")
+
+
+def depths(edges: Any, source: int) -> Floats:
+    """Steps from ``source`` along the rows of a csr array to every node; inf where there is no way. **Exact**.
+
+    Example:
+        >>> from scipy.sparse import csr_array
+        >>> depths(csr_array(np.eye(4, k=1)), 1).tolist()
+        [inf, 0.0, 1.0, 2.0]
+    """
+    from scipy.sparse.csgraph import breadth_first_order
+
+    order, parent = breadth_first_order(edges, source, directed=True, return_predecessors=True)
+    above = np.where(parent < 0, np.arange(len(parent)), parent)
+    steps = (parent >= 0).astype(np.int64)
+    # pointer doubling: after k rounds a pointer spans 2^k generations
+    while bool(steps[above[order]].any()):
+        steps, above = steps + steps[above], above[above]
+    found = np.full(len(parent), np.inf)
+    found[order] = steps[order]
+    return found

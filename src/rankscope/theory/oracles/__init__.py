@@ -1,0 +1,1 @@
+"""Predicted curves at initialisation: one file per oracle, each with the assumptions it rests on."""

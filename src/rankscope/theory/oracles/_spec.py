@@ -1,0 +1,95 @@
+"""What an oracle declares: its assumptions, each a test of a design, and one pure function."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rankscope._citations import Cite
+from rankscope._registry import Registry
+from rankscope.results.prediction import OracleAnswer
+from rankscope.theory.designs.design import Design
+
+Test = Callable[[Design, int], tuple[bool, Any]]
+
+
+@dataclass(frozen=True)
+class Assumption:
+    """A condition on a design and its tokens: words, and a test that gives whether it holds and the value found."""
+
+    words: str
+    test: Test
+
+
+@dataclass(frozen=True)
+class Oracle:
+    """A prediction from a design alone.
+
+    Attributes:
+        name: file and key.
+        summary: one line.
+        assumptions: all must hold.
+        cites: where it comes from; empty for ours.
+        curve: mean squared relative residual by depth, from the first tokens on, or None where it gives no curve.
+        values: other numbers, by name.
+    """
+
+    name: str
+    summary: str
+    assumptions: tuple[Assumption, ...]
+    cites: tuple[Cite, ...]
+    curve: Callable[[Design, int, int], Sequence[float]] | None = None
+    values: Callable[[Design, int], dict[str, float]] | None = None
+
+
+ORACLES: Registry[Oracle] = Registry("oracle", "rankscope.theory.oracles")
+
+
+def consulted(design: Design, tokens: int, blocks: int) -> list[OracleAnswer]:
+    """Every oracle's answer for a design over so many tokens and blocks, or which of its assumptions fails."""
+    return [answer_of(oracle, design, tokens, blocks) for oracle in ORACLES.values()]
+
+
+def answer_of(oracle: Oracle, design: Design, tokens: int, blocks: int) -> OracleAnswer:
+    """One oracle's answer; without curve and values where an assumption fails."""
+    tested = []
+    for assumption in oracle.assumptions:
+        holds, found = assumption.test(design, tokens)
+        tested.append({"assumption": assumption.words, "holds": bool(holds), "found": found})
+    applies = all(one["holds"] for one in tested)
+    curve: Sequence[float] = oracle.curve(design, tokens, blocks) if applies and oracle.curve else ()
+    values = oracle.values(design, tokens) if applies and oracle.values else {}
+    logs = tuple(0.5 * math.log10(value) if value > 0 else -math.inf for value in curve)
+    return OracleAnswer(oracle.name, applies, tuple(tested), logs, values, tuple(str(cite) for cite in oracle.cites))
+
+
+def squared_residual(cosine: float, tokens: int) -> float:
+    r"""Squared relative residual of tokens of equal length: :math:`(1-\rho)(n-1)/n`. **Exact**.
+
+    Example:
+        >>> squared_residual(0.5, 2)
+        0.25
+    """
+    return (1 - cosine) * (tokens - 1) / tokens
+
+
+def is_complete(design: Design, tokens: int) -> tuple[bool, Any]:
+    """Whether every token sees every token."""
+    return design.is_complete, design.mask
+
+
+def is_position_free(design: Design, tokens: int) -> tuple[bool, Any]:
+    """Whether scores depend on tokens alone."""
+    return design.is_position_free, design.positions
+
+
+def has_flat_scores(design: Design, tokens: int) -> tuple[bool, Any]:
+    """Whether scores are so small that attention is uniform: standard deviation at most 0.1."""
+    return design.score_std <= 0.1, design.score_std
+
+
+COMPLETE = Assumption("every token sees every token", is_complete)
+POSITION_FREE = Assumption("scores depend on tokens alone", is_position_free)
+FLAT = Assumption("attention is uniform: score standard deviation at most 0.1", has_flat_scores)

@@ -1,0 +1,69 @@
+r"""Which way a residual attention layer filters: from the eigenvalues of the values and of attention.
+
+With fixed attention A and value matrix H the layer is :math:`I + H\otimes A` and depth L takes its power: the
+eigenvalue :math:`1 + \lambda_H\lambda_A` of largest modulus wins. For H in [-1, 0) that is an eigenvalue of A away from
+1: tokens are sharpened. For positive H it is :math:`\lambda_A = 1`, the all-ones vector: they are smoothed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from rankscope._citations import Cite
+from rankscope.theory.designs.design import Design
+from rankscope.theory.oracles._spec import COMPLETE, ORACLES, POSITION_FREE, Oracle
+
+
+@dataclass(frozen=True)
+class Filtering:
+    """What wins over depth.
+
+    Attributes:
+        kind: ``"smooths"`` where the all-ones mode of attention wins, ``"sharpens"`` where another does, ``"neither"``
+            where both have the same modulus.
+        smooth: largest modulus among modes with attention eigenvalue 1.
+        sharp: largest among the others.
+    """
+
+    kind: Literal["smooths", "sharpens", "neither"]
+    smooth: float
+    sharp: float
+
+
+def filtering(value_eigenvalues: Sequence[complex], attention_eigenvalues: Sequence[complex]) -> Filtering:
+    r"""Which modes of :math:`I + H\otimes A` win. **Exact** for fixed attention and one value matrix.
+
+    Args:
+        value_eigenvalues: of H.
+        attention_eigenvalues: of A, the first being 1.
+
+    Example:
+        >>> filtering([-0.5], [1.0, 0.3]).kind, filtering([0.5], [1.0, 0.3]).kind
+        ('sharpens', 'smooths')
+    """
+    first, *rest = attention_eigenvalues
+    smooth = max(abs(1 + h * first) for h in value_eigenvalues)
+    sharp = max((abs(1 + h * a) for h in value_eigenvalues for a in rest), default=0.0)
+    if abs(smooth - sharp) <= 1e-12 * smooth:
+        return Filtering("neither", smooth, sharp)
+    return Filtering("smooths" if smooth > sharp else "sharpens", smooth, sharp)
+
+
+def _values(design: Design, tokens: int) -> dict[str, float]:
+    """Radius of the disc of eigenvalues of W_V W_O, and what the two extremes make of the stream per block."""
+    radius = design.value_gain**0.5
+    return {"value_spectral_radius": radius, "smoothing_factor": 1 + radius, "sharpening_factor": 1.0}
+
+
+ORACLES.add(
+    "dovonon_2024_value_spectrum",
+    Oracle(
+        name="dovonon_2024_value_spectrum",
+        summary="Whether residual attention smooths or sharpens, from the eigenvalues of the values",
+        assumptions=(COMPLETE, POSITION_FREE),
+        cites=(Cite("dovonon2024"),),
+        values=_values,
+    ),
+)

@@ -1,0 +1,117 @@
+r"""Two numbers per block for any norm, skip and MLP: the mean square of a token and of a difference. Ours.
+
+At large width tokens are described by q, the mean square of an entry, and D = q - p with p the mean product of two
+tokens. With Gaussian scores of variance :math:`s^2` (for normed tokens) the shares of two rows of attention satisfy
+:math:`n\,\mathbb{E}\sum_jP_{ij}^2 \approx e^{s^2\delta}` and :math:`n\,\mathbb{E}\sum_jP_{ij}P_{i'j} \approx
+e^{s^2\rho\delta}`, :math:`\delta = D/q`, :math:`\rho = 1-\delta`. So attention makes :math:`D(e^{s^2\delta} -
+e^{s^2\rho\delta})/n` of D: of the order :math:`\delta^3`, the cubic law seen from the initialisation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from rankscope.theory.designs.design import Design
+from rankscope.theory.oracles._kernels import kernel_of
+from rankscope.theory.oracles._spec import COMPLETE, ORACLES, POSITION_FREE, Assumption, Oracle
+
+
+class Moments(NamedTuple):
+    """Mean square of an entry, and by how much the mean product of two tokens is smaller."""
+
+    q: float
+    D: float
+
+
+def after_attention(m: Moments, design: Design, tokens: int) -> Moments:
+    """What the attention branch adds. **Estimate**: scores small, width large."""
+    delta = m.D / m.q
+    variance = (design.score_std * m.q) ** 2
+    own = min(float(tokens), math.exp(min(variance * delta, 50.0)))
+    # own share less shared share, exp(a) - exp(b) without cancellation
+    apart = own * -math.expm1(-variance * delta * delta)
+    gain = design.value_gain
+    return Moments(gain * (m.q - m.D + m.D * own / tokens), gain * m.D * apart / tokens)
+
+
+def after_mlp(m: Moments, design: Design) -> Moments:
+    """What the MLP branch adds. **Exact** at large width."""
+    variance = m.q * design.mlp_in_std**2 * design.width
+    square, apart = kernel_of(design.mlp, variance, m.D / m.q)
+    gain = design.mlp_out_std**2 * design.mlp_width
+    return Moments(gain * square, gain * apart)
+
+
+def next_moments(m: Moments, design: Design, tokens: int) -> Moments:
+    """One block."""
+    m = _added(
+        m, after_attention(_before(m, design), design, tokens), design, design.attention_skip, design.attention_scale
+    )
+    if design.mlp == "none":
+        return m
+    return _added(m, after_mlp(_before(m, design), design), design, design.mlp_skip, design.mlp_scale)
+
+
+def moments(design: Design, tokens: int, blocks: int) -> list[Moments]:
+    """Moments from the first tokens on.
+
+    Example:
+        >>> found = moments(Design(depth=2, width=64, heads=4), 16, 2)
+        >>> found[0], found[2].D < found[1].D
+        (Moments(q=1.0, D=1.0), True)
+    """
+    q = 1.0 if design.embedding_norm else design.embedding_std**2
+    found = [Moments(q, q * (1 - design.initial_cosine))]
+    for _ in range(blocks):
+        found.append(next_moments(found[-1], design, tokens))
+    return found
+
+
+def _before(m: Moments, design: Design) -> Moments:
+    return _normed(m, design) if design.norm_place == "pre" else m
+
+
+def _added(m: Moments, branch: Moments, design: Design, skip: float, scale: float) -> Moments:
+    total = Moments(skip**2 * m.q + scale**2 * branch.q, skip**2 * m.D + scale**2 * branch.D)
+    return _normed(total, design) if design.norm_place == "post" else total
+
+
+def _normed(m: Moments, design: Design) -> Moments:
+    size = m.q + design.norm_eps
+    return Moments(m.q / size, m.D / size)
+
+
+def _curve(design: Design, tokens: int, blocks: int) -> Sequence[float]:
+    return [m.D / m.q * (tokens - 1) / tokens for m in moments(design, tokens, blocks)]
+
+
+def _has_small_scores(design: Design, tokens: int) -> tuple[bool, float]:
+    return design.score_std <= 0.5, design.score_std
+
+
+def _is_wide(design: Design, tokens: int) -> tuple[bool, int]:
+    return design.width >= 2 * tokens, design.width
+
+
+def _starts_normed(design: Design, tokens: int) -> tuple[bool, str]:
+    return design.norm_place != "none" or design.embedding_norm, design.norm_place
+
+
+ORACLES.add(
+    "mean_field",
+    Oracle(
+        name="mean_field",
+        summary="Any norm, skip and MLP at large width, scores small",
+        assumptions=(
+            COMPLETE,
+            POSITION_FREE,
+            Assumption("score standard deviation on normed tokens at most 0.5", _has_small_scores),
+            Assumption("width at least twice the tokens", _is_wide),
+            Assumption("tokens of unit mean square at the start, or normed", _starts_normed),
+        ),
+        cites=(),
+        curve=_curve,
+    ),
+)

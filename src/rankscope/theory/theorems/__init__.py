@@ -1,0 +1,26 @@
+"""Theorems on collapse: one file per statement, found by name in ``THEOREMS``."""
+
+from rankscope.theory.theorems._evaluation import Evaluation, Hypothesis, LayerBound
+from rankscope.theory.theorems._quantities import (
+    MOST_ROUNDING,
+    HeadSizes,
+    LayerQuantities,
+    Network,
+    Passage,
+    StreamState,
+)
+from rankscope.theory.theorems._spec import THEOREMS, Theorem
+
+__all__ = [
+    "MOST_ROUNDING",
+    "THEOREMS",
+    "Evaluation",
+    "HeadSizes",
+    "Hypothesis",
+    "LayerBound",
+    "LayerQuantities",
+    "Network",
+    "Passage",
+    "StreamState",
+    "Theorem",
+]

@@ -1,0 +1,165 @@
+"""What theorems are evaluated on: plain numbers of one network, layer by layer, for one sequence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rankscope.theory.attention_graph import AttentionGraph
+from rankscope.theory.contraction import Gains
+from rankscope.theory.lipschitz import LipschitzConstants
+
+MOST_ROUNDING = 0.5
+"""Share of a residual that may be rounding before it counts as nothing else."""
+
+
+@dataclass(frozen=True)
+class Network:
+    """Facts about the whole.
+
+    Attributes:
+        depth: attention layers.
+        heads: per layer; the largest where layers differ.
+        width: of the stream.
+        pure: nothing but attention: no skip, no MLP, no norm. None where only weights were read.
+        only_mlp: attention and an MLP in every layer, no skip and no norm.
+        has_skip: a skip passes attention.
+        row_scaling: every layer ends with scaling tokens to unit length and nothing else is done to them.
+        bilinear: scores are query times key and nothing else: no positions in them, no norm of queries or keys.
+        notes: what the weights do not tell.
+    """
+
+    depth: int
+    heads: int
+    width: int
+    pure: bool | None = None
+    only_mlp: bool | None = None
+    has_skip: bool | None = None
+    row_scaling: bool | None = None
+    bilinear: bool = True
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class HeadSizes:
+    r"""Norms of the weights of one head: of :math:`W_{QK}` (without the scale) and of :math:`W_h = W_VW_O`."""
+
+    score_one: float
+    score_spectral: float
+    value_one: float
+    value_inf: float
+    value_spectral: float
+    value_least: float
+
+    @property
+    def value_composite(self) -> float:
+        r""":math:`\|W_h\|_{1,\infty}`."""
+        return float((self.value_one * self.value_inf) ** 0.5)
+
+
+@dataclass(frozen=True)
+class StreamState:
+    r"""The stream between two layers.
+
+    Attributes:
+        norm: :math:`\|X\|_F`.
+        mu: :math:`\|CX\|_F`.
+        composite: :math:`\|CX\|_{1,\infty}`.
+        unit_mu: the same with every token scaled to unit length.
+        column_spread: root of the summed squares of the columns' ranges.
+        least_cosine: between two tokens.
+        rank: of X.
+    """
+
+    norm: float
+    mu: float
+    composite: float
+    unit_mu: float
+    column_spread: float
+    least_cosine: float
+    rank: int
+
+
+@dataclass(frozen=True)
+class Passage:
+    r"""One sequence through one attention layer.
+
+    Attributes:
+        tokens: how many count.
+        composite_in: :math:`\|R\|_{1,\infty}` of what attention reads, about the mean.
+        composite_out: of what attention gives.
+        frobenius_in: :math:`\|R\|_F` of what attention reads.
+        frobenius_out: of what attention gives.
+        spread: per head :math:`\max_iD_{ii}`.
+        spread_total: per head :math:`\sum_iD_{ii}`.
+        score_one: per head :math:`\|E\|_1`.
+        graph: who reaches whom.
+        least_edge: the smallest attention on an edge, over heads; 0 where it underflows.
+        least_entropy: per head the smallest entropy of a row that sees two tokens or more.
+        entropy_tokens: per head how many tokens that row sees.
+        logit_size: per head a bound on the norm of that row's logits, from weights and tokens.
+        stream_in: the stream before the layer.
+        stream_out: and after it.
+        log_cubic: lower and upper bound of the cubic law on the log of the residual after attention; None with
+            positions in the scores or a mask.
+        gains: of the attention branch; None when not computed.
+        sum_gains: of stream plus branch, where attention reads the stream itself.
+        at_floor: the residual before attention is rounding, or what attention with these matrices leaves of it is.
+        rounding: relative error that the float format leaves in the residual after attention, that of the scores
+            included: they are not given to the theorems that start from weights.
+        entropy_floor: entropy at and below which a row is one-hot to rounding.
+        stream_at_floor: what tells the tokens of the stream after the layer apart is rounding.
+    """
+
+    tokens: int
+    composite_in: float
+    composite_out: float
+    frobenius_in: float
+    frobenius_out: float
+    spread: tuple[float, ...]
+    spread_total: tuple[float, ...]
+    score_one: tuple[float, ...]
+    graph: AttentionGraph
+    least_edge: float
+    least_entropy: tuple[float, ...]
+    entropy_tokens: tuple[int, ...]
+    logit_size: tuple[float, ...]
+    stream_in: StreamState
+    stream_out: StreamState
+    log_cubic: tuple[float, float] | None = None
+    gains: Gains | None = None
+    sum_gains: Gains | None = None
+    at_floor: bool = False
+    rounding: float = 0.0
+    entropy_floor: float = 0.0
+    stream_at_floor: bool = False
+
+    @property
+    def law_at_floor(self) -> bool:
+        """Whether rounding, that of the scores included, is what the residual after attention consists of."""
+        return self.at_floor or self.rounding >= MOST_ROUNDING
+
+
+@dataclass(frozen=True)
+class LayerQuantities:
+    """One layer: the norms of its weights, and one sequence's passage through it if there was one.
+
+    Attributes:
+        layer: number of the block.
+        heads: norms per head.
+        scale: factor on query times key.
+        mlp: certified Lipschitz constants of the MLP that follows; None where it was not read.
+        mlp_note: why the MLP was not read.
+        passage: None where only weights were read.
+    """
+
+    layer: int
+    heads: tuple[HeadSizes, ...]
+    scale: float
+    mlp: LipschitzConstants | None = None
+    mlp_note: str = ""
+    passage: Passage | None = None
+
+    @property
+    def beta(self) -> float:
+        r""":math:`\max_h\|W_{QK,h}\|_1\|W_h\|_{1,\infty}`."""
+        return max(head.score_one * head.value_composite for head in self.heads)

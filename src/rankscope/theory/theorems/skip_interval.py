@@ -1,0 +1,52 @@
+"""Two-sided for stream plus attention, where attention reads the stream itself. Ours."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rankscope.theory.theorems._evaluation import Evaluation, LayerBound, claim, log
+from rankscope.theory.theorems._quantities import LayerQuantities, Network
+from rankscope.theory.theorems._spec import theorem
+from rankscope.theory.theorems.contraction_interval import narrowest
+
+
+@theorem(
+    cites=(),
+    statement=r"\big||g| - \sigma_{\max}(T)\big|_+ \le \frac{\|gR + T(R)\|_F}{\|R\|_F} \le \sigma_{\max}(gI + T)",
+    hypotheses=("attention reads the stream itself (no norm before it)", "rows of attention add up to one"),
+    needs="activations",
+    sides="two-sided",
+)
+def skip_interval(network: Network, layers: Sequence[LayerQuantities]) -> Evaluation:
+    r"""Between what and what the skip and attention together multiply a residual.
+
+    **Bound**, both ways, on :math:`\|R'\|_F/\|R\|_F` from the stream to the stream plus attention, before any
+    post-norm. Where a norm stands before attention the sum is no function of the residual alone, and nothing is said.
+    """
+    bounds = tuple(_layer(layer) for layer in layers)
+    known = [b for b in bounds if b.log_upper is not None]
+    kept = sum(b.log_lower is not None and b.log_lower >= 0 for b in known)
+    inside = sum(not b.is_violated for b in known)
+    said = (
+        f"The measured factor lies inside the interval in {inside} of {len(known)} layers; the lower end shows that no "
+        f"residual shrinks in {kept}."
+        if known
+        else "A norm stands before attention in every layer, or there is no skip: the sum is not bounded."
+    )
+    return Evaluation("skip_interval", "residual after skip and attention over before", bounds, None, (), said)
+
+
+def _layer(layer: LayerQuantities) -> LayerBound:
+    gains = None if layer.passage is None else layer.passage.sum_gains
+    reads = claim("attention reads the stream itself, past a skip", gains is not None)
+    if layer.passage is None or gains is None:
+        return LayerBound(layer.layer, hypotheses=(reads,))
+    lower, upper = narrowest(gains)
+    return LayerBound(
+        layer.layer,
+        log_upper=log(upper),
+        log_lower=log(lower),
+        log_measured=log(gains.measured),
+        hypotheses=(reads,),
+        at_floor=layer.passage.at_floor,
+    )

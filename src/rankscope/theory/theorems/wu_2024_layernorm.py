@@ -1,0 +1,45 @@
+"""Exponential collapse with LayerNorm, from independent tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rankscope._citations import Cite
+from rankscope.theory.theorems._decay import passages
+from rankscope.theory.theorems._evaluation import Evaluation, Hypothesis
+from rankscope.theory.theorems._quantities import LayerQuantities, Network
+from rankscope.theory.theorems._spec import theorem
+from rankscope.theory.theorems._sphere import sphere_decay
+
+
+@theorem(
+    cites=(Cite("wu2024role", "thm. 2"),),
+    statement=r"\mu(X^{(t)}) \le C(1 - N\epsilon^{2r})^{t/2r}",
+    hypotheses=(
+        "one head, attention and scaling to unit length",
+        "strongly connected mask with self-loops",
+        "orthogonal values",
+        "N tokens of full rank N",
+    ),
+    needs="attention",
+    sides="upper",
+)
+def wu_2024_layernorm(network: Network, layers: Sequence[LayerQuantities]) -> Evaluation:
+    r"""With LayerNorm (scaling to unit length) and orthogonal values, independent tokens collapse exponentially.
+
+    **Bound** on :math:`\mu` of the tokens scaled to unit length. The paper leaves C open, and with it the layers it
+    takes until no cosine is negative; here the bound starts at that layer, with
+    :math:`C = \sqrt{(N-1)(1-\phi)}` for the least cosine :math:`\phi` there, and before it is :math:`\sqrt N`. r is the
+    diameter: that all N tokens reach all within r layers is what the N in the rate needs.
+    """
+    first = passages(layers)[0]
+    full = Hypothesis("tokens of full rank", first.stream_in.rank, first.tokens, "at least")
+    return sphere_decay(
+        "wu_2024_layernorm",
+        network,
+        layers,
+        lambda passage: passage.graph.diameter,
+        lambda passage: passage.tokens,
+        (full,),
+        strong=True,
+    )

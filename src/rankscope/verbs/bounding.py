@@ -1,0 +1,183 @@
+"""``bound``: what do the theorems say of these weights?"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from tqdm.auto import tqdm
+
+from rankscope._errors import InputError, UnsupportedConfigError
+from rankscope.models.inputs import prepare_inputs
+from rankscope.models.lazy_blocks import lazy_model
+from rankscope.models.loading import load
+from rankscope.models.loading.config import config_hash
+from rankscope.models.loading.quiet import quiet_transformers
+from rankscope.results.bounds import judge_bounds
+from rankscope.results.provenance import Provenance
+from rankscope.results.rows import RowWriter
+from rankscope.results.run import Run
+from rankscope.stream.viewing import undisturbed, view_of
+from rankscope.surgery.session import operations_on
+from rankscope.theory.theorems import THEOREMS, Evaluation, Theorem
+from rankscope.verbs.bound_reading import BoundReader, Measured, read_weights
+from rankscope.verbs.bound_rows import COORDINATES, write_evaluation, write_gains
+from rankscope.verbs.origin import floor_of, provenance_of
+from rankscope.verbs.reader import SiteReader
+
+_WITHOUT_ACTIVATIONS = ("nothing", "weights")
+_ON_GAINS = ("contraction_interval", "skip_interval")
+
+
+def bound(
+    model: str | Path | nn.Module,
+    inputs: str | Path | Sequence[Any] | torch.Tensor | Mapping[str, Any] | None = None,
+    *,
+    theorems: Sequence[str] | None = None,
+    weights_only: bool = False,
+    lanczos: int = 60,
+    sequences: int | None = 2,
+    tokens: int = 64,
+    batch: int = 4,
+    random_tokens: bool = False,
+    dtype: torch.dtype | str | None = None,
+    seed: int = 0,
+    blocks: str | Sequence[str] | None = None,
+    progress: bool = False,
+) -> Run:
+    """Evaluate theorems on a model's own weights and activations: hypotheses, bound, measured value, slack.
+
+    Every statement is tested where it speaks: on what attention reads and gives in each layer, and over the depth.
+    Padding is left out. Inside ``with rankscope.operate(model, ...)`` the cut network is what is bounded.
+
+    Args:
+        model: a spec or a module with a family description of its heads.
+        inputs: as for ``measure``.
+        theorems: names from ``rankscope ls theorems``; None for all.
+        weights_only: read the safetensors of a local folder one tensor at a time, without building the model; only
+            the theorems that need no more are evaluated.
+        lanczos: steps per layer and sequence for the largest gain; 0 leaves it to the certified bounds.
+        sequences: at most how many sequences.
+        tokens: length at which texts are cut.
+        batch: sequences per forward pass.
+        random_tokens: random ids instead of text.
+        dtype: of the weights, when the model is loaded here.
+        seed: of a random initialisation and of random inputs.
+        blocks: names or patterns of the block modules, where discovery needs help.
+        progress: show a progress bar.
+
+    Returns:
+        Rows with the columns ``theorem``, ``scope`` (``layer``, ``depth`` or ``network``) and ``hypothesis``;
+        metrics are ``log10_bound``, ``log10_lower_bound``, ``log10_measured``, ``log10_slack``, ``log10_factor``, and
+        ``hypothesis_value`` and ``margin`` of each hypothesis. ``extra["sentences"]`` has one sentence per theorem.
+
+    Raises:
+        UnsupportedConfigError: a model without head weights.
+        UnknownNameError: no theorem of that name.
+
+    Example:
+        >>> run = bound("init:tiny-bert", sequences=1, tokens=16, theorems=["contraction_interval"], lanczos=10)
+        >>> run.extra["applies"]["contraction_interval"]
+        True
+    """
+    started = time.perf_counter()
+    chosen = [THEOREMS[name] for name in dict.fromkeys(THEOREMS if theorems is None else theorems)]
+    if weights_only:
+        return _of_weights(model, chosen, explicit=theorems is not None, started=started)
+    loaded = load(model, seed=seed, dtype=dtype)
+    if loaded.config is None:
+        raise UnsupportedConfigError(
+            f"Theorems need the weights of single heads, and {type(loaded.model).__name__} is no transformers model "
+            "with a family description. measure and ablate work without."
+        )
+    prepared = prepare_inputs(
+        loaded, inputs, sequences=sequences, tokens=tokens, batch=batch, seed=seed, random_tokens=random_tokens
+    )
+    measured: list[Measured] = []
+    with undisturbed(loaded.model), quiet_transformers():
+        view = view_of(loaded.model, prepared[0], blocks=blocks)
+        cut = any(operation.get("norm") == "identity" for operation in operations_on(loaded.model))
+        has_norm = not cut and any(plan.has_norm for stack in view.stacks for plan in stack.plans)
+        wants_gains = any(entry.name in _ON_GAINS for entry in chosen)
+        reader = BoundReader(view, loaded.config, lanczos if wants_gains else None, has_norm)
+        for part in tqdm(prepared, desc="bound", unit="batch", disable=not progress):
+            measured += reader.read(part)
+    if not measured:
+        raise InputError("No sequence has two tokens or more, and fewer have no residual. Pass longer inputs.")
+    site_reader = SiteReader([], "content", RowWriter())
+    site_reader.dtypes, site_reader.lengths = reader.dtypes, reader.lengths
+    provenance = provenance_of(loaded, prepared, site_reader, seed, time.perf_counter() - started)
+    return _run(chosen, measured, provenance, floor_of(reader.dtypes), (*loaded.notes, *prepared.notes))
+
+
+def _of_weights(model: str | Path | nn.Module, chosen: Sequence[Theorem], *, explicit: bool, started: float) -> Run:
+    if isinstance(model, nn.Module):
+        raise InputError("weights_only reads a local folder without building the model. Leave it out for a module.")
+    beyond = [entry.name for entry in chosen if entry.needs not in _WITHOUT_ACTIVATIONS]
+    if explicit and beyond:
+        raise InputError(
+            f"{', '.join(beyond)} cannot be evaluated on weights alone: attention or activations are needed. Leave "
+            "weights_only out."
+        )
+    lazy = lazy_model(model)
+    found = read_weights(lazy)
+    provenance = Provenance(
+        model=str(model),
+        origin="folder",
+        config_hash=config_hash(lazy.config),
+        wall_seconds=round(time.perf_counter() - started, 3),
+    )
+    note = f"only weights were read; not evaluated: {', '.join(beyond)}" if beyond else "only weights were read"
+    kept = [entry for entry in chosen if entry.needs in _WITHOUT_ACTIVATIONS]
+    return _run(kept, [found], provenance, floor_of(set()), (note,))
+
+
+def _run(
+    chosen: Sequence[Theorem],
+    measured: Sequence[Measured],
+    provenance: Provenance,
+    floor: Mapping[str, Any],
+    notes: tuple[str, ...],
+) -> Run:
+    writer = RowWriter(coordinates=COORDINATES)
+    first: dict[str, dict[str | None, Evaluation]] = {}
+    applies: dict[str, bool] = {}
+    failed: dict[str, list[str]] = {}
+    for part in measured:
+        for entry in chosen:
+            evaluation = entry.function(part.network, part.layers)
+            first.setdefault(entry.name, {}).setdefault(part.stack, evaluation)
+            applies[entry.name] = applies.get(entry.name, True) and evaluation.applies
+            failed[entry.name] = list(dict.fromkeys([*failed.get(entry.name, []), *evaluation.failed]))
+            write_evaluation(writer, evaluation, part.stack, part.sequence)
+        if any(entry.name == "contraction_interval" for entry in chosen):
+            write_gains(writer, part)
+    table = writer.table()
+    verdict, evidence = judge_bounds(table, applies)
+    return Run(
+        kind="bound",
+        provenance=provenance,
+        floor=floor,
+        verdict=verdict,
+        evidence=evidence,
+        table=table,
+        notes=notes,
+        extra={
+            "sentences": {name: _said(found) for name, found in first.items()},
+            "quantities": {name: next(iter(found.values())).quantity for name, found in first.items()},
+            "applies": applies,
+            "failed_hypotheses": failed,
+            "citations": {entry.name: [str(cite) for cite in entry.cites] for entry in chosen},
+        },
+    )
+
+
+def _said(found: Mapping[str | None, Evaluation]) -> str:
+    """What a theorem comes to on the first sequence, stack by stack where there are several."""
+    if len(found) == 1:
+        return next(iter(found.values())).sentence
+    return " ".join(f"{str(stack).capitalize()}: {evaluation.sentence}" for stack, evaluation in found.items())

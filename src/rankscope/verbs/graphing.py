@@ -1,0 +1,211 @@
+"""``mask_graph``: what the graph of a mask says about collapse, at any length."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rankscope._errors import InputError
+from rankscope.masks import MASKS, Mask, parse_mask
+from rankscope.masks._edges import EDGE_LIMIT, Progressions
+from rankscope.masks._spec import NamedMask
+from rankscope.results.mask_facts import AGREEMENT_KEY, MaskGraph
+from rankscope.theory.graphs.bracket import Bracket
+from rankscope.theory.graphs.connectivity import connectivity
+from rankscope.theory.graphs.distances import NO_CENTRE, NOT_STRONG, radius_and_diameter
+from rankscope.theory.graphs.intervals import Intervals, component_of, eccentricities, intervals_of
+from rankscope.theory.graphs.mixing import Decay, followed, layers_to_agree, transient_layers
+from rankscope.theory.graphs.second_eigenvalue import (
+    SecondEigenvalue,
+    second_eigenvalue,
+    second_eigenvalue_of_intervals,
+)
+
+FEATURES = 1 << 14
+"""Numbers in all the random tokens at most, but no fewer than two and no more than sixteen features each."""
+WORK = 1 << 28
+"""Products of a pair and a feature that the simulation may take; some seconds."""
+MOST_LAYERS = 20_000
+FALLEN_APART = 64
+"""Layers followed where it is known that tokens never agree."""
+SHOWN_CENTRES = 8
+SMALLER = (256, 512)
+"""Lengths from which the layers of a longer sequence are extrapolated where it was not followed to the end."""
+Floats = NDArray[np.float64]
+GRAPH_FILES = {".npy", ".npz", ".json", ".txt"}
+
+
+def mask_graph(mask: Mask | str | Path, tokens: int | None = None, *, seed: int = 0) -> MaskGraph:
+    r"""Centres, radius, diameter, second eigenvalue and transient of a mask, and how fast random tokens agree under it.
+
+    Attention is uniform over what each token sees, as it is at collapse. Nothing square is formed above a few hundred
+    tokens: windows, causal masks and prefixes are handled as intervals, other masks as sparse matrices.
+
+    Args:
+        mask: a mask, an expression such as ``"causal_window(4) | sink(1)"``, or the path of a graph file.
+        tokens: number of tokens; may be left out for a graph file, which has its own.
+        seed: of the random tokens.
+
+    Raises:
+        InputError: a token sees nothing, or the mask has too many pairs to list and no structure that saves it.
+        MissingExtraError: scipy is not installed.
+
+    Example:
+        >>> found = mask_graph("causal", 10**6)
+        >>> found.lambda_2, found.radius, found.centres, found.strongly_connected
+        (0.5, 1, 1, False)
+    """
+    chosen, tokens = _chosen(mask, tokens)
+    found = _facts(chosen, tokens, seed)
+    if found.layers_to_agreement is None and AGREEMENT_KEY in found.ranges and tokens > 4 * SMALLER[-1]:
+        found = _with_extrapolation(found, chosen, seed)
+    return found
+
+
+def _chosen(mask: Mask | str | Path, tokens: int | None) -> tuple[Mask, int]:
+    if isinstance(mask, (str, Path)) and Path(mask).suffix.lower() in GRAPH_FILES:
+        mask = MASKS["adjacency"](str(mask))
+    chosen = parse_mask(str(mask)) if not isinstance(mask, Mask) else mask
+    if tokens is None:
+        if not isinstance(chosen, NamedMask) or chosen.name != "adjacency":
+            raise InputError(f"'{chosen}' has no length of its own. Give tokens, e.g. 128 (--tokens 128).")
+        tokens = _own_length(chosen)
+    if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 2:
+        raise InputError(f"A graph over {tokens!r} tokens was asked for. Expected a whole number, 2 or more.")
+    return chosen, tokens
+
+
+def _own_length(graph: NamedMask) -> int:
+    from rankscope.masks.adjacency import tokens_of
+
+    return tokens_of(str(dict(graph.parameters)["source"]))
+
+
+def _facts(mask: Mask, tokens: int, seed: int) -> MaskGraph:
+    intervals = _intervals(mask, tokens)
+    if intervals is not None:
+        return _of_intervals(mask, intervals, seed)
+    sees = mask.sparse(tokens)
+    how = connectivity(sees)
+    radius, diameter = radius_and_diameter(sees, how)
+    second = second_eigenvalue(sees, how)
+    diagonal = sees.diagonal()
+    alone = np.flatnonzero(diagonal & (np.diff(sees.indptr) == 1))
+    anchor = int(alone[0]) if len(alone) else None
+    decay = _decay(_uniform(sees), tokens, sees.nnz, anchor, second, seed)
+    return _graph(
+        mask, tokens, int(sees.nnz), bool(diagonal.all()), how.centres, how.parts, radius, diameter, second, decay
+    )
+
+
+def _intervals(mask: Mask, tokens: int) -> Intervals | None:
+    if not isinstance(mask, NamedMask):
+        return None
+    edges = mask.edges(tokens)
+    return intervals_of(edges.start, edges.stop) if isinstance(edges, Progressions) and edges.step == 1 else None
+
+
+def _of_intervals(mask: Mask, graph: Intervals, seed: int) -> MaskGraph:
+    reach = eccentricities(graph)
+    centres = np.flatnonzero(np.isfinite(reach))
+    parts = int(component_of(graph)[-1]) + 1
+    radius = Bracket.exactly(
+        float(reach[centres].min()) if len(centres) else math.inf, "exact" if len(centres) else NO_CENTRE
+    )
+    diameter = Bracket.exactly(float(reach.max()), "exact" if parts == 1 else NOT_STRONG)
+    sees = mask.sparse(graph.tokens) if graph.edges <= EDGE_LIMIT // 2 else None
+    second = second_eigenvalue_of_intervals(graph, listed=sees is not None)
+    if second is None:
+        sees = mask.sparse(graph.tokens) if sees is None else sees
+        second = second_eigenvalue(sees, connectivity(sees))
+    anchor = 0 if graph.lengths[0] == 1 else None
+    apply = graph.mean_over_seen if sees is None else _uniform(sees)
+    decay = _decay(
+        apply, graph.tokens, min(graph.edges, 8 * graph.tokens) if sees is None else graph.edges, anchor, second, seed
+    )
+    return _graph(mask, graph.tokens, graph.edges, True, centres, parts, radius, diameter, second, decay)
+
+
+def _uniform(sees: Any) -> Callable[[Floats], Floats]:
+    P = sees.astype(np.float64).multiply(1.0 / np.diff(sees.indptr)[:, None]).tocsr()
+    return lambda x: P @ x
+
+
+def _decay(
+    apply: Callable[[Floats], Floats], tokens: int, work: int, anchor: int | None, second: SecondEigenvalue, seed: int
+) -> Decay:
+    features = min(16, max(2, FEATURES // tokens))
+    start = np.random.default_rng(seed).standard_normal((tokens, features))
+    most = FALLEN_APART if second.gap == 0 else MOST_LAYERS
+    layers = max(8, min(most, WORK // (work * features)))
+    return followed(apply, start, anchor, 1 - second.gap, layers)
+
+
+def _graph(
+    mask: Mask,
+    tokens: int,
+    edges: int,
+    self_loops: bool,
+    centres: NDArray[np.int64],
+    parts: int,
+    radius: Bracket,
+    diameter: Bracket,
+    second: SecondEigenvalue,
+    decay: Decay,
+) -> MaskGraph:
+    brackets = {
+        "radius": radius,
+        "diameter": diameter,
+        "lambda_2": second.modulus,
+        "transient": transient_layers(decay, second),
+        AGREEMENT_KEY: layers_to_agree(decay, second),
+    }
+    known = {name: bracket.value for name, bracket in brackets.items()}
+    whole = {name: None if value is None else int(value) for name, value in known.items() if name != "lambda_2"}
+    open_ends = {
+        name: tuple(bracket.to_json()[end] for end in ("lower", "upper"))
+        for name, bracket in brackets.items()
+        if not bracket.is_known
+    }
+    return MaskGraph(
+        mask=str(mask),
+        tokens=tokens,
+        edges=edges,
+        self_loops=self_loops,
+        centres=len(centres),
+        first_centres=tuple(int(c) for c in centres[:SHOWN_CENTRES]),
+        parts=parts,
+        strongly_connected=parts == 1,
+        quasi_strongly_connected=len(centres) > 0,
+        radius=whole["radius"],
+        diameter=whole["diameter"],
+        lambda_2=None if known["lambda_2"] is None or math.isnan(known["lambda_2"]) else known["lambda_2"],
+        spectral_gap=None if math.isnan(second.gap) else second.gap,
+        transient=whole["transient"],
+        layers_to_agreement=whole[AGREEMENT_KEY],
+        log10_decay=tuple(float(v) for v in decay.log10_relative),
+        ranges=open_ends,
+        statuses={name: bracket.status for name, bracket in brackets.items()},
+    )
+
+
+def _with_extrapolation(graph: MaskGraph, mask: Mask, seed: int) -> MaskGraph:
+    """A note with what two shorter sequences lead one to expect; a graph file has only its own length."""
+    if "adjacency" in str(mask):
+        return graph
+    small = [_facts(mask, tokens, seed).layers_to_agreement for tokens in SMALLER]
+    if small[0] is None or small[1] is None or small[0] < 1:
+        return graph
+    power = math.log(small[1] / small[0]) / math.log(SMALLER[1] / SMALLER[0])
+    expected = small[1] * (graph.tokens / SMALLER[1]) ** power
+    words = (
+        f"{small[0]:,} layers at {SMALLER[0]} tokens and {small[1]:,} at {SMALLER[1]}, a power {power:.2f} of the "
+        f"length: about {expected:,.0f} at {graph.tokens:,}, an extrapolation and not a bound."
+    )
+    return replace(graph, notes=(*graph.notes, words))

@@ -1,0 +1,249 @@
+"""``predict``: will this design collapse at initialisation? Oracle curves and a sampled one, without any weights."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rankscope._errors import InputError
+from rankscope._types import Status
+from rankscope.models.designs import design_of
+from rankscope.results.prediction import (
+    AGREEMENT,
+    Agreement,
+    CollapseName,
+    OracleAnswer,
+    curve_rows,
+    predicted_sentence,
+)
+from rankscope.results.provenance import Provenance
+from rankscope.results.rows import STATUS_CODE, RowWriter
+from rankscope.results.run import Run
+from rankscope.theory.designs.design import Design
+from rankscope.theory.oracles._spec import consulted
+from rankscope.verbs.origin import exact_floors
+from rankscope.verbs.phase_map import axis_of, phase_map
+from rankscope.verbs.sampled_design import (
+    Followed,
+    agreement_of,
+    crossing,
+    follow_seeds,
+    late_factor,
+    visible_in,
+)
+
+METRIC = "log10_relative_residual"
+SAMPLED = "sampled"
+MOST_TOKENS = 64
+MOST_BLOCKS = 256
+ORACLE_BLOCKS = 4000
+ROUNDING = 1e-9
+"""By how much the factor of an oracle must be below 1 to count as below."""
+ONE_SEED = 1e-3
+"""The same for a sampled factor of which no standard error is known."""
+
+
+def predict(
+    design: Design | str | Path,
+    changes: Mapping[str, Any] | None = None,
+    *,
+    seeds: int = 3,
+    tokens: int | None = None,
+    most_blocks: int | None = None,
+    map: tuple[str, str] | None = None,
+    seed: int = 0,
+    progress: bool = False,
+) -> Run:
+    """Predict what becomes of the tokens of a design at initialisation, block by block.
+
+    The sampled curve is exact in law at the design's full width: weights are Gaussian and used once, so what they do to
+    a few tokens can be drawn without drawing them (:mod:`rankscope.theory.designs.sampling`). Oracles stand beside it
+    where their assumptions hold.
+
+    Args:
+        design: a ``Design``, a preset (``"bert-base"``), a ``config.json`` or a folder that holds one.
+        changes: other values for parts of the design, e.g. ``{"depth": 48, "skip_gain": 0.0}``; see ``Design.changed``.
+        seeds: how many initialisations to sample.
+        tokens: context length; by default that of the design, of which at most 64 tokens are sampled.
+        most_blocks: how far to follow tokens that do not agree within the design's depth; by default twice the depth
+            and, unless pre-norm holds them apart, at least 256.
+        map: two parameters, e.g. ``("skip_gain", "depth=1:64:16")``, over which to map the relative residual.
+        seed: of the first initialisation.
+        progress: show a progress bar.
+
+    Returns:
+        Rows of ``log10_relative_residual`` with the further column ``curve``: ``sampled`` (one sequence per seed) and
+        the oracles. ``extra`` holds ``design``, ``class``, ``agreement``, ``oracles`` and ``map``.
+
+    Raises:
+        InputError: a design that cannot be.
+        UnsupportedConfigError: a family whose initialisation is not described.
+
+    Example:
+        >>> run = predict(Design(depth=4, width=64, heads=4, tokens=16), {"skip_gain": 0.0}, seeds=2)
+        >>> run.extra["class"]["name"], run.extra["agreement"]["block"]
+        ('order 3', 2)
+    """
+    started = time.perf_counter()
+    name, chosen, notes = _read(design, tokens, changes or {})
+    if seeds < 1:
+        raise InputError(f"{seeds} seeds were asked for. Expected one or more.")
+    sampled_tokens = chosen.tokens if tokens is not None else min(chosen.tokens, MOST_TOKENS)
+    if sampled_tokens < chosen.tokens:
+        notes += (f"Sampled on {sampled_tokens} of the {chosen.tokens} tokens of the context; give tokens for more.",)
+    furthest = max(chosen.depth, _far(chosen) if most_blocks is None else most_blocks)
+    numbers = range(seed, seed + seeds)
+    runs = follow_seeds(chosen, numbers, sampled_tokens, chosen.depth, furthest, progress=progress)
+    answers = consulted(chosen, sampled_tokens, ORACLE_BLOCKS)
+    agreement = agreement_of(runs)
+    kind, factor, reason = _class_of(chosen, sampled_tokens, runs, answers)
+    final = _final(runs, chosen.depth)
+    extra = {
+        "design": {"name": name, **chosen.to_json()},
+        "class": {"name": kind, "factor": factor, "reason": reason},
+        "agreement": agreement.to_json(),
+        "oracles": [_with_agreement(answer) for answer in answers],
+        "map": None if map is None else _map(chosen, map, sampled_tokens, progress),
+    }
+    return Run(
+        kind="predict",
+        provenance=_provenance(name, chosen, seed, seeds, sampled_tokens, time.perf_counter() - started),
+        floor=exact_floors("float64"),
+        verdict=predicted_sentence(name, chosen.depth, kind, factor, agreement, final),
+        evidence=_evidence(agreement, final, chosen.depth),
+        table=_table(runs, answers),
+        notes=notes,
+        extra=extra,
+    )
+
+
+def _read(
+    design: Design | str | Path, tokens: int | None, changes: Mapping[str, Any]
+) -> tuple[str, Design, tuple[str, ...]]:
+    notes: tuple[str, ...] = ()
+    if isinstance(design, Design):
+        name, chosen = "a design", design
+    else:
+        name = str(design)
+        chosen, notes = design_of(design)
+    if changes or tokens is not None:
+        chosen = chosen.changed(**changes, **({} if tokens is None else {"tokens": tokens}))
+    if chosen.remedy is not None:
+        raise InputError(
+            f"The design carries the remedy {chosen.remedy!r}, which is not applied to designs yet. Use "
+            "design.changed(remedy=None), and set what the remedy changes, e.g. branch_scale, yourself."
+        )
+    return name, chosen, notes
+
+
+def _far(design: Design) -> int:
+    """How far to follow tokens; no further than twice the depth where it is known that they hardly come nearer."""
+    return 2 * design.depth if _is_slowing(design) else max(2 * design.depth, MOST_BLOCKS)
+
+
+def _is_slowing(design: Design) -> bool:
+    return design.norm_place == "pre" and design.attention_skip >= 1
+
+
+def _class_of(
+    design: Design, tokens: int, runs: Sequence[Followed], answers: Sequence[OracleAnswer]
+) -> tuple[CollapseName, float, str]:
+    complete = visible_in(design, tokens) is None
+    if complete and design.is_position_free and design.attention_skip == 0:
+        return (
+            "order 3",
+            math.nan,
+            "complete mask, position-free scores and no skip around attention: no linear term is left",
+        )
+    field = next((a for a in answers if a.name == "mean_field" and a.applies), None)
+    if field is not None:
+        factor, margin, source = _oracle_factor(field.log10_relative), ROUNDING, "of the mean field"
+    else:
+        factor, error = late_factor(runs)
+        margin, source = ONE_SEED if math.isnan(error) else 3 * error, "of the sampled runs, over their last quarter"
+    if _is_slowing(design):
+        return (
+            "slower than exponential",
+            factor,
+            f"pre-norm: the stream grows and each block weighs less; factor {source}",
+        )
+    if math.isnan(factor) or factor + margin >= 1:
+        return "no collapse", factor, f"late factor {source}, not below 1 by more than {margin:.2g}"
+    return "order 1", factor, f"a skip, a mask or positions leave a linear term; late factor {source}"
+
+
+def _oracle_factor(logs: Sequence[float]) -> float:
+    """Late factor of a curve that may end in floats too small to be told from zero."""
+    known = np.array([value for value in logs if math.isfinite(value) and value > -100])
+    return float(10 ** (known[-1] - known[-2])) if len(known) > 1 else math.nan
+
+
+def _with_agreement(answer: OracleAnswer) -> dict[str, Any]:
+    facts = answer.to_json()
+    if answer.applies and answer.log10_relative:
+        depth = crossing(np.array(answer.log10_relative), math.log10(AGREEMENT))
+        facts["agreement_depth"] = depth if math.isfinite(depth) else None
+    return facts
+
+
+def _map(design: Design, names: tuple[str, str], tokens: int, progress: bool) -> dict[str, Any]:
+    first, second = (axis_of(name, design) for name in names)
+    return phase_map(design, first, second, tokens, progress=progress)
+
+
+def _final(runs: Sequence[Followed], depth: int) -> tuple[float, float]:
+    values = np.array([run.log10_relative[min(depth, len(run.log10_relative) - 1)] for run in runs])
+    return float(values.mean()), float(values.std(ddof=1)) if len(values) > 1 else math.nan
+
+
+def _evidence(agreement: Agreement, final: tuple[float, float], depth: int) -> tuple[dict[str, Any], ...]:
+    found: list[dict[str, Any]] = [{"metric": METRIC, "site": "block.out", "layer": depth - 1, "value": final[0]}]
+    if agreement.depth is not None:
+        found.append(
+            {"metric": "agreement_depth", "site": "block.out", "layer": agreement.block, "value": agreement.depth}
+        )
+    return tuple(found)
+
+
+def _table(runs: Sequence[Followed], answers: Sequence[OracleAnswer]) -> Any:
+    writer = RowWriter(coordinates=("curve",))
+    longest = max(len(run.log10_relative) for run in runs)
+    for number, run in enumerate(runs):
+        _add_curve(writer, SAMPLED, number, run.log10_relative)
+    for name, curve in curve_rows(answers).items():
+        _add_curve(writer, name, 0, curve[:longest])
+    return writer.table()
+
+
+def _add_curve(writer: RowWriter, name: str, sequence: int, curve: Sequence[float] | np.ndarray) -> None:
+    for place, value in enumerate(curve):
+        known = math.isfinite(value)
+        writer.add(
+            metric=METRIC,
+            site="block.out" if place else "block.in",
+            stack=None,
+            layer=max(0, place - 1),
+            first_sequence=sequence,
+            values=np.array([value if known else math.nan]),
+            statuses=np.array([STATUS_CODE[Status.OK if known else Status.UNDEFINED]]),
+            head_axis=False,
+            at={"curve": name},
+        )
+
+
+def _provenance(name: str, design: Design, seed: int, seeds: int, tokens: int, seconds: float) -> Provenance:
+    return Provenance(
+        model=name,
+        origin="design",
+        seed=seed,
+        weights_dtype="none",
+        arithmetic_dtype="exact",
+        sequences=seeds,
+        lengths=(tokens,) * seeds,
+        wall_seconds=round(seconds, 3),
+    )

@@ -1,0 +1,57 @@
+"""What ``rankscope bound`` hands to its verb and prints."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import rankscope
+
+
+def test_bound_answers_in_json_with_a_theorem_in_every_row(cli, tmp_path: Path) -> None:
+    figure = tmp_path / "bound.png"
+    words = "--sequences 1 --tokens 10 --theorems contraction_interval,dong_2021_multi_head --lanczos 4 --json"
+    outcome = cli("bound", "init:tiny-bert", *words.split(), "--figure", str(figure))
+    assert outcome.code == 0
+    answer = json.loads(outcome.out)
+    assert answer["kind"] == "bound"
+    assert {row["theorem"] for row in answer["rows"]} == {"contraction_interval", "dong_2021_multi_head"}
+    assert set(answer["sentences"]) == {"contraction_interval", "dong_2021_multi_head"}
+    assert figure.stat().st_size > 10_000
+
+
+def test_bound_hands_over_every_option(cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    given: dict[str, object] = {}
+
+    def fake(*words: object, **options: object) -> object:
+        given.update(options, words=words)
+        raise rankscope.RankscopeError("enough")
+
+    monkeypatch.setitem(vars(rankscope), "bound", fake)
+    words = "--theorems a,b --theorems c --weights-only --lanczos 7 --random-tokens --sequences 3 --tokens 9 --batch 2"
+    outcome = cli("bound", str(tmp_path), *words.split(), "--dtype", "float64", "--seed", "5", "--blocks", "layers.*")
+    assert outcome.code == 2
+    assert given == {
+        "words": (str(tmp_path), None),
+        "theorems": ["a", "b", "c"],
+        "weights_only": True,
+        "lanczos": 7,
+        "random_tokens": True,
+        "sequences": 3,
+        "tokens": 9,
+        "batch": 2,
+        "dtype": "float64",
+        "seed": 5,
+        "blocks": "layers.*",
+        "progress": False,
+    }
+
+
+def test_ls_theorems_lists_what_each_needs(cli) -> None:
+    answer = json.loads(cli("ls", "theorems", "--json").out)
+    found = {entry["name"]: entry for entry in answer["entries"]}
+    assert found["dong_2021_multi_head"]["cites"] == ["dong2021attention, cor. 2.3"]
+    assert found["contraction_interval"]["sides"] == "two-sided"
+    assert found["wu_2024_equilibria"]["needs"] == "nothing"

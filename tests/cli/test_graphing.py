@@ -1,0 +1,20 @@
+"""``rankscope masks``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+KEYS = {"centres", "radius", "diameter", "strongly_connected", "quasi_strongly_connected", "lambda_2", "spectral_gap"}
+
+
+def test_the_command_compares_masks(cli, tmp_path: Path) -> None:
+    one = json.loads(cli("masks", "causal", "--tokens", "64", "--json").out)
+    assert set(one) >= KEYS | {"transient", "layers_to_1e-3"}
+    assert one["centres"] == {"count": 1, "first": [0]}
+    figure = tmp_path / "masks.png"
+    outcome = cli("masks", "causal", "window(4)", "complete", "--tokens", "64", "--json", "--figure", str(figure))
+    assert [entry["mask"] for entry in json.loads(outcome.out)["masks"]] == ["causal", "window(4)", "complete"]
+    assert figure.stat().st_size > 10_000
+    assert "causal: Tokens agree" in cli("masks", "causal", "--tokens", "64").out
+    assert cli("masks", "nonsense", "--tokens", "64").code == 2

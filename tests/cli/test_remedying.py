@@ -1,0 +1,45 @@
+"""``rankscope remedy`` hands everything over."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rankscope
+from tests.results.builders import make_run, profile
+
+
+def test_every_option_reaches_the_verb(cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    given: dict[str, Any] = {}
+
+    def verb(*words: object, **options: object) -> object:
+        given.update(options, words=words)
+        return make_run(profile({"relative_residual": [0.9, 0.8]}).table())
+
+    monkeypatch.setitem(vars(rankscope), "remedy", verb)
+    text = tmp_path / "text.txt"
+    text.write_text("words")
+    options = "--remedies deepnorm,stronger_skip=3 --variant +norm+mlp --weights init --no-gradients --repeats 0"
+    more = "--sequences 2 --tokens 16 --batch 1 --tokens-policy no-first --dtype float64 --seed 7 --blocks layers.*"
+    last = "--random-tokens --quiet"
+    outcome = cli("remedy", "init:tiny-bert", "--text", str(text), *f"{options} {more} {last}".split())
+    assert outcome.code == 0
+    assert given == {
+        "words": ("init:tiny-bert", text),
+        "remedies": ["deepnorm", "stronger_skip=3"],
+        "variant": "+norm+mlp",
+        "weights": "init",
+        "gradients": False,
+        "repeats": 0,
+        "sequences": 2,
+        "tokens": 16,
+        "batch": 1,
+        "tokens_policy": "no-first",
+        "random_tokens": True,
+        "dtype": "float64",
+        "seed": 7,
+        "blocks": "layers.*",
+        "progress": False,
+    }

@@ -1,0 +1,119 @@
+"""Metrics with state: against their functional twins, against plain loops, and over real processes."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rankscope._errors import InputError, MissingExtraError
+from rankscope.metrics import METRICS
+from tests.monitor.stateful.batches import attention_batches, token_batches
+
+pytest.importorskip("torchmetrics")
+import rankscope.monitor.stateful as stateful
+from rankscope.monitor.stateful import functional
+from rankscope.monitor.stateful.naming import class_name
+
+WORLD = 2
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def batches_for(name: str) -> list[tuple[Any, ...]]:
+    return list(token_batches() if METRICS[name].side == "tokens" else attention_batches())
+
+
+def one_by_one(name: str) -> tuple[float, int, int]:
+    """Each sequence alone, cut to its length, in a plain loop."""
+    values = []
+    for x, mask in batches_for(name):
+        for sequence, keep in zip(x, mask.bool(), strict=True):
+            alone = sequence[keep] if METRICS[name].side == "tokens" else sequence[:, keep][:, :, keep]
+            values.append(METRICS[name].function(alone))
+    flat = torch.cat([value.reshape(-1) for value in values])
+    known = flat[~flat.isnan()]
+    return math.fsum(known.tolist()) / max(len(known), 1), len(known), len(flat) - len(known)
+
+
+@pytest.mark.parametrize("name", sorted(METRICS))
+def test_the_mean_over_batches_is_the_mean_over_sequences(name: str) -> None:
+    metric = getattr(stateful, class_name(name))()
+    for batch in batches_for(name):
+        metric.update(*batch)
+    mean, count, undefined = one_by_one(name)
+    assert metric.compute().item() == pytest.approx(mean, rel=1e-9)
+    assert (int(metric.count), int(metric.undefined)) == (count, undefined)
+
+
+@pytest.mark.parametrize("name", ["relative_residual", "stable_rank", "attention_entropy"])
+def test_the_twin_is_one_update(name: str) -> None:
+    (batch, *_) = batches_for(name)
+    metric = getattr(stateful, class_name(name))()
+    assert metric(*batch).item() == getattr(functional, name)(*batch).item() == metric.compute().item()
+    metric.reset()
+    assert int(metric.count) == 0
+
+
+def test_causal_attention_is_held_against_what_a_row_may_see() -> None:
+    tokens = 6
+    support = torch.ones(tokens, tokens, dtype=torch.bool).tril()
+    uniform = support / support.sum(-1, keepdim=True)
+    assert functional.attention_entropy(uniform[None, None], support=support).item() == pytest.approx(1.0, rel=1e-12)
+    assert functional.attention_entropy(uniform[None, None]).item() < 0.9
+
+
+def test_two_processes_agree_with_one(tmp_path: Path) -> None:
+    from tests.monitor.stateful.sync_program import results
+
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    program = [sys.executable, str(Path(__file__).with_name("sync_program.py")), str(WORLD), str(tmp_path)]
+    subprocess.run(program, env=environment, check=True, timeout=300)
+    alone = results(0, 1)
+    for rank in range(WORLD):
+        found = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert found.keys() == alone.keys()
+        for name, (mean, count, undefined) in alone.items():
+            assert found[name][0] == pytest.approx(mean, rel=1e-14)
+            assert found[name][1:] == [count, undefined]
+
+
+def test_states_stay_in_float64_and_survive_a_copy() -> None:
+    metric = stateful.MeanCosine()
+    metric.update(*token_batches()[0])
+    assert metric.half().float().total.dtype == torch.float64
+    assert pickle.loads(pickle.dumps(metric)).compute() == metric.compute()
+    assert stateful.MeanCosine is type(metric)
+    assert "mean_cosine" in (stateful.MeanCosine.__doc__ or "")
+
+
+def test_nothing_defined_is_not_a_number() -> None:
+    metric = stateful.RelativeResidual()
+    metric.update(torch.randn(2, 1, 4))
+    assert math.isnan(metric.compute().item())
+    assert int(metric.undefined) == 2
+
+
+def test_names_that_do_not_exist_are_answered_with_those_that_do() -> None:
+    with pytest.raises(AttributeError, match="StableRank"):
+        _ = stateful.StabelRank
+    with pytest.raises(AttributeError, match="stable_rank"):
+        _ = functional.stabel_rank
+    with pytest.raises(InputError, match="metric of attention"):
+        functional.token_mean("attention_entropy", torch.randn(2, 3, 4))
+    assert "StableRank" in dir(stateful)
+
+
+def test_without_torchmetrics_the_install_line_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torchmetrics", None)
+    monkeypatch.delitem(sys.modules, "rankscope.monitor.stateful.metric")
+    monkeypatch.delitem(vars(stateful), "Correlation", raising=False)
+    with pytest.raises(MissingExtraError, match=r"pip install 'rankscope\[torchmetrics\]'"):
+        _ = stateful.Correlation

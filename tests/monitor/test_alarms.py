@@ -1,0 +1,177 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import pytest
+
+from rankscope.monitor.alarms import ALARMS, AlarmSpec, LayerState
+from rankscope.monitor.battery import chosen_metrics
+from rankscope.monitor.references import START_READINGS, References, random_null
+from rankscope.monitor.values import Alarm, LayerValue
+from rankscope.monitor.watching import Watch, chosen_alarms
+from rankscope.remedies import REMEDIES
+
+NULL = {
+    "relative_residual": 0.98,
+    "attention_entropy": 0.9,
+    "largest_token_share": 0.05,
+    "largest_channel_share": 0.04,
+}
+HEALTHY = {
+    "relative_residual": 0.8,
+    "attention_entropy": 0.9,
+    "qk_to_v_gradient": 0.1,
+    "largest_token_share": 0.05,
+    "largest_channel_share": 0.05,
+}
+BAD = {
+    "token_collapse": {"relative_residual": 0.05},
+    "entropy_collapse": {"attention_entropy": 0.05},
+    "vanishing_qk_gradients": {"qk_to_v_gradient": 1e-3},
+    "sink_domination": {"largest_token_share": 0.9},
+    "channel_domination": {"largest_channel_share": 0.9},
+}
+
+
+def state(now: Mapping[str, float], start: Mapping[str, float] = HEALTHY) -> LayerState:
+    return LayerState(now, start, NULL, {metric: max(value, 0.1) for metric, value in start.items()})
+
+
+def severity(spec: AlarmSpec, now: Mapping[str, float], start: Mapping[str, float] = HEALTHY) -> float:
+    judged = spec.rule(state({**HEALTHY, **now}, {**HEALTHY, **start}))
+    assert judged is not None
+    return judged.severity
+
+
+def test_there_are_alarms_for_each_kind_of_trouble() -> None:
+    assert set(ALARMS) == set(BAD)
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_trouble_is_beyond_the_threshold_and_health_is_not(name: str) -> None:
+    assert severity(ALARMS[name], BAD[name]) > 1.0
+    for other in BAD:
+        if other != name:
+            assert severity(ALARMS[other], BAD[name]) < ALARMS[other].release
+    assert severity(ALARMS[name], {}) < ALARMS[name].release
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_was_not_measured_is_not_judged(name: str) -> None:
+    (metric,) = ALARMS[name].metrics
+    rest = {key: value for key, value in HEALTHY.items() if key != metric}
+    assert ALARMS[name].rule(state(rest)) is None
+    assert ALARMS[name].rule(state({**rest, metric: math.nan})) is None
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_evidence_holds_the_value_and_its_references(name: str) -> None:
+    judged = ALARMS[name].rule(state({**HEALTHY, **BAD[name]}))
+    assert judged is not None
+    (metric,) = ALARMS[name].metrics
+    assert judged.evidence[metric] == BAD[name][metric]
+    assert len(judged.evidence) == 3
+    assert f"{judged.evidence[metric]:.2g}" in judged.words or f"{judged.evidence[metric]:.0%}" in judged.words
+
+
+def test_thresholds_of_token_collapse_are_where_they_are_said_to_be() -> None:
+    spec = ALARMS["token_collapse"]
+    assert severity(spec, {"relative_residual": 0.03 * 0.98}, {"relative_residual": 0.2}) == pytest.approx(1.0)
+    # a fall to a tenth of the start counts only below half of what random tokens read
+    assert severity(spec, {"relative_residual": 0.1 * 0.8}) == pytest.approx(1.0)
+    assert severity(spec, {"relative_residual": 0.55}, {"relative_residual": 5.0}) < 1.0
+    # a run that starts collapsed is alarmed by the null alone
+    assert severity(spec, {"relative_residual": 1e-7}, {"relative_residual": 1e-7}) > 1.0
+    assert severity(spec, {"relative_residual": 0.0}) == math.inf
+
+
+def test_massive_token_that_was_there_from_the_start_is_no_alarm() -> None:
+    for name, metric in (("sink_domination", "largest_token_share"), ("channel_domination", "largest_channel_share")):
+        assert severity(ALARMS[name], {metric: 0.98}, {metric: 0.97}) < 1.0
+        assert severity(ALARMS[name], {metric: 0.98}, {metric: 0.1}) > 1.0
+
+
+def test_share_is_held_against_chance_for_few_tokens() -> None:
+    rule = ALARMS["sink_domination"].rule
+    few = LayerState({"largest_token_share": 0.6}, {"largest_token_share": 0.25}, {"largest_token_share": 0.5}, {})
+    judged = rule(few)
+    assert judged is not None
+    assert judged.severity == pytest.approx(0.4)
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_remedies_exist_and_are_two(name: str) -> None:
+    for component in ("attention", "mlp", "skip", "norm", "embedding", "unknown"):
+        remedies = ALARMS[name].remedies_for(component)
+        assert len(set(remedies)) == 2
+        assert all(remedy in REMEDIES for remedy in remedies)
+
+
+def look(watch: Watch, step: int, residuals: Mapping[int, float], component: str = "skip") -> tuple[Alarm, ...]:
+    states = {(None, layer): state({"relative_residual": value}) for layer, value in residuals.items()}
+    return watch.look(step, states, lambda stack, layer: component)
+
+
+def test_alarm_needs_two_readings_in_a_row_and_is_raised_once() -> None:
+    watch = Watch(chosen_alarms(["token_collapse"]))
+    values = [0.05, 0.8, 0.05, 0.05, 0.05, 0.05]
+    found = [look(watch, step, {0: value}) for step, value in enumerate(values)]
+    assert [len(alarms) for alarms in found] == [0, 0, 0, 1, 0, 0]
+    assert watch.active == ("token_collapse",)
+
+
+def test_alarm_is_over_only_well_below_the_threshold_and_for_two_readings() -> None:
+    watch = Watch(chosen_alarms(["token_collapse"]))
+    for step in range(2):
+        look(watch, step, {0: 0.05})
+    just_below = {0: 0.1}  # severity 0.8: between release and 1
+    assert not any(look(watch, step, just_below) for step in range(2, 8))
+    assert watch.active
+    assert not look(watch, 8, {0: 0.9})
+    (over,) = look(watch, 9, {0: 0.9})
+    assert over.state == "cleared"
+    assert watch.active == ()
+    assert not look(watch, 10, {0: 0.05})
+    (again,) = look(watch, 11, {0: 0.05})
+    assert again.state == "raised"
+
+
+def test_alarm_tells_first_layer_worst_layer_component_and_remedies() -> None:
+    watch = Watch(chosen_alarms(["token_collapse"]))
+    look(watch, 10, {0: 0.9, 1: 0.05, 2: 1e-4, 3: 0.9})
+    (alarm,) = look(watch, 20, {0: 0.9, 1: 0.05, 2: 1e-4, 3: 0.9}, component="attention")
+    assert (alarm.layer, alarm.step, alarm.component) == (1, 20, "attention")
+    assert alarm.evidence["relative_residual"] == 0.05
+    assert alarm.evidence["worst_layer"] == 2.0
+    assert alarm.evidence["worst_relative_residual"] == 1e-4
+    assert alarm.remedies == ALARMS["token_collapse"].remedies_for("attention")
+    for word in ("layer 1", "step 20", "0.05", "layer 2", "0.0001", "attention", *alarm.remedies):
+        assert word in alarm.sentence
+
+
+def test_stacks_are_watched_apart() -> None:
+    watch = Watch(chosen_alarms(["token_collapse"]))
+    healthy, bad = state({"relative_residual": 0.9}), state({"relative_residual": 0.01})
+    for step in range(3):
+        found = watch.look(step, {("encoder", 0): healthy, ("decoder", 0): bad}, lambda stack, layer: "unknown")
+        assert [alarm.stack for alarm in found] == (["decoder"] if step == 1 else [])
+
+
+def test_start_is_the_median_of_the_first_readings() -> None:
+    references = References()
+    for value in (0.9, 0.1, 0.8, 0.001, 0.001):
+        references.take([LayerValue("relative_residual", "block.out", None, 0, value, value, value)])
+    assert START_READINGS == 3
+    seen = references.states([LayerValue("relative_residual", "block.out", None, 0, 0.5, 0.5, 0.5)])[None, 0]
+    assert seen.start["relative_residual"] == 0.8
+    assert seen.now["relative_residual"] == 0.5
+
+
+def test_null_of_random_tokens_and_scores_is_what_theory_says() -> None:
+    null = random_null(chosen_metrics(None), {(64, 48)})
+    assert null["relative_residual"] == pytest.approx(math.sqrt(1 - 1 / 64), abs=0.01)
+    assert null["mean_cosine"] == pytest.approx(0.0, abs=0.02)
+    # log of a sum of log-normals: entropy log n - 1/2 in the limit
+    assert null["attention_entropy"] == pytest.approx(1 - 0.5 / math.log(64), abs=0.02)
+    assert random_null(chosen_metrics(None), {(64, 48)}) == null

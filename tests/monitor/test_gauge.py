@@ -1,0 +1,307 @@
+from __future__ import annotations
+
+import gc
+import logging
+import tracemalloc
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from rankscope._errors import InputError, SiteError, UnknownNameError
+from rankscope.metrics import METRICS
+from rankscope.monitor import Alarm, CollapseError, CollapseWarning, Gauge, Heatmap, read_record
+from rankscope.monitor.battery import DEFAULT_METRICS
+from rankscope.monitor.outlets import HEATMAP_EVERY
+from rankscope.surgery.operating import operate
+from rankscope.verbs.measuring import measure
+from tests.monitor.trainings import bert, plain, probe, train
+
+COLLAPSING: dict[str, Any] = {"skip": 0.0, "mlp": "drop"}
+
+
+class Listener:
+    """A sink that writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, int, Any]] = []
+        self.closed = 0
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        self.told.append(("scalars", step, dict(values)))
+
+    def heatmap(self, step: int, heatmap: Heatmap) -> None:
+        self.told.append(("heatmap", step, heatmap))
+
+    def alarm(self, step: int, alarm: Alarm) -> None:
+        self.told.append(("alarm", step, alarm))
+
+    def close(self) -> None:
+        self.closed += 1
+
+    def of(self, kind: str) -> list[tuple[int, Any]]:
+        return [(step, what) for name, step, what in self.told if name == kind]
+
+
+class Broken(Listener):
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        raise ConnectionError("the dashboard is gone")
+
+
+def test_numbers_are_those_of_measure() -> None:
+    model = bert().eval()
+    reading = Gauge(model, probe(), strict=True).step(0)
+    assert reading is not None
+    run = measure(model, probe(), metrics=DEFAULT_METRICS)
+    for name in DEFAULT_METRICS:
+        site = "block.out" if METRICS[name].side == "tokens" else "attention.probs"
+        for layer, value in reading.values(name).items():
+            rows = [
+                row["value"]
+                for row in run.table.to_pylist()
+                if (row["metric"], row["site"], row["layer"]) == (name, site, layer)
+            ]
+            assert value == pytest.approx(sum(rows) / len(rows), rel=1e-12)
+            (kept,) = [row for row in reading.table if (row.metric, row.layer) == (name, layer)]
+            assert (kept.least, kept.most) == (min(rows), max(rows))
+
+
+def test_scalars_are_over_layers() -> None:
+    reading = Gauge(bert(), probe(), metrics=["mean_cosine"], strict=True).step(3)
+    assert reading is not None
+    values = list(reading.values("mean_cosine").values())
+    assert reading.scalars == {
+        "rankscope/mean_cosine/least": min(values),
+        "rankscope/mean_cosine/mean": pytest.approx(sum(values) / len(values)),
+        "rankscope/mean_cosine/most": max(values),
+        "rankscope/alarms": 0.0,
+    }
+    assert reading.seconds > 0.0
+
+
+def test_due_steps_only_and_each_once() -> None:
+    gauge = Gauge(bert(), probe(), schedule=4, strict=True)
+    assert gauge.is_due(0)
+    assert gauge.is_due(0)
+    assert gauge.step(0) is not None
+    assert gauge.step(0) is None
+    assert [step for step in range(1, 9) if gauge.step(step) is not None] == [4, 8]
+
+
+def alarms_of(gauge: Gauge, model: nn.Module, steps: int = 3) -> None:
+    with operate(model, **COLLAPSING):
+        for step in range(steps):
+            gauge.step(step)
+
+
+def test_collapse_is_alarmed_with_the_missing_skip_to_blame(caplog: pytest.LogCaptureFixture) -> None:
+    model = bert(layers=6)
+    heard: list[Alarm] = []
+    gauge = Gauge(model, probe(), schedule=1, actions=("log", heard.append), strict=True)
+    with caplog.at_level(logging.WARNING, "rankscope.monitor"):
+        alarms_of(gauge, model)
+    (alarm,) = [alarm for alarm in heard if alarm.name == "token_collapse"]
+    assert alarm.state == "raised"
+    assert alarm.step == 1
+    assert alarm.component == "skip"
+    assert alarm.remedies == ("stronger_skip", "pre_norm")
+    assert alarm.sentence in caplog.text
+    assert gauge.last is not None
+    assert "token_collapse" in gauge.last.active
+    assert gauge.last.scalars["rankscope/alarms"] >= 1.0
+    assert not gauge.should_stop
+
+
+def test_stop_flags_and_raise_raises() -> None:
+    model = bert(layers=6)
+    gauge = Gauge(model, probe(), schedule=1, actions=("stop",), strict=True)
+    alarms_of(gauge, model)
+    assert gauge.should_stop
+    with pytest.raises(CollapseError) as caught:
+        alarms_of(Gauge(model, probe(), schedule=1, actions=("raise",)), model)
+    assert caught.value.alarm.name == "token_collapse"
+
+
+def test_warning_is_a_warning() -> None:
+    model = bert(layers=6)
+    with pytest.warns(CollapseWarning, match="Tokens collapse"):
+        alarms_of(Gauge(model, probe(), schedule=1, actions=("warn",), strict=True), model)
+
+
+def test_healthy_training_is_not_alarmed() -> None:
+    model = bert(layers=6)
+    heard: list[Alarm] = []
+    train(model, Gauge(model, probe(), schedule=1, actions=(heard.append,), strict=True), steps=12)
+    assert heard == []
+
+
+def test_error_is_reported_once_and_the_run_goes_on(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    model = bert()
+    gauge = Gauge(model, {"input_ids": torch.full((2, 4), 10**6)}, schedule=1, record=tmp_path)
+    with caplog.at_level(logging.ERROR, "rankscope.monitor"):
+        for step in range(4):
+            gauge.after_backward(step)
+            assert gauge.step(step) is None
+    gauge.close()
+    assert gauge.disabled is not None
+    assert "IndexError" in gauge.disabled
+    assert len([entry for entry in caplog.records if entry.levelno >= logging.ERROR]) == 1
+    assert "Traceback" in caplog.text
+    assert model.training
+    assert read_record(tmp_path).readings == ()
+
+
+def test_error_is_raised_when_strict() -> None:
+    gauge = Gauge(bert(), {"input_ids": torch.full((2, 4), 10**6)}, strict=True)
+    with pytest.raises(IndexError):
+        gauge.step(0)
+
+
+def test_error_is_not_turned_into_a_warning_that_would_kill_the_run() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        gauge = Gauge(bert(), {"input_ids": torch.full((2, 4), 10**6)})
+        assert gauge.step(0) is None
+
+
+def test_model_without_blocks_does_not_stop_the_run() -> None:
+    gauge = Gauge(nn.Linear(3, 3), torch.ones(2, 3))
+    assert gauge.step(0) is None
+    assert gauge.disabled is not None
+    assert "DiscoveryError" in gauge.disabled
+
+
+def test_broken_sink_is_dropped_and_the_others_go_on(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    good = Listener()
+    gauge = Gauge(bert(), probe(), schedule=1, sinks=(Broken(), good), record=tmp_path)
+    for step in range(3):
+        assert gauge.step(step) is not None
+    gauge.close()
+    assert len([entry for entry in caplog.records if "Broken failed" in entry.message]) == 1
+    assert "the dashboard is gone" in caplog.text
+    assert [step for step, _ in good.of("scalars")] == [0, 1, 2]
+    assert len(read_record(tmp_path).readings) == 3
+    with pytest.raises(ConnectionError):
+        Gauge(bert(), probe(), sinks=(Broken(),), strict=True).step(0)
+
+
+def test_sinks_get_scalars_alarms_and_heatmaps() -> None:
+    model, sink = bert(layers=6), Listener()
+    with Gauge(model, probe(), schedule=1, sinks=(sink,), actions=(), strict=True) as gauge:
+        alarms_of(gauge, model, steps=HEATMAP_EVERY + 2)
+        gauge.close()
+    assert sink.closed == 1
+    assert [step for step, _ in sink.of("scalars")] == list(range(HEATMAP_EVERY + 2))
+    assert ("token_collapse", 1) in [(alarm.name, step) for step, alarm in sink.of("alarm")]
+    maps = [(step, heatmap) for step, heatmap in sink.of("heatmap") if heatmap.metric == "relative_residual"]
+    assert [step for step, _ in maps] == [HEATMAP_EVERY - 1, HEATMAP_EVERY + 1]
+    last = maps[-1][1]
+    assert last.layers == tuple(range(6))
+    assert last.steps == tuple(range(HEATMAP_EVERY + 2))
+    assert last.values[5][-1] < last.values[0][-1]
+    assert (1, last.alarms[0][1], "token_collapse") in last.alarms
+    assert last.name == "rankscope/relative_residual/layers"
+
+
+def test_blocks_run_again_in_the_backward_pass_are_not_counted_twice(tmp_path: Path) -> None:
+    def readings(checkpointing: bool) -> list[dict[int, float]]:
+        model = bert(checkpointing=checkpointing)
+        folder = tmp_path / str(checkpointing)
+        gauge = Gauge(model, probe(), schedule=1, where="inside", record=folder, strict=True)
+        step = iter(range(6))
+
+        def inside(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+            with gauge.inside(next(step), batch):
+                loss = plain(model, batch)
+                loss.backward(retain_graph=False)  # the blocks run again while the gauge is still looking
+            return torch.zeros((), requires_grad=True)
+
+        train(model, gauge, forward=inside)
+        return [reading.values("relative_residual") for reading in read_record(folder).readings]
+
+    once = readings(checkpointing=False)
+    assert len(once) == 6
+    assert readings(checkpointing=True) == once
+
+
+def test_inside_reads_the_training_batch_without_its_padding() -> None:
+    model = bert(dropout=0.0)
+    gauge = Gauge(model, probe(sequences=2, tokens=5), where="inside", strict=True)
+    batch = probe(sequences=4, tokens=11)
+    with gauge.inside(0, batch):
+        model(**batch)
+    got, want = gauge.step(0), Gauge(model, batch, strict=True).step(0)
+    assert got is not None
+    assert want is not None
+    assert got.table == want.table
+
+
+class Dropping(nn.ModuleList):
+    """Layer drop: all layers are there, one is not run."""
+
+    def __iter__(self) -> Iterator[nn.Module]:
+        return iter([self[0]])
+
+
+def test_inside_never_breaks_the_forward_pass() -> None:
+    model = bert()
+    gauge = Gauge(model, probe(), schedule=1, where="inside")
+    with gauge.inside(0):
+        model(**probe())
+    assert gauge.step(0) is not None
+    model.bert.encoder.layer = Dropping(model.bert.encoder.layer)
+    with gauge.inside(1):
+        out = model(**probe())
+    assert out.logits.isfinite().all()
+    assert gauge.step(1) is None
+    assert gauge.disabled is not None
+    assert SiteError.__name__ in gauge.disabled
+
+
+def test_errors_of_the_forward_pass_itself_go_through() -> None:
+    model = bert()
+    gauge = Gauge(model, probe(), where="inside")
+    with pytest.raises(ZeroDivisionError), gauge.inside(0):
+        raise ZeroDivisionError
+
+
+def test_inside_must_be_asked_for() -> None:
+    with pytest.raises(InputError, match="where='inside'"), Gauge(bert(), probe()).inside(0):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"metrics": ["stable_rnk"]}, UnknownNameError),
+        ({"alarms": ["token_colapse"]}, UnknownNameError),
+        ({"actions": ("stopp",)}, UnknownNameError),
+        ({"actions": "stop"}, InputError),
+        ({"actions": (3,)}, InputError),
+        ({"sinks": (object(),)}, InputError),
+        ({"schedule": "often"}, InputError),
+        ({"where": "outside"}, InputError),
+    ],
+)
+def test_arguments_that_mean_nothing_are_refused_at_once(options: dict[str, Any], error: type[Exception]) -> None:
+    with pytest.raises(error):
+        Gauge(bert(), probe(), **options)
+
+
+def test_memory_stays_the_same_over_many_readings() -> None:
+    gauge = Gauge(bert(layers=1), probe(), schedule=1, metrics=["mean_cosine"], strict=True)
+    tracemalloc.start()
+    for step in range(10):
+        gauge.step(step)
+    gc.collect()
+    early = tracemalloc.get_traced_memory()[0]
+    for step in range(10, 110):
+        gauge.step(step)
+    gc.collect()
+    late = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert late - early < 100 * 500  # a kept reading of one metric and layer is more than that

@@ -1,0 +1,42 @@
+"""The examples of the page "Watch your run in three lines" run as printed, one host after the other."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rankscope.monitor import read_record
+from tests.monitor.sinks.readings import events
+from tests.test_docs_examples import ROOT, blocks
+
+PAGE = "docs/howto/monitor.md"
+RESIDUAL = "rankscope/relative_residual/least"
+
+
+@pytest.fixture(autouse=True)
+def _fresh_accelerator() -> Iterator[None]:
+    state = pytest.importorskip("accelerate").state
+    state.AcceleratorState._reset_state(reset_partial_state=True)
+    yield
+    state.AcceleratorState._reset_state(reset_partial_state=True)
+
+
+@pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning")
+@pytest.mark.filterwarnings("ignore:The 'train_dataloader' does not have many workers")
+@pytest.mark.filterwarnings("ignore:The number of training batches .8. is smaller than the logging interval")
+def test_every_block_runs_and_every_host_leaves_a_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for package in ("lightning", "tensorboard", "torchmetrics", "matplotlib"):
+        pytest.importorskip(package)
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, object] = {"__name__": "__main__"}
+    for line, body in blocks(PAGE, "python"):
+        exec(compile("\n" * line + body, str(ROOT / PAGE), "exec"), namespace)
+    for host in ("plain", "trainer", "lightning", "accelerate"):
+        (reading, *_) = read_record(Path("runs") / host).readings
+        assert {row.layer for row in reading.table} == {0, 1}
+        assert "qk_to_v_gradient" in {row.metric for row in reading.table}
+    for folder in ("runs/out", "lightning_logs", "runs/accelerated", "runs/board"):
+        assert any(RESIDUAL in tag for tag in events(Path(folder)).Tags()["scalars"]), os.listdir(folder)

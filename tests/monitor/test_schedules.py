@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankscope._errors import InputError
+from rankscope.monitor.schedules import Linear, Logarithmic, Schedule, WallTime, as_schedule
+
+
+def steps_read(schedule: Schedule, steps: list[int], seconds_per_step: float = 1.0, cost: float = 0.0) -> list[int]:
+    now, read = 0.0, []
+    for step in steps:
+        now += seconds_per_step
+        if schedule.wants(step, now):
+            now += cost
+            schedule.was_read(step, cost)
+            read.append(step)
+    return read
+
+
+def test_linear_reads_the_first_step_and_then_one_in_so_many() -> None:
+    assert steps_read(Linear(4), list(range(10))) == [0, 4, 8]
+    assert steps_read(Linear(4), list(range(3, 14))) == [3, 4, 8, 12]
+
+
+def test_linear_is_not_fooled_by_steps_that_jump_over_its_multiples() -> None:
+    assert steps_read(Linear(100), list(range(0, 400, 30))) == [0, 120, 210, 300]
+
+
+def test_logarithmic_gaps_grow() -> None:
+    read = steps_read(Logarithmic(1.5), list(range(1000)))
+    assert read[:4] == [0, 1, 2, 3]
+    assert all(later >= 1.5 * earlier for earlier, later in pairwise(read[3:]))
+    assert len(read) < 22
+
+
+@given(
+    cost=st.floats(1e-4, 20.0),
+    seconds_per_step=st.floats(1e-3, 10.0),
+    share=st.sampled_from([0.001, 0.01, 0.1]),
+)
+def test_wall_time_is_never_exceeded_by_more_than_the_first_reading(
+    cost: float, seconds_per_step: float, share: float
+) -> None:
+    steps = 2000
+    read = steps_read(WallTime(share), list(range(steps)), seconds_per_step, cost)
+    elapsed = (steps - 1) * seconds_per_step + len(read) * cost
+    assert len(read) == 1 or len(read) * cost <= share * elapsed * (1 + 1e-9)
+
+
+def test_wall_time_is_used_and_adapts_to_the_cost() -> None:
+    cheap = steps_read(WallTime(0.01), list(range(10_000)), 1.0, cost=0.1)
+    assert 0.9 * 1010 <= len(cheap) <= 1010  # of 10,000 seconds and what the readings themselves took
+    dear = steps_read(WallTime(0.01), list(range(10_000)), 1.0, cost=1.0)
+    assert 0.9 * 101 <= len(dear) <= 101
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [(5, Linear(5)), ("log", Logarithmic()), ("1%", WallTime(0.01)), ("0.5 %", WallTime(0.005))],
+)
+def test_words_for_schedules(given: str | int, expected: Schedule) -> None:
+    assert as_schedule(given) == expected
+
+
+def test_own_schedule_is_kept() -> None:
+    own = Linear(3)
+    assert as_schedule(own) is own
+
+
+@pytest.mark.parametrize("given", [0, -1, True, "often", "0%", "100%", "1", "%", "nan%"])
+def test_nonsense_is_refused(given: str | int) -> None:
+    with pytest.raises(InputError):
+        as_schedule(given)
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.5, float("nan"), float("inf")])
+def test_factor_that_does_not_grow_is_refused(factor: float) -> None:
+    with pytest.raises(InputError):
+        Logarithmic(factor)

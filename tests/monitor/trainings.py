@@ -1,0 +1,97 @@
+"""Small real trainings, with or without a gauge."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rankscope.monitor import Gauge
+
+VOCABULARY = 50
+Run = Callable[[nn.Module, dict[str, Tensor]], Tensor]
+
+
+def bert(*, dropout: float = 0.1, checkpointing: bool = False, layers: int = 2) -> Any:
+    from transformers import BertConfig, BertForMaskedLM
+
+    torch.manual_seed(1)
+    model = BertForMaskedLM(
+        BertConfig(
+            vocab_size=VOCABULARY,
+            hidden_size=16,
+            num_hidden_layers=layers,
+            num_attention_heads=2,
+            intermediate_size=32,
+            max_position_embeddings=32,
+            hidden_dropout_prob=dropout,
+            attention_probs_dropout_prob=dropout,
+        )
+    )
+    if checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    return model.train()
+
+
+def gpt2(*, dropout: float = 0.1) -> Any:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(1)
+    model = GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=VOCABULARY,
+            n_embd=16,
+            n_layer=2,
+            n_head=2,
+            n_positions=32,
+            resid_pdrop=dropout,
+            embd_pdrop=dropout,
+            attn_pdrop=dropout,
+        )
+    )
+    model.config.use_cache = False
+    return model.train()
+
+
+def batches(count: int, *, sequences: int = 4, tokens: int = 8, seed: int = 3) -> list[dict[str, Tensor]]:
+    generator = torch.Generator().manual_seed(seed)
+    drawn = [torch.randint(5, VOCABULARY, (sequences, tokens), generator=generator) for _ in range(count)]
+    return [{"input_ids": ids, "labels": ids} for ids in drawn]
+
+
+def probe(*, sequences: int = 3, tokens: int = 9) -> dict[str, Tensor]:
+    mask = torch.ones(sequences, tokens, dtype=torch.long)
+    mask[0, tokens // 2 :] = 0
+    ids = torch.randint(5, VOCABULARY, (sequences, tokens), generator=torch.Generator().manual_seed(9))
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def plain(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    loss: Tensor = model(**batch).loss
+    return loss
+
+
+def train(
+    model: nn.Module, gauge: Gauge | None = None, *, steps: int = 6, forward: Run = plain, seed: int = 5
+) -> dict[str, Tensor]:
+    """Final weights and the random state, after so many steps of AdamW."""
+    torch.manual_seed(seed)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for step, batch in enumerate(batches(steps)):
+        forward(model, batch).backward()
+        if gauge is not None:
+            gauge.after_backward(step)
+        optimizer.step()
+        optimizer.zero_grad()
+        if gauge is not None:
+            gauge.step(step)
+    found = {name: value.detach().clone() for name, value in model.state_dict().items()}
+    return found | {"random state": torch.get_rng_state()}
+
+
+def assert_bit_equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
+    assert one.keys() == other.keys()
+    different = [name for name in one if not torch.equal(one[name], other[name])]
+    assert not different

@@ -1,0 +1,93 @@
+"""Every remedy held against its formulas written out by hand: outputs and gradients, in four ways to attend."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from rankscope._errors import UnsupportedOperationError
+from rankscope.remedies import REMEDIES, applied
+from tests.remedies.written_out import forward_under
+from tests.surgery.written_out import CARRIERS, DIM, KINDS, build
+
+# One strength per remedy at which it does something; twice the default of those that begin as nothing.
+STRENGTHS = {
+    "residual_scale": 0.7, "skipinit": 0.3, "stronger_skip": 1.7, "pre_norm": 1.0, "layernorm_scaling": 1.3,
+    "deepnorm": 1.0, "value_skipinit": 0.4, "shaped_attention": 0.8, "centred_attention": 0.6, "attn_scale": 0.9,
+    "log_n_scale": 1.2, "local_mask": 2.0, "value_residual": 0.3, "gated_attention": 1.5, "contranorm": 0.4,
+    "neutreno": 0.6,
+}  # fmt: skip
+ONLY = {"pre_norm": ("post",), "deepnorm": ("post",), "layernorm_scaling": ("pre", "parallel")}
+NEED_VALUES = ("value_residual", "gated_attention", "neutreno")
+DEPTH = 3
+
+
+def stream(seed: int = 3) -> Tensor:
+    return torch.randn(2, 7, DIM, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def test_every_remedy_is_written_out() -> None:
+    assert set(STRENGTHS) == set(REMEDIES)
+
+
+@pytest.mark.parametrize(
+    ("carrier", "causal"), [*((carrier, False) for carrier in CARRIERS), ("eager", True), ("sdpa", True)]
+)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", STRENGTHS)
+def test_a_remedy_is_what_it_says(name: str, kind: str, carrier: str, causal: bool) -> None:
+    model = build(kind, carrier, causal, DEPTH)
+    x = stream().requires_grad_()
+    if kind not in ONLY.get(name, KINDS):
+        with pytest.raises(UnsupportedOperationError, match=f"{name} needs p.*-norm"), applied(model, name, inputs=x):
+            pass
+        return
+    with applied(model, name, strength=STRENGTHS[name], inputs=stream(9)) as given:
+        if name in NEED_VALUES and carrier == "torch with weights":
+            with pytest.raises(UnsupportedOperationError, match="product of attention probabilities and values"):
+                model(x)
+            return
+        got = model(x)
+        leaves = [x, *model.parameters(), *given.parameters()]
+        direction = stream(4)
+        got_gradients = torch.autograd.grad((got * direction).sum(), leaves, allow_unused=True)
+        gates = dict(enumerate(given.parameters())) if name == "gated_attention" else None
+    want = forward_under(name, STRENGTHS[name], model, x, gates)
+    want_gradients = torch.autograd.grad((want * direction).sum(), leaves, allow_unused=True)
+    assert relative(got, want) < 1e-11
+    plain = forward_under("", 0.0, model, x)
+    assert relative(want, plain) > 1e-3, "the remedy changes nothing here: the test is empty"
+    scale = max(float(g.abs().max()) for g in want_gradients if g is not None)
+    for mine, theirs in zip(got_gradients, want_gradients, strict=True):
+        assert (mine is None) == (theirs is None)
+        if mine is not None and theirs is not None:
+            assert float((mine - theirs).abs().max()) < 1e-10 * scale
+
+
+def relative(a: Tensor, b: Tensor) -> float:
+    return float((a - b).detach().abs().max() / b.detach().abs().max())
+
+
+@pytest.mark.parametrize("carrier", CARRIERS)
+@pytest.mark.parametrize("name", [name for name in STRENGTHS if REMEDIES[name].neutral is not None])
+def test_the_neutral_strength_leaves_the_model_as_it_is(name: str, carrier: str) -> None:
+    kind = ONLY.get(name, KINDS)[0]
+    model, x = build(kind, carrier, True, DEPTH), stream()
+    with torch.no_grad():
+        bare = model(x)
+        if name in NEED_VALUES and carrier == "torch with weights":
+            return
+        with applied(model, name, strength=REMEDIES[name].neutral, inputs=x):
+            assert relative(model(x), bare) < 1e-13
+        assert torch.equal(model(x), bare)
+
+
+def test_remedies_nest_in_order() -> None:
+    """Shaped attention of centred attention: alpha I + beta (P - U) - gamma U."""
+    model, x = build("pre", "sdpa", False, 1), stream()
+    with torch.no_grad(), applied(model, "centred_attention", inputs=x), applied(model, "shaped_attention"):
+        both = model(x)
+    with torch.no_grad(), applied(model, "shaped_attention", strength=1.0, inputs=x) as given:
+        given.grafts[0].gains._start["gamma"] = 2.0
+        assert relative(both, model(x)) < 1e-13

@@ -1,0 +1,93 @@
+"""What the report says about a metric is what the metric declares, and every formula can be drawn."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from scripts.write_facts import TARGET, written
+
+import rankscope
+from rankscope.metrics import METRICS
+from rankscope.reporting.page.facts import FACTS, markup
+from rankscope.reporting.page.mathml import mathml
+from rankscope.reporting.page.terms import OWN_TERMS
+from rankscope.reporting.page.wording import clipped, paragraphs, slug, split_verdict, visible
+
+
+def test_the_file_is_what_the_declarations_say() -> None:
+    stored, now = json.loads(TARGET.read_text(encoding="utf-8")), json.loads(written())
+    assert stored["metrics"] == now["metrics"], "run ./dev facts"
+    assert stored["references"].items() <= now["references"].items(), "run ./dev facts"
+
+
+def test_every_source_that_is_cited_has_its_words() -> None:
+    sources = Path(rankscope.__file__).parent.rglob("*.py")
+    cited = {key for path in sources for key in re.findall(r'Cite\("([^"]+)"', path.read_text(encoding="utf-8"))}
+    assert len(cited) > 5
+    assert cited - set(FACTS.references) == set(), "run ./dev facts"
+
+
+def test_every_metric_is_explained_with_formula_and_source() -> None:
+    for name in METRICS:
+        fact = FACTS.metrics[name]
+        assert fact.formula.startswith("<math>"), name
+        assert fact.summary
+        assert re.search(r"\((19|20)\d\d\)", fact.sources[0]), name
+
+
+@pytest.mark.parametrize("name", sorted(FACTS.metrics))
+def test_no_formula_is_left_as_tex(name: str) -> None:
+    fact = FACTS.metrics[name]
+    assert "\\" not in fact.formula + fact.summary_markup + fact.says_markup
+    assert ":math:" not in fact.summary_markup + fact.says_markup
+
+
+def test_own_terms_do_not_shadow_metrics_and_cite_what_exists() -> None:
+    assert not {term.name for term in OWN_TERMS} & set(METRICS)
+    assert {cite.partition(", ")[0] for term in OWN_TERMS for cite in term.cites} <= set(FACTS.references)
+
+
+@pytest.mark.parametrize(
+    ("tex", "said"),
+    [
+        (r"\|X\|_F", "<mo stretchy='false'>‖</mo><mi>X</mi><msub><mo stretchy='false'>‖</mo><mi>F</mi></msub>"),
+        (r"\frac{a}{2}", "<mfrac><mrow><mi>a</mi></mrow><mrow><mn>2</mn></mrow></mfrac>"),
+        (r"\sqrt{n-1}", "<msqrt><mrow><mi>n</mi><mo stretchy='false'>−</mo><mn>1</mn></mrow></msqrt>"),
+        (r"x^T_i", "<msubsup><mi>x</mi><mi>i</mi><mi>T</mi></msubsup>"),
+    ],
+)
+def test_mathml(tex: str, said: str) -> None:
+    assert mathml(tex) == f"<math>{said}</math>"
+
+
+@pytest.mark.parametrize("tex", [r"\input{file}", "{a", "a}", "x_", r"\mathrm x", "<script>\\foo"])
+def test_what_is_not_understood_is_shown_as_written(tex: str) -> None:
+    drawn = mathml(tex)
+    assert drawn.startswith("<code>")
+    assert "<script" not in drawn
+
+
+def test_markup_escapes() -> None:
+    assert markup("<b> ``<i>`` :math:`x < y`") == (
+        "&lt;b&gt; <code>&lt;i&gt;</code> <math><mi>x</mi><mo stretchy='false'>&lt;</mo><mi>y</mi></math>"
+    )
+
+
+def test_names_of_strangers() -> None:
+    assert visible("a\x00\u202eb\ud800") == "a\\u0000\\u202eb\\ud800"
+    assert visible("\u200fשלום") == "\u200fשלום"
+    assert len(clipped("x" * 10_000)) == 80
+    assert slug("<script>") == "script"
+    assert slug("\u202e") == "x"
+
+
+def test_verdicts_are_split_where_they_pause() -> None:
+    assert split_verdict("given weights, own mask: pure attention collapses: below 0.001.")[0] == (
+        "Given weights, own mask: pure attention collapses"
+    )
+    assert split_verdict("x" * 200) == ("x" * 200, "")
+    long = ("A sentence that goes on for a while, to be one of many. " * 9).strip()
+    assert len(paragraphs(long)) == 9

@@ -1,0 +1,95 @@
+"""Without an extra everything else works, and what needs it answers with the exact install line.
+
+Each case runs in an interpreter of its own in which the packages of the extra cannot be imported.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rankscope.cli.environment import EXTRAS
+
+ROOT = Path(__file__).resolve().parents[1]
+MODULES = {"protobuf": "google.protobuf"}
+FOR_CONTRIBUTORS = {"test", "docs"}
+ALIASES = {"monitor"}
+NOTHING_IMPORTED = {"accelerate"}
+"""The caller hands over an object of it, so that it is there."""
+
+RUN = "import rankscope as rs\nfrom tests.results.builders import make_run, profile\n"
+RUN += "run = make_run(profile({'relative_residual': [0.9, 0.8]}).table())\n"
+CASES = {
+    "plot": RUN + "run.plot()",
+    "frames": RUN + "run.to_frame()",
+    "graphs": "import rankscope as rs\nrs.mask_graph('causal', 8)",
+    "gguf": "import pathlib\npathlib.Path('w.gguf').write_bytes(b'GGUF')\nimport rankscope as rs\nrs.load('w.gguf')",
+    "report": RUN + "run.save('run')\nrs.report(['run'], 'page.html')",
+    "play": "from rankscope.playground.page import _gradio\n_gradio()",
+    "torchmetrics": "import rankscope.monitor.stateful.metric",
+    "lightning": "import rankscope.monitor.hosts.lightning",
+    "tensorboard": "from rankscope.monitor.sinks.tensorboard import TensorBoardSink\nTensorBoardSink('log')",
+    "wandb": "from rankscope.monitor.sinks.wandb import WandbSink\nWandbSink()",
+    "mlflow": "from rankscope.monitor.sinks.mlflow import MlflowSink\nMlflowSink()",
+    "trackio": "from rankscope.monitor.sinks.trackio import TrackioSink\nTrackioSink()",
+}
+BLOCK = """
+import importlib.abc, sys
+class Absent(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if any(name == gone or name.startswith(gone + ".") for gone in GONE):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Absent())
+import importlib.metadata, importlib.util
+found = importlib.util.find_spec
+importlib.util.find_spec = lambda name, package=None: None if name in GONE else found(name, package)
+sys.path.insert(0, ROOT)
+"""
+
+
+def optional_dependencies() -> dict[str, list[str]]:
+    tomllib = pytest.importorskip("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+
+
+def without(packages: list[str], code: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run ``code`` where none of these can be imported."""
+    gone = [MODULES.get(package, package) for package in packages]
+    program = f"GONE = {gone!r}\nROOT = {str(ROOT)!r}\n{BLOCK}\n{code}"
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=folder, check=False)
+
+
+def test_every_extra_for_users_has_a_case() -> None:
+    assert set(CASES) == set(optional_dependencies()) - FOR_CONTRIBUTORS - ALIASES - NOTHING_IMPORTED
+    assert set(CASES) | NOTHING_IMPORTED == set(EXTRAS)
+
+
+@pytest.mark.parametrize("extra", CASES)
+def test_a_missing_extra_is_answered_with_its_install_line(extra: str, tmp_path: Path) -> None:
+    done = without(list(EXTRAS[extra]), CASES[extra], tmp_path)
+    assert done.returncode == 1, done.stdout
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("rankscope._errors.MissingExtraError: ")
+    assert last.endswith(f"Install it with: pip install 'rankscope[{extra}]'")
+
+
+def test_the_core_needs_no_extra(tmp_path: Path) -> None:
+    everything = [package for packages in EXTRAS.values() for package in packages]
+    everything = [
+        package for package in everything if package not in ("jinja2", "accelerate")
+    ]  # torch may look for them
+    code = (
+        "import rankscope as rs\n"
+        "run = rs.measure('init:tiny-bert', sequences=1, tokens=8)\n"
+        "run.save('run')\n"
+        "rs.load_run('run')\n"
+        "print(run)\n"
+        "run._repr_html_()\n"
+        "print(rs.exact('init:tiny-bert', skip=0.0, sequences=1, tokens=8).verdict)\n"
+    )
+    done = without(everything, code, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "Verdict" in done.stdout

@@ -1,0 +1,224 @@
+"""Oracles against their published tables, Monte Carlo, and networks with real random weights."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankscope.theory.designs.design import Design
+from rankscope.theory.oracles._kernels import kernel_of
+from rankscope.theory.oracles._spec import ORACLES, answer_of, consulted, squared_residual
+from rankscope.theory.oracles.chen_2026_context_length import critical_scale, output_cosine, output_cosine_at
+from rankscope.theory.oracles.dovonon_2024_value_spectrum import filtering
+from rankscope.theory.oracles.giorlandino_2026_post_norm import PostNormBlock, critical_beta, next_cosine
+from rankscope.theory.oracles.karagodin_2025_equiangular import cosine_at
+from rankscope.theory.oracles.mean_field import moments
+from rankscope.theory.oracles.noci_2022_gradients import query_key_gradients
+from rankscope.theory.oracles.noci_2022_residual_scaling import mean_cosine
+from rankscope.theory.oracles.saada_2025_random_attention import second_singular_value, softmax_sigma
+from rankscope.theory.oracles.zhai_2023_entropy import least_entropy
+
+BERT = Design(depth=12, width=768, heads=12, initial_cosine=1 / 3)
+
+
+def test_residual_scaling_table() -> None:
+    """n = 32, L = 50: 1.0000 with whole branches, .0502 with branches over sqrt(L)."""
+    assert f"{mean_cosine(50, 32, 1.0, 1.0):.4f}" == "1.0000"
+    assert f"{mean_cosine(50, 32, 1 / 50, 1 / 50):.4f}" == "0.0502"
+
+
+def test_residual_scaling_is_that_of_a_network() -> None:
+    """Mean over 200 networks with uniform attention, linear MLP, width 64, 6 blocks, against the ratio of means."""
+    generator = torch.Generator().manual_seed(0)
+    n, d, blocks, a = 8, 64, 6, 0.6
+    C = N = 0.0
+    for _ in range(200):
+        x = torch.randn(n, d, dtype=torch.float64, generator=generator)
+        for _ in range(blocks):
+            W, V = (torch.randn(d, d, dtype=torch.float64, generator=generator) / d**0.5 for _ in range(2))
+            x = x + a * x.mean(0) @ W
+            x = x + a * x @ V
+        C, N = C + float(x.sum(0).square().sum()), N + float(x.square().sum())
+    rho = (C - N) / ((n - 1) * N)
+    assert rho == pytest.approx(mean_cosine(blocks, n, a * a, a * a), abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("beta", "table"),
+    [
+        (0.5, {5: 0.4067, 10: 0.6409, 20: 0.9201, 30: 0.9864, 50: 0.9996}),
+        (3.0, {5: 0.3111, 10: 0.4493, 20: 0.7713, 30: 0.9555, 50: 0.9988}),
+    ],
+)
+def test_post_norm_table(beta: float, table: dict[int, float]) -> None:
+    block = PostNormBlock(value=0.2, weight=0.2, out_weight=0.2, bias=4e-4)
+    rho = 0.2
+    for depth in range(1, 51):
+        rho = next_cosine(rho, beta, block)
+        if depth in table:
+            assert f"{rho:.4f}" == f"{table[depth]:.4f}"
+
+
+def test_attention_freezes_above_the_critical_temperature() -> None:
+    """Largest share of softmax over many Gaussian scores of standard deviation beta sqrt(log T)."""
+    assert critical_beta(0.0) == pytest.approx(math.sqrt(2))
+    rng, T = np.random.default_rng(0), 200_000
+    largest = []
+    for beta in (0.7, 3.0):
+        scores = beta * math.sqrt(math.log(T)) * rng.standard_normal((20, T))
+        shares = np.exp(scores - scores.max(1, keepdims=True))
+        largest.append(float((shares.max(1) / shares.sum(1)).mean()))
+    assert largest[0] < 0.02
+    assert largest[1] > 0.3
+
+
+def test_equiangular_rates() -> None:
+    """1 - rho falls like e^{-2t} after norms, like 1/t^2 before them."""
+    post = [1 - cosine_at(t, 16, 0.1, beta=2.0) for t in (9.0, 10.0)]
+    assert math.log(post[1] / post[0]) == pytest.approx(-2, abs=2e-3)
+    pre = [1 - cosine_at(t, 16, 0.1, beta=2.0, place="pre", steps=20_000) for t in (2000.0, 4000.0)]
+    assert math.log(pre[1] / pre[0]) / math.log(2) == pytest.approx(-2, abs=0.02)
+
+
+def test_context_length_limits_are_those_of_many_tokens() -> None:
+    rho = 0.4
+    gamma = critical_scale(rho)
+    assert output_cosine(gamma, rho) == pytest.approx(4 * rho / (1 + 3 * rho))
+    for factor in (0.5, 1.0, 2.0):
+        assert output_cosine_at(factor * gamma, rho, 10**14) == pytest.approx(
+            output_cosine(factor * gamma, rho), abs=1e-4
+        )
+
+
+def test_finite_context_is_attention_written_out() -> None:
+    n, rho, gamma = 9, 0.3, 1.1
+    gram = np.full((n, n), rho) + (1 - rho) * np.eye(n)
+    P = np.exp(gamma * math.log(n) * gram)
+    P /= P.sum(1, keepdims=True)
+    outputs = P @ gram @ P.T
+    assert output_cosine_at(gamma, rho, n) == pytest.approx(outputs[0, 1] / outputs[0, 0], rel=1e-12)
+
+
+def test_second_singular_value_of_random_attention() -> None:
+    T, std = 1500, 0.5
+    scores = std * np.random.default_rng(0).standard_normal((T, T))
+    P = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
+    values = np.linalg.svd(P, compute_uv=False)
+    assert values[1] == pytest.approx(second_singular_value(softmax_sigma(std), T), rel=0.03)
+    assert values[0] == pytest.approx(1, abs=0.02)
+
+
+def test_value_spectrum_decides_what_depth_leaves() -> None:
+    rng = np.random.default_rng(1)
+    n = 6
+    A = rng.random((n, n)) + n * np.eye(n)
+    A = (A + A.T) / 2
+    for _ in range(200):  # symmetric and doubly stochastic
+        A /= A.sum(1, keepdims=True)
+        A = (A + A.T) / 2
+    eigenvalues = np.sort(np.linalg.eigvalsh(A))[::-1]
+    for h in (-0.8, 0.7):
+        x = rng.standard_normal((n, 3))
+        y = np.linalg.matrix_power(np.eye(n) + h * A, 400) @ x
+        relative = np.linalg.norm(y - y.mean(0)) / np.linalg.norm(y)
+        kind = filtering([h], list(eigenvalues)).kind
+        assert (kind, relative < 1e-3) in (("smooths", True), ("sharpens", False))
+    assert filtering([0.0], [1.0, 0.5]).kind == "neither"
+
+
+@given(st.integers(2, 20), st.floats(0, 8), st.integers(0, 10**6))
+def test_no_row_is_below_the_least_entropy(tokens: int, sigma: float, seed: int) -> None:
+    logits = np.random.default_rng(seed).standard_normal(tokens)
+    logits *= sigma / np.linalg.norm(logits)
+    p = np.exp(logits - logits.max())
+    p /= p.sum()
+    entropy = -(p[p > 0] * np.log(p[p > 0])).sum()
+    assert entropy >= least_entropy(sigma, tokens) * (1 - 1e-12) - 1e-15
+
+
+def test_least_entropy_is_reached_and_needs_its_norm() -> None:
+    n, sigma = 7, 3.0
+    logits = np.full(n, -1 / (n - 1))
+    logits[0] = 1
+    logits *= sigma / np.linalg.norm(logits)
+    p = np.exp(logits) / np.exp(logits).sum()
+    assert -(p * np.log(p)).sum() == pytest.approx(least_entropy(sigma, n), rel=1e-12)
+    q = np.exp(2 * logits) / np.exp(2 * logits).sum()
+    assert -(q * np.log(q)).sum() < least_entropy(sigma, n)
+
+
+def test_gradients_of_queries_and_keys_vanish_with_the_residual() -> None:
+    generator = torch.Generator().manual_seed(0)
+    W_Q, W_K, W_V = (torch.randn(6, 6, dtype=torch.float64, generator=generator) for _ in range(3))
+    weight, R = (torch.randn(5, 6, dtype=torch.float64, generator=generator) for _ in range(2))
+    common = torch.randn(6, dtype=torch.float64, generator=generator)
+    norms = [query_key_gradients(common + e * R, W_Q, W_K, W_V, weight) for e in (1e-2, 1e-3, 0.0)]
+    assert norms[0][0] > 0
+    assert norms[0][1] > 0
+    # the exact zero of the theorem, up to rounding of sums that cancel
+    assert max(norms[2]) < 1e-13 * max(norms[0]) / 1e-2
+    assert norms[1][0] < norms[0][0] / 5
+
+
+@pytest.mark.parametrize("mlp", ["gelu", "gelu_new", "silu", "relu", "swiglu", "geglu", "linear"])
+@pytest.mark.parametrize("delta", [0.7, 1e-3, 1e-11])
+def test_kernels_are_expectations(mlp: str, delta: float) -> None:
+    """Against two million Gaussian pairs, or the derivative for a tiny difference."""
+    rng, v = np.random.default_rng(0), 0.8
+    a, b, c, d = (rng.standard_normal(1_000_000) for _ in range(4))
+    gated = {"swiglu": "silu", "geglu": "gelu"}
+    own = gated.get(mlp, mlp)
+    act = {
+        "gelu": torch.nn.functional.gelu,
+        "gelu_new": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+        "silu": torch.nn.functional.silu,
+        "relu": torch.relu,
+        "linear": lambda x: x,
+    }[own]
+
+    def phi(x: np.ndarray) -> np.ndarray:
+        return act(torch.from_numpy(x)).numpy()
+
+    s, t = math.sqrt(v * (1 - delta / 2)), math.sqrt(v * delta / 2)
+    first, second = phi(s * a + t * b), phi(s * a - t * b)
+    if mlp in gated:
+        first, second = first * (s * c + t * d), second * (s * c - t * d)
+    square, apart = kernel_of(mlp, v, delta)
+    assert square == pytest.approx((first**2).mean(), rel=0.01)
+    assert apart == pytest.approx(0.5 * ((first - second) ** 2).mean(), rel=0.02)
+
+
+def test_mean_field_is_the_published_recursion_for_relu() -> None:
+    """With scores flat and many tokens, both recursions are one."""
+    design = BERT.changed(mlp="relu", tokens=4096, width=8192, weight_std=0.006, query_key_std=1e-5)
+    ours, theirs = (answer_of(ORACLES[n], design, 4096, 30) for n in ("mean_field", "giorlandino_2026_post_norm"))
+    assert ours.log10_relative == pytest.approx(theirs.log10_relative, abs=1e-3)
+
+
+def test_mean_field_has_order_three_without_skips() -> None:
+    found = moments(BERT.changed(skip_gain=0.0), 32, 4)
+    logs = [math.log(m.D / m.q) for m in found]
+    assert (logs[4] - logs[3]) / (logs[3] - logs[2]) == pytest.approx(3, abs=1e-3)
+    assert (logs[3] - logs[2]) / (logs[2] - logs[1]) == pytest.approx(3, abs=0.1)
+
+
+@pytest.mark.parametrize("name", sorted(ORACLES))
+def test_every_oracle_says_what_it_assumes_and_when_it_does_not_hold(name: str) -> None:
+    broken = BERT.changed(mask="causal", norm="none", norm_place="none")
+    answer = answer_of(ORACLES[name], broken, 64, 8)
+    assert not answer.applies
+    assert answer.log10_relative == ()
+    assert answer.values == {}
+    assert any(not one["holds"] for one in answer.assumptions)
+
+
+def test_answers_start_at_the_first_tokens() -> None:
+    for answer in consulted(BERT.changed(mlp="relu"), 64, 10):
+        if answer.log10_relative:
+            assert len(answer.log10_relative) == 11
+            assert 10 ** (2 * answer.log10_relative[0]) == pytest.approx(squared_residual(1 / 3, 64))

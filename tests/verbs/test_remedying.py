@@ -1,0 +1,170 @@
+"""``remedy``: its numbers are those of ``measure`` under the remedy, its rank is by them, its words say no more."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from rankscope._errors import InputError, UnknownNameError
+from rankscope.models.inputs import prepare_inputs
+from rankscope.models.loading import load
+from rankscope.remedies import REMEDIES, applied
+from rankscope.results.remedy_ranking import judge_remedies
+from rankscope.results.run import load_run
+from rankscope.surgery.operating import operate
+from rankscope.verbs.gradient_norms import gradient_norms
+from rankscope.verbs.measuring import measure
+from rankscope.verbs.remedying import remedy
+from tests.own_models import GPT, ids
+
+
+@pytest.fixture(scope="module")
+def run():
+    return remedy("init:tiny-bert", sequences=2, tokens=12, repeats=1)
+
+
+def test_every_remedy_is_there_or_said_to_be_left_out(run) -> None:
+    names = {entry["name"] for entry in run.extra["remedies"]}
+    assert names == {"none", *REMEDIES} - {"layernorm_scaling"}
+    assert any(note.startswith("layernorm_scaling was left out: ") for note in run.notes)
+
+
+def test_the_rank_is_by_the_last_residual(run) -> None:
+    entries = run.extra["remedies"]
+    ends = [entry["residual_last"] for entry in entries]
+    assert ends == sorted(ends, reverse=True)
+    assert [entry["rank"] for entry in entries] == list(range(1, len(entries) + 1))
+    for entry in entries:
+        assert np.isclose(np.prod(entry["factors"]), entry["residual"][-1] / entry["residual"][0], rtol=1e-12)
+        assert np.isclose(entry["factor"] ** len(entry["factors"]), np.prod(entry["factors"]), rtol=1e-12)
+
+
+def test_the_numbers_are_those_of_measure_under_the_remedy(run) -> None:
+    model = load("init:tiny-bert").model
+    for name in ("none", "centred_attention", "deepnorm"):
+        entry = next(entry for entry in run.extra["remedies"] if entry["name"] == name)
+        if name == "none":
+            found = measure(model, sequences=2, tokens=12)
+        else:
+            with applied(model, name):
+                found = measure(model, sequences=2, tokens=12)
+        expected = found.curve("relative_residual", "block.out").mean
+        assert np.allclose(entry["residual"][1:], expected, rtol=1e-12, atol=0)
+
+
+def test_text_json_figure_and_storage(run, tmp_path) -> None:
+    text = str(run)
+    assert all(name in text for name in REMEDIES)
+    assert "not which remedy trains best" in run.verdict
+    answer = json.loads(json.dumps(run.to_json(), allow_nan=False))
+    assert {row["remedy"] for row in answer["rows"]} >= {"none", "neutreno"}
+    run.plot().savefig(tmp_path / "figure.png")
+    run.save(tmp_path / "run")
+    assert str(load_run(tmp_path / "run")) == text
+
+
+def test_a_strength_is_given_with_the_name() -> None:
+    run = remedy("init:tiny-bert", remedies=["stronger_skip=1", "stronger_skip=3"], sequences=1, tokens=8, repeats=0)
+    by_name = {entry["name"]: entry for entry in run.extra["remedies"]}
+    assert by_name["stronger_skip=1"]["residual"] == by_name["none"]["residual"]
+    assert by_name["stronger_skip=3"]["strength"] == 3.0
+    assert by_name["none"]["time_ratio"] is None
+
+
+def test_wrong_words_are_refused() -> None:
+    with pytest.raises(InputError, match="stronger_skip=NUMBER"):
+        remedy("init:tiny-bert", remedies=["stronger_skip=much"])
+    with pytest.raises(UnknownNameError, match="stronger_skip"):
+        remedy("init:tiny-bert", remedies=["strong_skip"])
+    with pytest.raises(InputError, match=r"None of the remedies.*needs post-norm"):
+        remedy("init:tiny-llama", remedies=["deepnorm"], sequences=1, tokens=8)
+
+
+def test_a_model_of_ones_own_without_head_weights_known() -> None:
+    torch.manual_seed(0)
+    model = GPT("pre").double().train()
+    run = remedy(model, ids(2, 7), remedies=["residual_scale", "neutreno"], repeats=0)
+    assert all(entry["qk_over_v"] is None for entry in run.extra["remedies"])
+    assert any("Gradients were left out" in note for note in run.notes)
+    assert model.training
+
+
+def test_the_variant_is_what_is_treated() -> None:
+    run = remedy("init:tiny-bert", remedies=["value_skipinit"], variant="+norm+mlp", sequences=2, tokens=12, repeats=0)
+    model = load("init:tiny-bert").model
+    with operate(model, skip=0.0):
+        expected = measure(model, sequences=2, tokens=12).curve("relative_residual", "block.out").mean
+    entry = next(entry for entry in run.extra["remedies"] if entry["name"] == "none")
+    assert np.allclose(entry["residual"][1:], expected, rtol=1e-12, atol=0)
+    assert run.extra["remedies"][0]["name"] == "value_skipinit"
+
+
+def bert():
+    loaded = load("init:tiny-bert", dtype="float64")
+    return loaded, prepare_inputs(loaded, None, sequences=2, tokens=9, batch=2)[0]
+
+
+def test_gradient_norms_are_those_of_backward() -> None:
+    from rankscope.stream.viewing import view_of
+
+    loaded, batch = bert()
+    found = gradient_norms(loaded, view_of(loaded.model, batch), batch, seed=5)
+    assert all(parameter.grad is None for parameter in loaded.model.parameters())
+    out = batch.run(loaded.model).last_hidden_state
+    direction = torch.randn(out.shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    ((direction * out).sum() / (out.shape[1] * out.shape[2]) ** 0.5).backward()
+    for norm, layer in zip(found, loaded.model.encoder.layer, strict=True):
+        own = layer.attention.self
+        expected = [float(part.weight.grad.norm()) for part in (own.query, own.key, own.value)]
+        assert np.allclose([norm.query, norm.key, norm.value], expected, rtol=1e-10, atol=0)
+
+
+def test_gradients_of_queries_and_keys_vanish_where_attention_is_uniform() -> None:
+    from rankscope.stream.viewing import view_of
+
+    loaded, batch = bert()
+    view = view_of(loaded.model, batch)
+    with operate(loaded.model, attention="uniform"):
+        found = gradient_norms(loaded, view, batch)
+    assert all(norm.query == 0 and norm.key == 0 and norm.value > 0 for norm in found)
+
+
+def entry(name: str, last: float, *, at_floor: bool = False) -> dict[str, object]:
+    return {
+        "name": name, "residual_last": last, "mean_cosine_last": 1 - last, "factor": 0.9, "factors": [0.9] * 3,
+        "qk_over_v": None, "parameters": 0, "time_ratio": None, "at_floor": at_floor,
+    }  # fmt: skip
+
+
+def test_the_verdict_counts_only_what_can_be_told() -> None:
+    sentence, _ = judge_remedies([entry("a", 0.5), entry("b", 0.104), entry("none", 0.1), entry("c", 0.01)], None, 2,
+                                 is_random=True)  # fmt: skip
+    assert "1 of 3 remedies keep tokens further apart, most of all a (0.500)" in sentence
+    assert "1 bring them closer: c" in sentence
+    floored = [entry("a", 4e-7, at_floor=True), entry("none", 1e-7, at_floor=True)]
+    sentence, _ = judge_remedies(floored, 5e-7, 1, is_random=False)
+    assert "cannot be told" in sentence
+    assert "none of 1 remedies keeps tokens noticeably further apart" in sentence
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1])
+def test_fifty_blocks_do_what_the_papers_say(seed: int, tmp_path) -> None:
+    """Random networks of 50 blocks: every remedy that claims it, except two that do not here, lowers correlation."""
+    config = {
+        "model_type": "bert", "hidden_size": 64, "num_hidden_layers": 50, "num_attention_heads": 4,
+        "intermediate_size": 256, "vocab_size": 1000, "max_position_embeddings": 64, "initializer_range": 0.125,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    run = remedy(f"init:{tmp_path}", random_tokens=True, sequences=1, tokens=48, dtype="float64", seed=seed, repeats=0)
+    ends = {entry["name"]: 1 - entry["correlation_last"] for entry in run.extra["remedies"]}
+    silent = {"attn_scale", "log_n_scale"}
+    for name in set(ends) - {"none"} - silent:
+        assert ends[name] > 2 * ends["none"], name
+    assert ends["residual_scale"] > 1e3 * ends["none"]
+    ratios = {entry["name"]: entry["qk_over_v"] for entry in run.extra["remedies"]}
+    assert ratios["none"] < 1e-4
+    assert ratios["residual_scale"] > 1e-2
