@@ -50,7 +50,7 @@ def test_trackers_get_readings_pictures_and_alarms(tmp_path: Path) -> None:
     kept = Kept()
     accelerator = accelerate.Accelerator(cpu=True, log_with=["tensorboard", kept], project_dir=str(tmp_path))
     model = bert()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     model, optimizer, loader = accelerator.prepare(model, optimizer, DataLoader(batches(9), batch_size=None))
     sink = AcceleratorSink(accelerator)
     assert isinstance(sink, Sink)
