@@ -1,8 +1,9 @@
 """What a gauge costs a training: steps with and without one, taking turns, so that a slow machine is slow for both.
 
-Run ``python -m benchmarks.monitor_overhead`` for a BERT-base-size training (an hour or more), ``--small`` to try it.
-Three trainings of the same model advance side by side, a few steps each in turn: bare, with the default schedule, and
-with ``every=1``. The ratio of their wall times is printed and, with ``--out``, written as JSON.
+Run ``python -m benchmarks.monitor_overhead`` for a BERT-base-size training (hours on two cores), ``--small`` to try it,
+``--kinds default --batch 2 64`` for one schedule and a smaller batch. Trainings of the same model advance side by side,
+a few steps each in turn: bare, with the default schedule, and with ``every=1``. The ratio of their wall times is
+printed and, with ``--out``, written as JSON.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -107,10 +108,14 @@ def _batches(shape: tuple[int, int]) -> Iterator[torch.Tensor]:
         yield torch.randint(5, VOCABULARY, shape, generator=generator)
 
 
-def compare(size: str, batch: tuple[int, int], steps: int, chunk: int, probe: int) -> dict[str, Any]:
-    """Advance the three trainings in turn and compare their times."""
-    kinds: dict[str, str | int | None] = {"bare": None, "default": "1%", "every=1": 1}
-    trainings = {name: Training(size, batch, schedule, probe) for name, schedule in kinds.items()}
+KINDS: dict[str, str | int | None] = {"bare": None, "default": "1%", "every=1": 1}
+
+
+def compare(
+    size: str, batch: tuple[int, int], steps: int, chunk: int, probe: int, kinds: Sequence[str]
+) -> dict[str, Any]:
+    """Advance the trainings in turn and compare their times."""
+    trainings = {name: Training(size, batch, KINDS[name], probe) for name in KINDS if name in ("bare", *kinds)}
     for done in range(0, steps, chunk):
         for training in trainings.values():
             training.advance(min(chunk, steps - done))
@@ -133,10 +138,13 @@ def main() -> None:
     parser.add_argument("--steps", type=int)
     parser.add_argument("--chunk", type=int, default=5, help="steps of one training before the next has its turn")
     parser.add_argument("--probe", type=int, default=2, help="sequences of the probe")
+    parser.add_argument("--batch", type=int, nargs=2, metavar=("SEQUENCES", "TOKENS"), help="of a training step")
+    parser.add_argument("--kinds", nargs="+", choices=[kind for kind in KINDS if kind != "bare"], default=list(KINDS))
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     size, batch, steps = ("small", (8, 32), 60) if options.small else ("base", (8, 128), 500)
-    found = compare(size, batch, options.steps or steps, options.chunk, options.probe)
+    batch = (options.batch[0], options.batch[1]) if options.batch else batch
+    found = compare(size, batch, options.steps or steps, options.chunk, options.probe, options.kinds)
     text = json.dumps(found, indent=1)
     print(text)
     if options.out is not None:

@@ -167,7 +167,7 @@ def test_the_command_line_and_the_verb_have_the_same_words(verb: str) -> None:
 
     command = {"measure": measure_command, "doctor": doctor_command}[verb]
     here = {"text": "inputs", "spec": "model"}
-    only_here = {"as_json", "out", "quiet", "no_progress", "fail_if"}
+    only_here = {"as_json", "figure", "out", "quiet", "no_progress", "fail_if"}
     words = {here.get(name, name) for name in inspect.signature(command).parameters} - only_here
     assert words <= set(inspect.signature(getattr(rankscope, verb)).parameters)
 
@@ -186,3 +186,13 @@ def test_the_command_line_and_the_verb_have_the_same_words(verb: str) -> None:
 )
 def test_lists_on_the_command_line(given: list[str] | None, names: list[str] | None) -> None:
     assert split_names(given) == names
+
+
+def test_a_figure_that_cannot_be_written_is_explained_after_the_result(cli, measured: Fake, tmp_path: Path) -> None:
+    for name, words in (("figure.docx", ".png, .svg or .pdf"), ("missing/figure.png", "cannot be written")):
+        outcome = cli("measure", "init:tiny-bert", "--figure", str(tmp_path / name))
+        assert outcome.code == 2
+        assert "relative_residual" in outcome.out
+        assert words in outcome.err
+    assert cli("measure", "init:tiny-bert", "--quiet", "--figure", str(tmp_path / "figure.svg")).code == 0
+    assert (tmp_path / "figure.svg").read_text(encoding="utf-8").lstrip().startswith("<?xml")

@@ -68,9 +68,7 @@ def ablate_command(
         blocks=blocks,
         progress=wants_progress(quiet=quiet, no_progress=no_progress),
     )
-    if figure is not None:
-        run.plot().savefig(figure, dpi=200)
-    show_run(run, as_json=as_json, quiet=quiet, out=out)
+    show_run(run, as_json=as_json, quiet=quiet, out=out, figure=figure)
 
 
 def split_expressions(given: list[str] | None) -> list[str] | None:

@@ -54,6 +54,4 @@ def bound_command(
         blocks=blocks,
         progress=wants_progress(quiet=quiet, no_progress=no_progress),
     )
-    if figure is not None:
-        run.plot().savefig(figure, dpi=200)
-    show_run(run, as_json=as_json, quiet=quiet, out=out)
+    show_run(run, as_json=as_json, quiet=quiet, out=out, figure=figure)

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from rankscope.cli import parameters
+from rankscope.cli.showing import save_figure
 from rankscope.cli.streams import print_json, remarks_console
 from rankscope.cli.words import split_names
 
@@ -37,7 +38,7 @@ def compare_command(
         a, b, metrics=split_names(metrics), site=site, paired=paired, draws=draws, level=level, seed=seed
     )
     if figure is not None:
-        found.plot().savefig(figure, dpi=200)
+        save_figure(found.plot(), figure)
     if output is not None:
         rankscope.report([a, b], output, comparison=found)
     if as_json:

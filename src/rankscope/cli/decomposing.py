@@ -83,6 +83,4 @@ def decompose_command(
         blocks=blocks,
         progress=wants_progress(quiet=quiet, no_progress=no_progress),
     )
-    if figure is not None:
-        run.plot().savefig(figure, dpi=200)
-    show_run(run, as_json=as_json, quiet=quiet, out=out)
+    show_run(run, as_json=as_json, quiet=quiet, out=out, figure=figure)

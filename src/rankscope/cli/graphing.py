@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from rankscope.cli import parameters
+from rankscope.cli.showing import save_figure
 from rankscope.cli.streams import print_json
 
 
@@ -31,7 +32,7 @@ def masks_command(
     if figure is not None:
         from rankscope.results.mask_figure import draw_masks
 
-        draw_masks(graphs).savefig(figure, dpi=200)
+        save_figure(draw_masks(graphs), figure)
     if as_json:
         answers = [graph.to_json() for graph in graphs]
         print_json(answers[0] if len(answers) == 1 else {"kind": "masks", "masks": answers})

@@ -37,6 +37,7 @@ def measure_command(
             help="Exit with 1 if it holds, e.g. 'relative_residual@block.out < 1e-3'; repeat it.",
         ),
     ] = None,
+    figure: parameters.Figure = None,
     as_json: parameters.AsJson = False,
     out: parameters.Out = None,
     quiet: parameters.Quiet = False,
@@ -64,5 +65,5 @@ def measure_command(
         blocks=blocks,
         progress=wants_progress(quiet=quiet, no_progress=no_progress),
     )
-    show_run(run, as_json=as_json, quiet=quiet, out=out)
+    show_run(run, as_json=as_json, quiet=quiet, out=out, figure=figure)
     fail_where(run, conditions)

@@ -74,9 +74,7 @@ def predict_command(
     else:
         asked = None if remedies == ["all"] else split_names(remedies)
         run = rankscope.predict_remedies(spec, asked, changes=changes, **options)
-    if figure is not None:
-        run.plot().savefig(figure, dpi=200)
-    show_run(run, as_json=as_json, quiet=quiet, out=out)
+    show_run(run, as_json=as_json, quiet=quiet, out=out, figure=figure)
 
 
 def _assignments(words: list[str]) -> dict[str, Any]:

@@ -8,13 +8,18 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from rankscope._errors import InputError
 from rankscope.cli.streams import print_json, remarks_console, results_console
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from matplotlib.figure import Figure
+
     from rankscope.results.conditions import Condition
     from rankscope.results.run import Run
+
+FIGURE_DOTS = 200
 
 
 def wants_progress(*, quiet: bool, no_progress: bool) -> bool:
@@ -22,8 +27,8 @@ def wants_progress(*, quiet: bool, no_progress: bool) -> bool:
     return not (quiet or no_progress) and sys.stderr.isatty()
 
 
-def show_run(run: Run, *, as_json: bool, quiet: bool, out: Path | None) -> None:
-    """Save the run if asked, then print it; remarks go to stderr."""
+def show_run(run: Run, *, as_json: bool, quiet: bool, out: Path | None, figure: Path | None = None) -> None:
+    """Save the run if asked, print it, and draw it last, so that a figure that fails costs nothing but itself."""
     remarks = remarks_console()
     if out is not None:
         run.save(out)
@@ -40,6 +45,22 @@ def show_run(run: Run, *, as_json: bool, quiet: bool, out: Path | None) -> None:
         print_run(run, results_console())
     if out is not None and not quiet:
         remarks.print(f"saved in {out}", markup=False)
+    if figure is not None:
+        save_figure(run.plot(), figure)
+
+
+def save_figure(drawn: Figure, place: Path) -> None:
+    """Write a figure in the format its name asks for.
+
+    Raises:
+        InputError: a format matplotlib does not write, or a place that cannot be written to.
+    """
+    try:
+        drawn.savefig(place, dpi=FIGURE_DOTS)
+    except ValueError as error:
+        raise InputError(f"--figure {place}: {error}. Use a name that ends in .png, .svg or .pdf.") from error
+    except OSError as error:
+        raise InputError(f"--figure {place} cannot be written: {error.strerror or error}.") from error
 
 
 def fail_where(run: Run, conditions: Sequence[Condition]) -> None:
