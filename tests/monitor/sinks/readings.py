@@ -75,6 +75,8 @@ def _records(data: bytes) -> list[Any]:
             position += left
             continue
         _, length, kind = struct.unpack("<IHB", data[position : position + 7])
+        if position + 7 + length > len(data):
+            break  # still being written
         parts += data[position + 7 : position + 7 + length]
         position += 7 + length
         if kind in (1, 4):  # whole, or the last part
