@@ -109,7 +109,7 @@ def test_collapse_is_alarmed_with_the_missing_skip_to_blame(caplog: pytest.LogCa
     assert alarm.state == "raised"
     assert alarm.step == 1
     assert alarm.component == "skip"
-    assert alarm.remedies == ("residual_scale", "pre_norm")
+    assert alarm.remedies == ("residual_scale", "shaped_attention")
     assert alarm.sentence in caplog.text
     assert gauge.last is not None
     assert "token_collapse" in gauge.last.active

@@ -21,7 +21,7 @@ OF_NULL_WITH_START = 0.5
     title="Tokens collapse",
     remedies={
         "attention": ("centred_attention", "shaped_attention"),
-        "skip": ("residual_scale", "pre_norm"),
+        "skip": ("residual_scale", "shaped_attention"),
         "norm": ("pre_norm", "residual_scale"),
         "mlp": ("residual_scale", "pre_norm"),
         ANY: ("residual_scale", "centred_attention"),

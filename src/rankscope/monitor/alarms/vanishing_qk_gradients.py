@@ -15,7 +15,7 @@ OF_LARGEST = 1e-3
 @alarm(
     metrics=("qk_to_v_gradient",),
     title="Query and key gradients vanish",
-    remedies={"skip": ("residual_scale", "pre_norm"), ANY: ("residual_scale", "centred_attention")},
+    remedies={"skip": ("residual_scale", "shaped_attention"), ANY: ("residual_scale", "centred_attention")},
     confirm=3,
     cites=(Cite("noci2022signal"),),
 )
