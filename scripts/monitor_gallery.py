@@ -83,7 +83,7 @@ def train(form: str, seed: int, steps: int, folder: Path) -> dict[str, Any]:
             optimizer.step()
             optimizer.zero_grad()
             losses.append(float(loss.detach()))
-            gauge.step(step)
+            gauge.step(step, loss=loss)
     record = read_record(folder)
     return facts(form, seed, losses, record, time.perf_counter() - started)
 

@@ -116,6 +116,10 @@ def test_console_commands_exist() -> None:
     assert commands(), "no rankscope command was found in the pages: the scan is broken"
     for page, words in commands():
         assert words[1] in known, f"{page} names `{' '.join(words)}`"
-        options = {name for parameter in known[words[1]].params for name in parameter.opts}
+        command = known[words[1]]
+        below = getattr(command, "commands", {})
+        # A group that is given no command of its own runs one of them.
+        parts = [command, *([below[words[2]]] if words[2:] and words[2] in below else below.values())]
+        options = {name for part in parts for parameter in part.params for name in parameter.opts}
         unknown = [word for word in words if word.startswith("--") and word not in options]
         assert not unknown, f"{page}: `{' '.join(words)}` uses options that do not exist: {unknown}"

@@ -34,6 +34,7 @@ CASES = {
     "tensorboard": "from rankscope.monitor.sinks.tensorboard import TensorBoardSink\nTensorBoardSink('log')",
     "wandb": "from rankscope.monitor.sinks.wandb import WandbSink\nWandbSink()",
     "mlflow": "from rankscope.monitor.sinks.mlflow import MlflowSink\nMlflowSink()",
+    "sweep": "import rankscope as rs\nrs.sweep({'models': ['init:tiny-bert'], 'verbs': ['measure']}, 'out')",
     "trackio": "from rankscope.monitor.sinks.trackio import TrackioSink\nTrackioSink()",
 }
 BLOCK = """

@@ -6,9 +6,9 @@ starts at once.
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
 
+from rankscope._deferred import names_of
 from rankscope._errors import RankscopeError
 from rankscope._version import __version__
 
@@ -16,10 +16,13 @@ if TYPE_CHECKING:
     from rankscope.metrics import METRICS
     from rankscope.models.loading import load
     from rankscope.monitor.gauge import Gauge
+    from rankscope.reporting.atlas_page import atlas
     from rankscope.reporting.pages import report
     from rankscope.results.comparison import compare
+    from rankscope.results.querying import query
     from rankscope.results.run import Run, load_run
     from rankscope.surgery.operating import operate
+    from rankscope.sweeps.running import sweep
     from rankscope.theory.designs.design import Design
     from rankscope.verbs.ablating import ablate
     from rankscope.verbs.bounding import bound
@@ -41,6 +44,7 @@ __all__ = [
     "Run",
     "__version__",
     "ablate",
+    "atlas",
     "bound",
     "compare",
     "decompose",
@@ -53,9 +57,11 @@ __all__ = [
     "operate",
     "predict",
     "predict_remedies",
+    "query",
     "remedy",
     "report",
     "selftest",
+    "sweep",
 ]
 
 _HOME = {
@@ -64,6 +70,7 @@ _HOME = {
     "Design": "rankscope.theory.designs.design",
     "Run": "rankscope.results.run",
     "ablate": "rankscope.verbs.ablating",
+    "atlas": "rankscope.reporting.atlas_page",
     "bound": "rankscope.verbs.bounding",
     "compare": "rankscope.results.comparison",
     "decompose": "rankscope.verbs.decomposing",
@@ -76,18 +83,15 @@ _HOME = {
     "operate": "rankscope.surgery.operating",
     "predict": "rankscope.verbs.predicting",
     "predict_remedies": "rankscope.verbs.predicting_remedies",
+    "query": "rankscope.results.querying",
     "remedy": "rankscope.verbs.remedying",
     "report": "rankscope.reporting.pages",
     "selftest": "rankscope.verbs.selftesting",
+    "sweep": "rankscope.sweeps.running",
 }
 
 
-def __getattr__(name: str) -> object:
-    if name not in _HOME:
-        raise AttributeError(f"module 'rankscope' has no attribute {name!r}; it has {', '.join(sorted(__all__))}")
-    value: object = getattr(importlib.import_module(_HOME[name]), name)
-    globals()[name] = value
-    return value
+__getattr__ = names_of(__name__, _HOME)
 
 
 def __dir__() -> list[str]:

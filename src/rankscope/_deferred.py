@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from rankscope._errors import RankscopeError
@@ -38,3 +39,22 @@ def deferred(place: str) -> Callable[..., Any]:
 
     call.__name__ = place
     return call
+
+
+def names_of(package: str, homes: Mapping[str, str]) -> Callable[[str], object]:
+    """The ``__getattr__`` of a package whose names are imported from their homes when first used.
+
+    Args:
+        package: its ``__name__``.
+        homes: the module each public name lives in.
+    """
+
+    def attribute(name: str) -> object:
+        if name not in homes:
+            known = ", ".join(sorted(homes))
+            raise AttributeError(f"module {package!r} has no attribute {name!r}; it has {known}")
+        value: object = getattr(importlib.import_module(homes[name]), name)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    return attribute

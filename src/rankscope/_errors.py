@@ -10,6 +10,7 @@ RankscopeError
 ├── UnsupportedArithmeticError an operation that exact arithmetic has no rule for
 ├── SiteError              an expected site did not fire as often as it should
 ├── ResultError            a result file that is not one of ours, or not whole
+├── ProcessError           another process of the same run failed, or did not come
 └── MissingExtraError      an optional package is not installed
 """
 
@@ -75,6 +76,10 @@ class SiteError(RankscopeError):
 
 class ResultError(RankscopeError):
     """A result file that is not one of ours, or not whole."""
+
+
+class ProcessError(RankscopeError):
+    """Another process of the same run failed, or did not come; the message says which and why."""
 
 
 class MissingExtraError(RankscopeError):

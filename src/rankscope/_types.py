@@ -6,13 +6,14 @@ from enum import Enum
 
 
 class Status(str, Enum):
-    """What a value is worth. Only ``OK`` values enter averages, verdicts and alarms."""
+    """What a value is worth. Only ``OK`` values enter verdicts and alarms; a mean is marked with what else it holds."""
 
     OK = "ok"
     FLOOR = "at the float floor"
     UNDEFINED = "undefined"
     NOT_FINITE = "not finite"
     NOT_FIRED = "not fired"
+    ESTIMATE = "estimated"
 
     def __str__(self) -> str:
         return self.value

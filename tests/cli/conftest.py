@@ -23,6 +23,7 @@ def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.delenv("RANKSCOPE_DEBUG", raising=False)
 
     def call(*words: str) -> Outcome:
+        monkeypatch.setattr("sys.argv", ["rankscope", *words])  # a run keeps the command it was made with
         with pytest.raises(SystemExit) as left:
             main(words)
         seen = capsys.readouterr()

@@ -52,7 +52,7 @@ def test_commands_and_options_are_as_recorded(cli, command: str) -> None:
 
 def test_every_command_is_recorded(cli) -> None:
     listed = re.findall(r"^\s{2}([a-z]+)\s{2,}\S", cli("--help").out, flags=re.MULTILINE)
-    assert sorted(listed) == sorted(name for name in GOLDEN if name)
+    assert sorted(listed) == sorted(name for name in GOLDEN if name and " " not in name)
 
 
 def test_an_error_is_one_line_on_stderr(cli, monkeypatch: pytest.MonkeyPatch) -> None:

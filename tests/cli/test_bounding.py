@@ -45,6 +45,9 @@ def test_bound_hands_over_every_option(cli, monkeypatch: pytest.MonkeyPatch, tmp
         "dtype": "float64",
         "seed": 5,
         "blocks": "layers.*",
+        "stream": False,
+        "memory": None,
+        "work": None,
         "progress": False,
     }
 

@@ -22,7 +22,8 @@ ESCAPE = "\x1b["
 
 
 def options_of(command: str) -> set[str]:
-    return {name for parameter in COMMANDS[command].params for name in parameter.opts}
+    found = COMMANDS[command].commands["run"] if command == "sweep" else COMMANDS[command]
+    return {name for parameter in found.params for name in parameter.opts}
 
 
 def run_examples(cli, command: str) -> list:
@@ -75,7 +76,7 @@ def test_quiet_is_one_line(cli, command: str) -> None:
 def test_every_verb_that_can_be_long_can_be_quiet() -> None:
     talkative = set(COMMANDS) - {"ls", "env"}
     assert {name for name in talkative if "--quiet" not in options_of(name)} == set()
-    assert set(QUIET) | {"doctor", "selftest", "report", "compare", "play"} == talkative
+    assert set(QUIET) | {"doctor", "selftest", "report", "compare", "play", "sweep", "query", "rerun"} == talkative
 
 
 def test_quiet_doctor_and_selftest_say_nothing_when_all_is_well(cli) -> None:

@@ -10,6 +10,8 @@ import pytest
 from rankscope.experiments._lines import line, select
 from rankscope.experiments._recipe import RECIPES, Settings
 from rankscope.experiments.dong2021.comparing import METRIC, compare
+from rankscope.experiments.mechanisms.summing import AS_IT_IS, lines_of
+from rankscope.experiments.mechanisms.table_rows import MECHANISMS
 from rankscope.experiments.reproducing import text_of
 from rankscope.results.run import Run
 
@@ -55,6 +57,21 @@ def test_layer_norm_alone_stops_at_the_floor_of_each_format() -> None:
     where = {"part": "figure", "model": "BERT", "weights": "init", "variant": "SAN+LN", "mask": "complete"}
     for dtype in (np.float32, np.float64):
         assert line(run.table, "mu_over_norm", **where, dtype=np.dtype(dtype).name).mean[-1] < 4 * np.finfo(dtype).eps
+
+
+def test_the_table_of_mechanisms_is_whole_and_its_explanations_hold() -> None:
+    run = Run.load(HOME / "mechanisms")
+    lines = {(line.mechanism.name, line.change): line for line in lines_of(run)}
+    plain = [line for (_, change), line in lines.items() if change == AS_IT_IS]
+    assert len(plain) == len(MECHANISMS) >= 18
+    assert all(line.seeds == run.extra["size"]["seeds"] >= 3 for line in plain)
+    assert {lines[name, AS_IT_IS].order["cut"] for name in ("bert", "vit", "dinov2")} == {3}
+    assert {lines[name, AS_IT_IS].order["cut"] for name in ("gpt2", "llama", "shifted-windows")} == {1}
+    assert {lines[name, AS_IT_IS].order["cut"] for name in ("sinks", "nystrom", "mamba", "fourier")} == {0}
+    assert lines["sinks", "no sinks"].order["cut"] == 1
+    assert lines["relative-bias", "no bias"].order["cut"] == 3
+    ends = {change: lines["llama", change].ends["full"].log10 for change in (AS_IT_IS, "embeddings x 50")}
+    assert 10 ** ends[AS_IT_IS] < 0.5 < 0.9 < 10 ** ends["embeddings x 50"]
 
 
 @pytest.mark.slow

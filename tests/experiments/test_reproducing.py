@@ -16,7 +16,19 @@ from rankscope.experiments._recipe import RECIPES
 from rankscope.experiments.reproducing import reproduce, text_of, write_reproduction
 from rankscope.results.run import Run
 
-NAMES = ("dong2021-fig2", "dong2021-path-census", "wu2024-fig2")
+NAMES = (
+    "dong2021-circle",
+    "dong2021-fig2",
+    "dong2021-path-census",
+    "dong2021-paths-hull",
+    "dong2021-paths-memory",
+    "dong2021-paths-sort",
+    "long-paths",
+    "mechanisms",
+    "training-fights-collapse",
+    "width-depth",
+    "wu2024-fig2",
+)
 
 
 @pytest.fixture(scope="module")

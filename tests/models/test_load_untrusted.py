@@ -94,3 +94,34 @@ def test_architectures_naming_something_else_than_a_model_are_refused(folder: Pa
     (folder / "config.json").write_text(json.dumps(raw))
     with pytest.raises(LoadError, match="not a model class"):
         load(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"num_hidden_layers": 10**9}, "1,000,000,000 layers"),
+        ({"num_hidden_layers": 50_000, "hidden_size": 4096, "intermediate_size": 16384}, "GiB"),
+        ({"hidden_size": 2**22, "num_attention_heads": 2}, "GiB"),
+        ({"vocab_size": 2**40, "hidden_size": 4096}, "GiB"),
+        ({"hidden_size": 2**40, "num_attention_heads": 2}, "cannot be laid out|GiB"),
+    ],
+)
+@pytest.mark.parametrize("spec", ["init:{}", "{}"])
+def test_a_configuration_larger_than_memory_is_refused_with_an_estimate(
+    folder: Path, spec: str, change: dict[str, int], why: str
+) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(LoadError, match=why):
+        load(spec.format(folder))
+
+
+def test_the_count_of_many_layers_is_that_of_the_whole_network() -> None:
+    from transformers import BertConfig, BertModel
+
+    from rankscope.models.loading.affording import _counted, _parameters
+
+    config = BertConfig(
+        hidden_size=8, intermediate_size=16, num_attention_heads=2, vocab_size=11, num_hidden_layers=600
+    )
+    assert _counted(config, BertModel, 600) == _parameters(config, BertModel)

@@ -8,22 +8,19 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import json
 import os
 import signal
-import socket
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import nn
 
 from rankscope.monitor import Gauge, Reading
+from tests.forked import run_forked
 from tests.monitor.trainings import batches, bert, probe
 
 STEPS = 4
@@ -193,22 +190,6 @@ SCENARIOS: dict[str, tuple[int, Callable[[int, int, Path], dict[str, Any]]]] = {
 }
 
 
-def _rank(rank: int, world: int, port: int, name: str, folder: Path) -> None:
-    torch.set_num_threads(1)
-    if world > 1:
-        dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world)
-    found = SCENARIOS[name][1](rank, world, folder)
-    (folder / f"{rank}.json").write_text(json.dumps(found))
-    if world > 1:
-        dist.destroy_process_group()
-
-
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
-
-
 def import_everything() -> None:
     """What the ranks would each import for themselves; a forward pass, but no backward one, which starts threads."""
     for name in ("torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor"):
@@ -219,22 +200,8 @@ def import_everything() -> None:
 def main(folder: Path, names: list[str]) -> None:
     import_everything()
     for name in names or list(SCENARIOS):
-        world = SCENARIOS[name][0]
-        home = folder / name
-        home.mkdir(parents=True)
-        started = time.perf_counter()
-        context = mp.get_context("fork")
-        port = _free_port()
-        ranks = [context.Process(target=_rank, args=(rank, world, port, name, home)) for rank in range(world)]
-        for process in ranks:
-            process.start()
-        for process in ranks:
-            process.join(timeout=60)
-        codes = ["hung" if process.is_alive() else process.exitcode for process in ranks]
-        for process in ranks:
-            process.kill()
-        (home / "ended.json").write_text(json.dumps({"codes": codes, "seconds": time.perf_counter() - started}))
-        print(name, codes, f"{time.perf_counter() - started:.1f} s", flush=True)
+        world, scenario = SCENARIOS[name]
+        run_forked(world, scenario, folder / name)
 
 
 if __name__ == "__main__":

@@ -8,9 +8,9 @@ import pytest
 from rankscope.monitor.alarms import ALARMS, AlarmSpec, LayerState
 from rankscope.monitor.battery import chosen_metrics
 from rankscope.monitor.references import START_READINGS, References, random_null
-from rankscope.monitor.values import Alarm, LayerValue
 from rankscope.monitor.watching import Watch, chosen_alarms
 from rankscope.remedies import REMEDIES
+from rankscope.results.readings import Alarm, LayerValue
 
 NULL = {
     "relative_residual": 0.98,

@@ -40,5 +40,6 @@ REFERENCE = {
     "attention_entropy": entropy,
     "first_token_sink_rate": sink_rate,
     "attention_contraction": contraction,
+    "attention_contraction_bound": contraction,
     "attention_rank_one_distance": rank_one_distance,
 }

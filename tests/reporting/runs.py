@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 import rankscope
+from rankscope.results.gauge_record import Record
+from rankscope.results.readings import LOSS, Alarm, LayerValue, Reading
 from rankscope.results.rows import RowWriter
 from rankscope.results.run import Run
 from tests.results.builders import CODES, make_run, profile
@@ -100,7 +103,21 @@ def empty() -> Run:
     return make_run(table, verdict="Nothing was measured.", evidence=())
 
 
+def training() -> Record:
+    """A record of a gauge with an alarm in it, whose names attack the page."""
+
+    def reading(step: int, levels: list[float], **more: Any) -> Reading:
+        table = tuple(LayerValue("relative_residual", "block.out", None, i, v, v, v) for i, v in enumerate(levels))
+        return Reading(step, {LOSS: 3.0 - step / 1000}, table, time=1000.0 + step, seconds=0.5, **more)
+
+    words = f"Tokens collapse {SCRIPT}{OVERRIDE} {LONG_TOKEN}"
+    alarm = Alarm(f"token_collapse{SCRIPT}", "raised", 10, None, 1, words, {"value": 0.1}, "skip", ("skipinit",))
+    readings = (reading(0, [0.9, 0.8]), reading(10, [0.8, 1e-6], alarms=(alarm,)), reading(20, [0.8, float("nan")]))
+    return Record({"model": SCRIPT, "schedule": LONG_TOKEN}, readings, 1, f"run{SCRIPT}")
+
+
 EDGES: Mapping[str, object] = {
+    "training": training,
     "hostile": hostile,
     "200 layers": lambda: of_depth(200),
     "1 layer": lambda: of_depth(1, heads=1),

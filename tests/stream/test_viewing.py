@@ -59,3 +59,16 @@ def test_running_aside_disturbs_nothing() -> None:
     assert torch.equal(torch.rand(1), expected)
     assert model.training
     assert not model.blocks[1].training
+
+
+def test_a_block_sparse_model_stays_block_sparse() -> None:
+    from transformers import BigBirdConfig, BigBirdModel
+
+    import rankscope as rs
+
+    shape = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 16, "num_hidden_layers": 2}
+    sparse = {"attention_type": "block_sparse", "block_size": 4, "num_random_blocks": 1}
+    model = BigBirdModel(BigBirdConfig(vocab_size=100, max_position_embeddings=64, **shape, **sparse)).eval()
+    rs.measure(model, ids(2, 64), metrics=["relative_residual"])
+    assert model.attention_type == "block_sparse"
+    assert {block.attention.attention_type for block in model.encoder.layer} == {"block_sparse"}

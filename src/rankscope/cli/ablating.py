@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from rankscope.cli import parameters
+from rankscope.cli import parameters, processes, streaming
+from rankscope.cli.interrupting import keeping
 from rankscope.cli.showing import show_run, wants_progress
 from rankscope.cli.words import split_names
 
@@ -42,6 +43,10 @@ def ablate_command(
     dtype: parameters.Dtype = None,
     seed: parameters.Seed = 0,
     blocks: parameters.Blocks = None,
+    stream: streaming.Stream = False,
+    memory: streaming.Memory = None,
+    work: streaming.Work = None,
+    parallel: processes.Parallel = None,
     figure: parameters.Figure = None,
     as_json: parameters.AsJson = False,
     out: parameters.Out = None,
@@ -51,23 +56,30 @@ def ablate_command(
     """Which component prevents collapse? Attention alone, with norms, skips, MLPs, and the whole, side by side."""
     import rankscope
 
-    run = rankscope.ablate(
-        spec,
-        text,
-        variants=split_names(variants),
-        masks=split_expressions(masks),
-        metrics=split_names(metrics),
-        weights=weights.value,
-        sequences=sequences,
-        tokens=tokens,
-        batch=batch,
-        tokens_policy=tokens_policy.value,
-        random_tokens=random_tokens,
-        dtype=dtype,
-        seed=seed,
-        blocks=blocks,
-        progress=wants_progress(quiet=quiet, no_progress=no_progress),
-    )
+    with keeping(out):
+        run = rankscope.ablate(
+            spec,
+            text,
+            variants=split_names(variants),
+            masks=split_expressions(masks),
+            metrics=split_names(metrics),
+            weights=weights.value,
+            sequences=sequences,
+            tokens=tokens,
+            batch=batch,
+            tokens_policy=tokens_policy.value,
+            random_tokens=random_tokens,
+            dtype=dtype,
+            seed=seed,
+            blocks=blocks,
+            stream=stream,
+            memory=memory,
+            work=streaming.work_of(stream, work, out),
+            parallel=processes.way(parallel),
+            progress=wants_progress(quiet=quiet, no_progress=no_progress),
+        )
+    if not processes.is_first():
+        return
     show_run(run, as_json=as_json, quiet=quiet, out=out, figure=figure)
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from rankscope.cli import parameters
+from rankscope.cli import parameters, streaming
 from rankscope.cli.showing import show_run, wants_progress
 from rankscope.cli.words import split_names
 
@@ -30,6 +30,9 @@ def bound_command(
     dtype: parameters.Dtype = None,
     seed: parameters.Seed = 0,
     blocks: parameters.Blocks = None,
+    stream: streaming.Stream = False,
+    memory: streaming.Memory = None,
+    work: streaming.Work = None,
     figure: parameters.Figure = None,
     as_json: parameters.AsJson = False,
     out: parameters.Out = None,
@@ -52,6 +55,9 @@ def bound_command(
         dtype=dtype,
         seed=seed,
         blocks=blocks,
+        stream=stream,
+        memory=memory,
+        work=streaming.work_of(stream, work, out),
         progress=wants_progress(quiet=quiet, no_progress=no_progress),
     )
     show_run(run, as_json=as_json, quiet=quiet, out=out, figure=figure)

@@ -26,6 +26,7 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
     "wandb": ("wandb",),
     "mlflow": ("mlflow",),
     "trackio": ("trackio",),
+    "sweep": ("ray", "pydantic", "pyyaml", "duckdb"),
 }
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rankscope.cli import parameters
+from rankscope.cli import parameters, streaming
 from rankscope.cli.showing import show_run, wants_progress
 
 
@@ -47,6 +47,9 @@ def exact_command(
     tokens_policy: parameters.Policy = parameters.TokensPolicy.content,
     seed: parameters.Seed = 0,
     blocks: parameters.Blocks = None,
+    stream: streaming.Stream = False,
+    memory: streaming.Memory = None,
+    work: streaming.Work = None,
     figure: parameters.Figure = None,
     as_json: parameters.AsJson = False,
     out: parameters.Out = None,
@@ -70,6 +73,9 @@ def exact_command(
         random_tokens=random_tokens,
         seed=seed,
         blocks=blocks,
+        stream=stream,
+        memory=memory,
+        work=streaming.work_of(stream, work, out),
         progress=wants_progress(quiet=quiet, no_progress=no_progress),
     )
     show_run(run, as_json=as_json, quiet=quiet, out=out, figure=figure)

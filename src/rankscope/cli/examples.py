@@ -9,6 +9,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "measure init:tiny-bert",
         "measure init:tiny-gpt2 --sequences 4 --tokens 32 --tokens-policy no-first --out run",
         "measure init:tiny-bert --metrics relative_residual,stable_rank --sites block.out,attention.out --json",
+        "measure init:tiny-llama --random-tokens --tokens 512 --sequences 1 --attention blockwise",
     ),
     "ablate": (
         "ablate init:tiny-bert --sequences 4 --tokens 32",
@@ -38,6 +39,11 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "reproduce": (
         "reproduce --list",
         "reproduce dong2021-path-census --small --out census",
+        "reproduce mechanisms --small --only fourier",
+    ),
+    "rerun": (
+        "measure init:tiny-bert --sequences 2 --tokens 16 --quiet --out run",
+        "rerun run",
     ),
     "report": (
         "measure init:tiny-bert --sequences 2 --tokens 16 --quiet --out run",
@@ -49,12 +55,29 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "compare run_a run_b --metrics relative_residual",
     ),
     "play": ("play --set skip_gain=0 --set depth=6 --set tokens=16 --write picture.html",),
+    "sweep": (
+        "sweep example --out plan.yaml",
+        "sweep plan.yaml --serial",
+        "sweep status plan",
+        "sweep atlas plan --out atlas.html",
+    ),
+    "query": (
+        "sweep example --out plan.yaml",
+        "sweep plan.yaml --serial --quiet",
+        "query plan 'SELECT model, variant, avg(value) AS residual FROM rows GROUP BY ALL ORDER BY ALL'",
+    ),
     "doctor": ("doctor init:tiny-bert", "doctor init:tiny-llama --quiet"),
     "ls": ("ls metrics", "ls presets --json"),
     "env": ("env",),
     "selftest": ("selftest",),
 }
 """By command, without the name of the program; where one needs a saved run, the line that saves it comes first."""
+
+UNDER_TORCHRUN: Mapping[str, str] = {
+    "measure": "torchrun --nproc-per-node 2 -m rankscope measure init:tiny-llama --tokens 16 --batch 2",
+    "ablate": "torchrun --nproc-per-node 2 -m rankscope ablate init:tiny-llama --tokens 16 --batch 2",
+}
+"""Commands that several processes share, as one starts them."""
 
 
 def epilog(command: str) -> str | None:
@@ -65,7 +88,10 @@ def epilog(command: str) -> str | None:
         ['Examples:', '  rankscope env']
     """
     lines = EXAMPLES.get(command)
-    return None if lines is None else "\n".join(["\b", "Examples:", *(f"  rankscope {line}" for line in lines)])
+    if lines is None:
+        return None
+    launched = [f"  {UNDER_TORCHRUN[command]}"] if command in UNDER_TORCHRUN else []
+    return "\n".join(["\b", "Examples:", *(f"  rankscope {line}" for line in lines), *launched])
 
 
 def question(text: str | None) -> str | None:

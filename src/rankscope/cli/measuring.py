@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from rankscope.cli import parameters
+from rankscope.cli import parameters, processes, streaming
+from rankscope.cli.interrupting import keeping
 from rankscope.cli.showing import fail_where, show_run, wants_progress
 from rankscope.cli.words import split_names
 
@@ -29,6 +30,14 @@ def measure_command(
         typer.Option("--similarity", help="Keep the cosines between tokens of the first sequence, for the report."),
     ] = False,
     blocks: parameters.Blocks = None,
+    attention: Annotated[
+        str | None,
+        typer.Option(
+            "--attention",
+            metavar="HOW",
+            help="dense, blockwise or blockwise:WALKS; by default by the memory probabilities would take.",
+        ),
+    ] = None,
     fail_if: Annotated[
         list[str] | None,
         typer.Option(
@@ -37,6 +46,10 @@ def measure_command(
             help="Exit with 1 if it holds, e.g. 'relative_residual@block.out < 1e-3'; repeat it.",
         ),
     ] = None,
+    parallel: processes.Parallel = None,
+    stream: streaming.Stream = False,
+    memory: streaming.Memory = None,
+    work: streaming.Work = None,
     figure: parameters.Figure = None,
     as_json: parameters.AsJson = False,
     out: parameters.Out = None,
@@ -48,22 +61,30 @@ def measure_command(
     from rankscope.results.conditions import parse_condition
 
     conditions = [parse_condition(words) for words in fail_if or ()]
-    run = rankscope.measure(
-        spec,
-        text,
-        metrics=split_names(metrics),
-        sites=split_names(sites),
-        sequences=sequences,
-        tokens=tokens,
-        batch=batch,
-        tokens_policy=tokens_policy.value,
-        random_tokens=random_tokens,
-        dtype=dtype,
-        seed=seed,
-        null=null,
-        similarity=similarity,
-        blocks=blocks,
-        progress=wants_progress(quiet=quiet, no_progress=no_progress),
-    )
+    with keeping(out):
+        run = rankscope.measure(
+            spec,
+            text,
+            metrics=split_names(metrics),
+            sites=split_names(sites),
+            sequences=sequences,
+            tokens=tokens,
+            batch=batch,
+            tokens_policy=tokens_policy.value,
+            random_tokens=random_tokens,
+            dtype=dtype,
+            seed=seed,
+            null=null,
+            similarity=similarity,
+            blocks=blocks,
+            attention=attention,
+            parallel=processes.way(parallel),
+            stream=stream,
+            memory=memory,
+            work=streaming.work_of(stream, work, out),
+            progress=wants_progress(quiet=quiet, no_progress=no_progress),
+        )
+    if not processes.is_first():
+        return
     show_run(run, as_json=as_json, quiet=quiet, out=out, figure=figure)
     fail_where(run, conditions)

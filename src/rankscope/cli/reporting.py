@@ -10,7 +10,7 @@ import typer
 from rankscope.cli.streams import remarks_console
 
 Runs = Annotated[
-    list[Path], typer.Argument(metavar="RUN", help="Folders written with --out, of any verb, one or several.")
+    list[Path], typer.Argument(metavar="RUN", help="Folders written with --out or by a gauge, one or several.")
 ]
 Page = Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The HTML file to write.")]
 

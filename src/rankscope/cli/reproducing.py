@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from rankscope.cli import parameters
+from rankscope.cli.interrupting import keeping
 from rankscope.cli.showing import wants_progress
 from rankscope.cli.streams import print_json, remarks_console, results_console
 
@@ -23,6 +24,9 @@ def reproduce_command(
     albert: Annotated[str | None, typer.Option("--albert", metavar="SPEC", help="The original ALBERT.")] = None,
     xlnet: Annotated[str | None, typer.Option("--xlnet", metavar="SPEC", help="The original XLNet.")] = None,
     text: parameters.Text = None,
+    only: Annotated[
+        list[str] | None, typer.Option("--only", metavar="ROW", help="One row of a table; may be given several times.")
+    ] = None,
     saved: Annotated[
         Path | None,
         typer.Option(
@@ -35,6 +39,10 @@ def reproduce_command(
     ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="Write data, figures (PNG, SVG) and text here.")
+    ] = None,
+    keep: Annotated[
+        Path | None,
+        typer.Option("--keep", metavar="DIR", file_okay=False, help="Keep finished parts here, and go on from them."),
     ] = None,
     as_json: parameters.AsJson = False,
     quiet: parameters.Quiet = False,
@@ -54,14 +62,17 @@ def reproduce_command(
         raise typer.BadParameter("Name a figure, or pass --list to see which there are.", param_hint="NAME")
     else:
         given = {"bert": bert, "albert": albert, "xlnet": xlnet}
-        run = reproduce(
-            name,
-            small=small,
-            seeds=seeds,
-            checkpoints={key: spec for key, spec in given.items() if spec is not None},
-            text=text,
-            progress=wants_progress(quiet=quiet, no_progress=no_progress),
-        )
+        with keeping(otherwise=lambda: _so_far(keep)):
+            run = reproduce(
+                name,
+                small=small,
+                seeds=seeds,
+                checkpoints={key: spec for key, spec in given.items() if spec is not None},
+                text=text,
+                progress=wants_progress(quiet=quiet, no_progress=no_progress),
+                keep=keep,
+                only=only or (),
+            )
     written = [] if out is None else write_reproduction(run, out)
     if as_json:
         print_json(run.to_json())
@@ -71,6 +82,13 @@ def reproduce_command(
         typer.echo(text_of(run), nl=False)
     if written and not quiet:
         remarks_console().print(f"written: {', '.join(path.name for path in written)} in {out}", markup=False)
+
+
+def _so_far(keep: Path | None) -> str:
+    if keep is None:
+        return "Nothing was written: pass --keep DIR, and a long reproduction goes on where it was stopped."
+    parts = len(list(keep.glob("*.json"))) if keep.is_dir() else 0
+    return f"{parts} finished parts are kept in {keep}. The same command goes on from them."
 
 
 def _list(*, as_json: bool) -> None:

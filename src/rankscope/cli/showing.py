@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from rankscope._errors import InputError
+from rankscope._errors import InputError, ResultError
 from rankscope.cli.streams import print_json, remarks_console, results_console
 
 if TYPE_CHECKING:
@@ -28,10 +28,9 @@ def wants_progress(*, quiet: bool, no_progress: bool) -> bool:
 
 
 def show_run(run: Run, *, as_json: bool, quiet: bool, out: Path | None, figure: Path | None = None) -> None:
-    """Save the run if asked, print it, and draw it last, so that a figure that fails costs nothing but itself."""
+    """Save the run if asked, print it, and draw it last: a save or a figure that fails costs nothing but itself."""
     remarks = remarks_console()
-    if out is not None:
-        run.save(out)
+    unsaved = None if out is None else _saved(run, out)
     if as_json:
         print_json(run.to_json())
         if not quiet:
@@ -43,10 +42,21 @@ def show_run(run: Run, *, as_json: bool, quiet: bool, out: Path | None, figure: 
         from rankscope.reporting.terminal import print_run
 
         print_run(run, results_console())
+    if unsaved is not None:
+        raise unsaved
     if out is not None and not quiet:
         remarks.print(f"saved in {out}", markup=False)
     if figure is not None:
         save_figure(run.plot(), figure)
+
+
+def _saved(run: Run, out: Path) -> ResultError | None:
+    """Why the run could not be saved; None where it was."""
+    try:
+        run.save(out)
+    except ResultError as error:
+        return error
+    return None
 
 
 def save_figure(drawn: Figure, place: Path) -> None:

@@ -29,5 +29,8 @@ def remarks_console() -> Console:
 
 
 def print_json(answer: dict[str, Any]) -> None:
-    """Exactly one JSON object on stdout, without bare NaN."""
-    sys.stdout.write(json.dumps(answer, ensure_ascii=False, allow_nan=False) + "\n")
+    """Exactly one JSON object on stdout, without bare NaN and half characters, in letters that stdout can take."""
+    text = json.dumps(answer, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace").decode("utf-8")
+    if (sys.stdout.encoding or "utf-8").lower().replace("-", "") != "utf8":
+        text = json.dumps(json.loads(text))
+    sys.stdout.write(text + "\n")

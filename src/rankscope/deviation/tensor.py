@@ -97,6 +97,8 @@ class Deviation(Tensor):
 
     def overwritten(self, new: Deviation | Tensor, operation: Any) -> Deviation:
         """Take over the parts of ``new``, as an operation in place does, and so do the tensors this is a view of."""
+        if new.shape != self.shape:
+            refuse(operation, f"it turns a tensor of shape {tuple(self.shape)} into one of {tuple(new.shape)} in place")
         parts = new if isinstance(new, Deviation) else Deviation(new, (), self.shape)
         source = None if self.source is None else self.source()
         if source is not None:

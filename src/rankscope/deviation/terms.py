@@ -69,6 +69,21 @@ def gathered(terms: Sequence[Term]) -> tuple[Term, ...]:
     return tuple(kept)
 
 
+def common_parts(base: Tensor, terms: Sequence[Term]) -> tuple[Tensor, list[Term]]:
+    """Terms that are the same for all rows the base is the same for, added to it: as common as it, they need no scale.
+
+    A term that varies along one more axis before the last stays: window means of a sequence cut into windows differ
+    between tokens, although each is the same for all rows of its window.
+    """
+    kept = []
+    for term in terms:
+        if broadcast(base.shape[:-1], term.values.shape[:-1]) == base.shape[:-1]:
+            base = base + scaled(term.log_scale, term.values)
+        else:
+            kept.append(term)
+    return base, kept
+
+
 def _fits(small: Term, large: Term) -> bool:
     """Whether adding the one to the other leaves the shape of the other."""
     return broadcast(small.values.shape, large.values.shape) == large.values.shape

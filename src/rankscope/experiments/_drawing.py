@@ -33,9 +33,15 @@ class Style:
 
 
 def figure_with_head(
-    rows: int, columns: int, title: str, subtitle: str, *, panel: tuple[float, float] = PANEL_INCHES
+    rows: int,
+    columns: int,
+    title: str,
+    subtitle: str,
+    *,
+    panel: tuple[float, float] = PANEL_INCHES,
+    legend_rows: int = 1,
 ) -> tuple[Figure, list[list[Axes]]]:
-    """A grid of panels under a title and one line of explanation, with room for a legend below.
+    """A grid of panels under a title and one line of explanation, with room for a legend of so many rows below.
 
     Raises:
         MissingExtraError: without matplotlib.
@@ -47,7 +53,7 @@ def figure_with_head(
         raise MissingExtraError("reproduce", "matplotlib", "plot") from error
     width = max(panel[0] * columns, 6.4)
     words = textwrap.wrap(subtitle, int(width * 14))
-    head, foot = 0.42 + 0.16 * len(words), 0.34
+    head, foot = 0.42 + 0.16 * len(words), 0.16 + 0.18 * legend_rows
     height = panel[1] * rows + head + foot
     with rc_context(TYPE):
         figure = Figure(figsize=(width, height))
@@ -143,8 +149,8 @@ def plain_axes(axes: Axes) -> None:
     axes.tick_params(colors=INK, labelsize=8)
 
 
-def legend_below(figure: Figure, styles: Sequence[Style], *, printed: str | None = None) -> None:
-    """One legend for all panels."""
+def legend_below(figure: Figure, styles: Sequence[Style], *, printed: str | None = None, rows: int = 1) -> None:
+    """One legend for all panels, in so many rows."""
     from matplotlib.lines import Line2D
 
     handles = [
@@ -158,7 +164,7 @@ def legend_below(figure: Figure, styles: Sequence[Style], *, printed: str | None
     figure.legend(
         handles=handles,
         loc="lower center",
-        ncols=len(handles),
+        ncols=-(-len(handles) // rows),
         frameon=False,
         fontsize=8,
         labelcolor=INK,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rankscope._citations import Cite
-from rankscope._errors import InputError
+from rankscope._errors import InputError, UnknownNameError
 from rankscope._registry import Registry
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ class Settings:
         checkpoints: folders (or hub names) of the original weights, by the recipe's name for them.
         text: a text file to read instead of the built-in sample.
         progress: show a progress bar.
+        keep: a folder for finished parts, from which an interrupted run goes on; None to keep none.
+        only: names of the rows wanted, where the recipe is a table; none for all of them.
     """
 
     small: bool = False
@@ -34,6 +36,8 @@ class Settings:
     checkpoints: Mapping[str, str] = field(default_factory=dict)
     text: Path | None = None
     progress: bool = False
+    keep: Path | None = None
+    only: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,7 @@ class Recipe:
         conclude: one sentence, kept as the run's verdict.
         checkpoints: names of the original weights that can be given.
         minutes: roughly, at full size on two cores.
+        rows: names of the rows that can be asked for alone, where it is a table.
     """
 
     name: str
@@ -65,6 +70,7 @@ class Recipe:
     conclude: Callable[[Run], str]
     checkpoints: tuple[str, ...] = ()
     minutes: float = 0.1
+    rows: tuple[str, ...] = ()
 
     def facts(self) -> dict[str, object]:
         """What a listing says of it, in plain JSON types."""
@@ -85,12 +91,18 @@ def checked(recipe: Recipe, settings: Settings) -> Settings:
     """The settings, if the recipe can follow them.
 
     Raises:
-        InputError: weights it does not know, or no seed at all.
+        InputError: weights it does not know, no seed at all, or a row of what is no table.
+        UnknownNameError: a row it does not have.
     """
     unknown = sorted(set(settings.checkpoints) - set(recipe.checkpoints))
     if unknown:
         known = ", ".join(recipe.checkpoints) or "none"
         raise InputError(f"{recipe.name} reads no weights named {', '.join(unknown)}; it reads {known}.")
+    for name in settings.only:
+        if not recipe.rows:
+            raise InputError(f"{recipe.name} is no table, so it has no row {name!r} to be made alone. Leave it out.")
+        if name not in recipe.rows:
+            raise UnknownNameError("row", name, recipe.rows)
     if settings.seeds is not None and settings.seeds < 1:
         raise InputError(f"seeds={settings.seeds}: expected at least 1.")
     return settings

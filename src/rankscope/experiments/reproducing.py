@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from rankscope.experiments._recipe import RECIPES, Recipe, Settings, checked
 from rankscope.results.run import Run
+from rankscope.results.storage import write_page
 
 FIGURE_INCHES_TO_DOTS = 150
 TEXT = "text.md"
@@ -22,6 +23,8 @@ def reproduce(
     checkpoints: Mapping[str, str] | None = None,
     text: str | os.PathLike[str] | None = None,
     progress: bool = False,
+    keep: str | os.PathLike[str] | None = None,
+    only: Sequence[str] = (),
 ) -> Run:
     """Measure a published figure again.
 
@@ -32,6 +35,8 @@ def reproduce(
         checkpoints: folders of the original weights, where the recipe can use them.
         text: a text file to read instead of the built-in sample.
         progress: show a progress bar.
+        keep: a folder for finished parts, where the recipe is long: an interrupted run goes on from them.
+        only: names of the rows wanted, where the recipe is a table.
 
     Returns:
         Every value behind the figure; :func:`write_reproduction` draws and describes it.
@@ -47,7 +52,15 @@ def reproduce(
     """
     recipe = RECIPES[name]
     folder = None if text is None else Path(text)
-    settings = Settings(small=small, seeds=seeds, checkpoints=dict(checkpoints or {}), text=folder, progress=progress)
+    settings = Settings(
+        small=small,
+        seeds=seeds,
+        checkpoints=dict(checkpoints or {}),
+        text=folder,
+        progress=progress,
+        keep=None if keep is None else Path(keep),
+        only=tuple(only),
+    )
     run = recipe.measure(checked(recipe, settings))
     return replace(run, verdict=recipe.conclude(run))
 
@@ -88,5 +101,5 @@ def write_reproduction(run: Run, folder: str | os.PathLike[str]) -> list[Path]:
                 figure.savefig(path, **options)
                 written.append(path)
     path = home / TEXT
-    path.write_text(text_of(run), encoding="utf-8")
+    write_page(path, text_of(run))
     return [*written, path]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -11,24 +10,15 @@ from torch import Tensor
 
 from rankscope._errors import InputError
 from rankscope.linalg import centring
+from rankscope.linalg.attention_view import AttentionSums, AttentionView
 from rankscope.linalg.tokens import Tokens
 
 
-@dataclass(frozen=True)
-class AttentionSums:
-    """In units of ``rows.scale``: per row of P its mass and the sum of p log p, and sums of squares of P and of CP."""
-
-    mass: Float[Tensor, "matrices query"]
-    p_log_p: Float[Tensor, "matrices query"]
-    energy: Float[Tensor, " matrices"]
-    centred_energy: Float[Tensor, " matrices"]
-
-
-class AttentionMatrix:
+class AttentionMatrix(AttentionView):
     """Attention probabilities P of shape ``(*batch, heads, query, key)``, one matrix per head and sequence.
 
-    Reductions are in float64, on the device of ``probs``, taken piece by piece on first use and kept. They have one
-    leading ``matrices`` axis: the batch axes and the heads, flattened.
+    Reductions are in float64, on the device of ``probs``, taken piece by piece on first use and kept; sums are in units
+    of ``rows.scale``.
 
     Args:
         probs: probabilities as the softmax gave them, any floating dtype.
@@ -107,14 +97,25 @@ class AttentionMatrix:
         return self.rows.count
 
     @property
-    def finite(self) -> Bool[Tensor, " matrices"]:
-        """Whether every probability that counts is a finite number."""
-        return torch.isfinite(self.sums.energy)
+    def fewest(self) -> int:
+        """A number of rows that every matrix has at least."""
+        return self.rows.fewest
+
+    @cached_property
+    def largest_centred_singular_value(self) -> Float[Tensor, " matrices"]:
+        """Largest singular value of CP; NaN for P = 0."""
+        largest = self.rows.centred_singular_values[:, 0] * self.rows.scale
+        return largest.masked_fill(~(self.rows.energies.row.sum(-1) > 0), torch.nan)
 
     @property
-    def relative_deviation(self) -> Float[Tensor, " matrices"]:
-        r""":math:`\|CP\|_F / \|P\|_F`, against which the float floor is held."""
-        return (self.sums.centred_energy / self.sums.energy).sqrt()
+    def centred_singular_value_bound(self) -> Float[Tensor, " matrices"]:
+        """The value itself."""
+        return self.largest_centred_singular_value
+
+    @property
+    def is_spectrum_estimated(self) -> Bool[Tensor, " matrices"]:
+        """Nowhere: every singular value is computed."""
+        return torch.zeros(self.rows.sequences, dtype=torch.bool, device=self.rows.device)
 
     def _fitting(self, support: Tensor, probs: Tensor) -> Tensor:
         padded = (1,) * (probs.ndim - support.ndim) + tuple(support.shape)

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from rankscope.linalg import spectrum
 from rankscope.linalg.precision import is_wide
+from rankscope.linalg.triangular_factor import chunks, is_tall, triangular_factor
 
 if TYPE_CHECKING:
     from rankscope.linalg.tokens import Tokens
@@ -64,11 +65,18 @@ def singular_values(tokens: Tokens, *, centred: bool) -> Float[Tensor, "sequence
     if is_wide(tokens.dtype):
         lost = spectrum.is_lost_in_gram(found, rank) & tokens.finite
         for i in lost.nonzero().flatten().tolist():
-            group, rows = slice(i, i + 1), slice(None)
-            matrix = tokens.centred_piece(group, rows) if centred else tokens.piece(group, rows)
-            values = spectrum.direct_singular_values(matrix[0], otherwise=found[i])
+            group = slice(i, i + 1)
+            values = spectrum.direct_singular_values(_same_spectrum(tokens, group, centred=centred), otherwise=found[i])
             found[group] = spectrum.without_structural_zeros(values.unsqueeze(0), rank[group])
     return found
+
+
+def _same_spectrum(tokens: Tokens, group: slice, *, centred: bool) -> Tensor:
+    """X or CX of one sequence; of a long one its triangular factor, which has the same singular values."""
+    read = tokens.centred_piece if centred else tokens.piece
+    if not is_tall(tokens.tokens, tokens.dim):
+        return read(group, slice(None))[0]
+    return triangular_factor(read(group, rows)[0] for rows in chunks(tokens.tokens, tokens.dim))
 
 
 def gram_blocks(tokens: Tokens) -> Iterator[GramBlock]:

@@ -123,15 +123,16 @@ def column_median_deviation(tokens: Tokens) -> Float[Tensor, "sequences dim"]:
     middle = ((tokens.count - 1) / 2).floor().clamp_min(0.0).long()
     found = tokens.zeros(tokens.dim)
     for group in tokens.groups():
-        X = tokens.piece(group, slice(None))
         drop = tokens.dropped(group, slice(None))
-        if drop is None:
-            median = X.median(-2, keepdim=True).values
-        else:
-            ordered = X.masked_fill(drop, torch.inf).sort(-2).values
-            median = ordered.gather(-2, middle[group, None, None].expand(-1, 1, tokens.dim))
-        distance = (X - median).abs_()
-        found[group] = (distance if drop is None else distance.masked_fill_(drop, 0.0)).sum(-2)
+        for channels in tokens.slabs(group):
+            X = tokens.slab(group, channels)
+            if drop is None:
+                median = X.median(-2, keepdim=True).values
+            else:
+                ordered = X.masked_fill(drop, torch.inf).sort(-2).values
+                median = ordered.gather(-2, middle[group, None, None].expand(-1, 1, X.shape[-1]))
+            distance = (X - median).abs_()
+            found[group, channels] = (distance if drop is None else distance.masked_fill_(drop, 0.0)).sum(-2)
     return found
 
 

@@ -13,6 +13,8 @@ from rankscope._errors import InputError
 from rankscope.linalg import centring, grams, reductions, tiles
 from rankscope.linalg.precision import float64_home, is_wide, power_of_two_below
 
+_SLAB_ENTRIES = 1 << 21
+
 
 class Tokens:
     """Tokens ``x`` of shape ``(*batch, tokens, dim)``, seen as one matrix X per sequence.
@@ -167,6 +169,18 @@ class Tokens:
         """The same piece of CX."""
         X = self.piece(group, rows, room)
         return centring.centre_(X, self._norm_sums.mean.of(group), self.kept_bits(group, rows))
+
+    def slabs(self, group: slice) -> Iterator[slice]:
+        """The channels, a few at a time, of all tokens of a group: for what needs whole columns."""
+        width = max(1, _SLAB_ENTRIES // max(1, (group.stop - group.start) * self.tokens))
+        return (slice(start, min(self.dim, start + width)) for start in range(0, self.dim, width))
+
+    def slab(self, group: slice, channels: slice) -> Tensor:
+        """A few channels of X in float64 and in units of the scale, zero where tokens are dropped."""
+        x = self._x[group, :, channels]
+        X = torch.empty(x.shape, dtype=torch.float64, device=self.device).copy_(x)
+        centring.clear_(X, self.kept_bits(group, slice(None)))
+        return X.div_(self.scale[group, None, None]) if is_wide(self.dtype) else X
 
     def entries(self, channel: Int[Tensor, "sequences tokens"]) -> Float[Tensor, "sequences tokens"]:
         """One entry of each token, dropped tokens too, in the units of ``x``."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rankscope._errors import InputError
 from rankscope._types import Status
-from rankscope.linalg.attention import AttentionMatrix
+from rankscope.linalg.attention_view import AttentionView
 from rankscope.linalg.tokens import Tokens
 from rankscope.metrics._spec import MetricSpec
 
@@ -23,7 +23,7 @@ class Reading:
     """Values of several metrics, on the device they were taken on; moving them to the host is the caller's choice.
 
     Attributes:
-        values: float64; NaN unless the status is ``OK`` or ``FLOOR``.
+        values: float64; NaN unless the status is ``OK``, ``FLOOR`` or ``ESTIMATE``.
         statuses: index of each value's status in ``list(Status)``.
     """
 
@@ -31,7 +31,7 @@ class Reading:
     statuses: Int[Tensor, metrics * batch]
 
 
-def evaluate(specs: Sequence[MetricSpec], view: Tokens | AttentionMatrix, floor: float) -> Reading:
+def evaluate(specs: Sequence[MetricSpec], view: Tokens | AttentionView, floor: float) -> Reading:
     """Take every metric of ``specs`` from one view, sharing its reductions.
 
     Args:
@@ -56,11 +56,11 @@ def evaluate(specs: Sequence[MetricSpec], view: Tokens | AttentionMatrix, floor:
         return Reading(empty, empty.to(torch.int8))
     values = torch.stack([spec.function(view) for spec in specs])  # type: ignore[arg-type]
     statuses = _statuses(specs, values, view, floor)
-    worth = (statuses == _CODE[Status.OK]) | (statuses == _CODE[Status.FLOOR])
-    return Reading(values.masked_fill_(~worth, torch.nan), statuses)
+    lost = (statuses == _CODE[Status.UNDEFINED]) | (statuses == _CODE[Status.NOT_FINITE])
+    return Reading(values.masked_fill_(lost, torch.nan), statuses)
 
 
-def _statuses(specs: Sequence[MetricSpec], values: Tensor, view: Tokens | AttentionMatrix, floor: float) -> Tensor:
+def _statuses(specs: Sequence[MetricSpec], values: Tensor, view: Tokens | AttentionView, floor: float) -> Tensor:
     """All statuses at once: on an accelerator each small step costs as much as a large one."""
 
     def declared(facts: list[bool]) -> Tensor:
@@ -75,6 +75,11 @@ def _statuses(specs: Sequence[MetricSpec], values: Tensor, view: Tokens | Attent
     # Rounding is relative to X, so a singular value of CX drowns in it earlier by the ratio of the two.
     at_floor |= floors_itself & (values * torch.where(reads_deviation, deviation, 1.0) <= floor)
     statuses = torch.full_like(values, _CODE[Status.OK], dtype=torch.int8)
+    if isinstance(view, AttentionView) and any(spec.needs == "spectrum" for spec in specs):
+        estimated = view.is_spectrum_estimated.reshape(view.batch_shape)
+        statuses.masked_fill_(
+            declared([spec.needs == "spectrum" for spec in specs]) & estimated, _CODE[Status.ESTIMATE]
+        )
     statuses.masked_fill_(at_floor, _CODE[Status.FLOOR])
     statuses.masked_fill_(torch.isnan(values), _CODE[Status.UNDEFINED])
     return statuses.masked_fill_(~finite | torch.isinf(values), _CODE[Status.NOT_FINITE])

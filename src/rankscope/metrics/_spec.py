@@ -15,6 +15,7 @@ from torch import Tensor
 from rankscope._citations import Cite
 from rankscope._registry import Registry
 from rankscope.linalg.attention import AttentionMatrix
+from rankscope.linalg.attention_view import AttentionView
 from rankscope.linalg.tokens import Tokens
 
 Side = Literal["tokens", "attention"]
@@ -77,7 +78,7 @@ class MetricSpec:
     least_count: int
     cites: tuple[Cite, ...]
     summary: str
-    function: Callable[[Tokens | Tensor], Tensor] | Callable[[AttentionMatrix | Tensor], Tensor]
+    function: Callable[[Tokens | Tensor], Tensor] | Callable[[AttentionView | Tensor], Tensor]
 
 
 METRICS: Registry[MetricSpec] = Registry("metric", "rankscope.metrics")
@@ -120,14 +121,14 @@ def attention_metric(
     reads_deviation: bool = False,
     least_count: int = 1,
     cites: tuple[Cite, ...],
-) -> Callable[[Callable[[AttentionMatrix], Tensor]], Callable[[AttentionMatrix | Tensor], Tensor]]:
-    """Register a function of :class:`AttentionMatrix`; the result also takes ``(*batch, heads, query, key)``."""
+) -> Callable[[Callable[[AttentionView], Tensor]], Callable[[AttentionView | Tensor], Tensor]]:
+    """Register a function of :class:`AttentionView`; the result also takes ``(*batch, heads, query, key)``."""
 
-    def register(compute: Callable[[AttentionMatrix], Tensor]) -> Callable[[AttentionMatrix | Tensor], Tensor]:
+    def register(compute: Callable[[AttentionView], Tensor]) -> Callable[[AttentionView | Tensor], Tensor]:
         @wraps(compute)
-        def measured(probs: AttentionMatrix | Tensor) -> Tensor:
-            view = probs if isinstance(probs, AttentionMatrix) else AttentionMatrix(probs)
-            return _where_defined(compute(view), view.rows, least_count).reshape(view.batch_shape)
+        def measured(probs: AttentionView | Tensor) -> Tensor:
+            view = probs if isinstance(probs, AttentionView) else AttentionMatrix(probs)
+            return _where_defined(compute(view), view, least_count).reshape(view.batch_shape)
 
         facts = (symbol, range, at_collapse, invariant_to, needs, reads_deviation, False, least_count, cites)
         METRICS.add(compute.__name__, MetricSpec(compute.__name__, "attention", *facts, _summary(compute), measured))
@@ -136,7 +137,7 @@ def attention_metric(
     return register
 
 
-def _where_defined(value: Tensor, view: Tokens, least_count: int) -> Tensor:
+def _where_defined(value: Tensor, view: Tokens | AttentionView, least_count: int) -> Tensor:
     if view.fewest >= least_count:
         return value
     return torch.where(view.count >= least_count, value, math.nan)

@@ -7,7 +7,7 @@ import math
 from torch import Tensor
 
 from rankscope._citations import Cite
-from rankscope.linalg.attention import AttentionMatrix
+from rankscope.linalg.attention_view import AttentionView
 from rankscope.metrics._spec import CHANNEL_ORDER, TOKEN_ORDER, attention_metric
 
 
@@ -21,10 +21,11 @@ from rankscope.metrics._spec import CHANNEL_ORDER, TOKEN_ORDER, attention_metric
     least_count=2,
     cites=(Cite("wu2024role"),),
 )
-def attention_contraction(attention: AttentionMatrix) -> Tensor:
+def attention_contraction(attention: AttentionView) -> Tensor:
     r"""Largest singular value of the centred attention matrix, :math:`s_1(CP)`, C centring over query rows.
 
-    **Exact.** For rows that sum to one CP = CPC, so that :math:`\|CPX\|_F \le s_1(CP)\|CX\|_F` for every X, with
+    **Exact**, or a lower estimate with that status where the matrix is too long to be iterated upon to convergence. For
+    rows that sum to one CP = CPC, so that :math:`\|CPX\|_F \le s_1(CP)\|CX\|_F` for every X, with
     equality for some: the worst case over tokens of one mixing. 0 when all rows are equal (every X collapses at once),
     1 for the identity; above 1, up to :math:`\sqrt n`, attention may even spread tokens apart. Rows out of ``keep`` are
     left out. Undefined for fewer than two rows and for P = 0.
@@ -34,6 +35,4 @@ def attention_contraction(attention: AttentionMatrix) -> Tensor:
         >>> round(attention_contraction(torch.eye(4).unsqueeze(0)).item(), 12)
         1.0
     """
-    rows = attention.rows
-    defined = rows.energies.row.sum(-1) > 0
-    return (rows.centred_singular_values[:, 0] * rows.scale).masked_fill(~defined, math.nan)
+    return attention.largest_centred_singular_value

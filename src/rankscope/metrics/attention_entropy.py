@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from rankscope._citations import Cite
-from rankscope.linalg.attention import AttentionMatrix
+from rankscope.linalg.attention_view import AttentionView
 from rankscope.metrics._spec import TOKEN_ORDER, attention_metric
 
 
@@ -17,7 +17,7 @@ from rankscope.metrics._spec import TOKEN_ORDER, attention_metric
     needs="norms",
     cites=(Cite("zhai2023stabilizing"),),
 )
-def attention_entropy(attention: AttentionMatrix) -> Tensor:
+def attention_entropy(attention: AttentionView) -> Tensor:
     r"""Mean over rows of entropy relative to the largest the row could have, :math:`H(P_{i:}) / \log k_i`.
 
     **Exact.** :math:`k_i` is the number of keys row i may see, so causal rows of different length compare. 0 when every

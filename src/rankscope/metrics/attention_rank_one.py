@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from rankscope._citations import Cite
-from rankscope.linalg.attention import AttentionMatrix
+from rankscope.linalg.attention_view import AttentionView
 from rankscope.metrics._spec import CHANNEL_ORDER, TOKEN_ORDER, attention_metric
 
 
@@ -19,7 +19,7 @@ from rankscope.metrics._spec import CHANNEL_ORDER, TOKEN_ORDER, attention_metric
     least_count=2,
     cites=(Cite("dong2021attention"),),
 )
-def attention_rank_one_distance(attention: AttentionMatrix) -> Tensor:
+def attention_rank_one_distance(attention: AttentionView) -> Tensor:
     r"""Relative distance of P from the nearest matrix of equal rows, :math:`\|CP\|_F / \|P\|_F`.
 
     **Exact.** A stochastic matrix of rank one is :math:`1p^T`, and the nearest has the mean row. 0 when every query

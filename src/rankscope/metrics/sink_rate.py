@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from rankscope._citations import Cite
-from rankscope.linalg.attention import AttentionMatrix
+from rankscope.linalg.attention_view import AttentionView
 from rankscope.metrics._spec import NONE, attention_metric
 
 
@@ -17,7 +17,7 @@ from rankscope.metrics._spec import NONE, attention_metric
     needs="norms",
     cites=(Cite("xiao2024efficient", "sec. 3.1"),),
 )
-def first_token_sink_rate(attention: AttentionMatrix) -> Tensor:
+def first_token_sink_rate(attention: AttentionView) -> Tensor:
     r"""Mean probability that rows give to the first key.
 
     **Exact.** The first key is the first that any row may see, so padding on the left is no sink. Only rows with a

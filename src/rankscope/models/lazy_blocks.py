@@ -14,6 +14,7 @@ import torch
 from rankscope._errors import LoadError, UnsupportedConfigError
 from rankscope.models.heads.family import Family, config_value, family_of
 from rankscope.models.loading.config import config_from_json
+from rankscope.models.loading.shard_files import safetensors_in
 from rankscope.models.mlp_weights import mlp_paths
 
 
@@ -97,7 +98,7 @@ def lazy_model(folder: str | Path) -> LazyModel:
         UnsupportedConfigError: no description of the heads fits.
     """
     place = Path(folder).expanduser()
-    files = sorted(place.glob("*.safetensors")) if place.is_dir() else []
+    files = safetensors_in(place)
     if not files or not (place / "config.json").is_file():
         raise LoadError(
             f"weights_only reads a local folder with a config.json and *.safetensors, and {str(folder)!r} is none. "

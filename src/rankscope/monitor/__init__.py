@@ -35,16 +35,17 @@ layer), ``alarms`` (:class:`Alarm` raised or cleared now), ``active``, ``seconds
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
+
+from rankscope._deferred import names_of
 
 if TYPE_CHECKING:
     from rankscope.monitor.acting import CollapseError, CollapseWarning
     from rankscope.monitor.alarms import ALARMS
     from rankscope.monitor.gauge import Gauge
     from rankscope.monitor.protocol import Sink
-    from rankscope.monitor.recording import Record, read_record
-    from rankscope.monitor.values import Alarm, Heatmap, LayerValue, Reading
+    from rankscope.results.gauge_record import Record, read_record
+    from rankscope.results.readings import Alarm, Heatmap, LayerValue, Reading
 
 __all__ = [
     "ALARMS",
@@ -61,23 +62,17 @@ __all__ = [
 ]
 
 _HOME = {
-    "ALARMS": "alarms",
-    "Alarm": "values",
-    "CollapseError": "acting",
-    "CollapseWarning": "acting",
-    "Gauge": "gauge",
-    "Heatmap": "values",
-    "LayerValue": "values",
-    "Reading": "values",
-    "Record": "recording",
-    "Sink": "protocol",
-    "read_record": "recording",
+    "ALARMS": "rankscope.monitor.alarms",
+    "Alarm": "rankscope.results.readings",
+    "CollapseError": "rankscope.monitor.acting",
+    "CollapseWarning": "rankscope.monitor.acting",
+    "Gauge": "rankscope.monitor.gauge",
+    "Heatmap": "rankscope.results.readings",
+    "LayerValue": "rankscope.results.readings",
+    "Reading": "rankscope.results.readings",
+    "Record": "rankscope.results.gauge_record",
+    "Sink": "rankscope.monitor.protocol",
+    "read_record": "rankscope.results.gauge_record",
 }
 
-
-def __getattr__(name: str) -> object:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(sorted(__all__))}")
-    value: object = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
-    globals()[name] = value
-    return value
+__getattr__ = names_of(__name__, _HOME)

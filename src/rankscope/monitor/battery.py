@@ -14,7 +14,7 @@ from rankscope.metrics import METRICS, MetricSpec
 from rankscope.models.inputs import Batch, TokensPolicy
 from rankscope.models.view import ModelView
 from rankscope.monitor.isolation import full_precision
-from rankscope.monitor.values import LayerValue
+from rankscope.results.readings import LayerValue
 from rankscope.results.rows import RowWriter
 from rankscope.stream.attention_calls import AttentionCall
 from rankscope.stream.sites import SiteRef, SiteSelection

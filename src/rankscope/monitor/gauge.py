@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
-from torch import nn
+from torch import Tensor, nn
 
 from rankscope._errors import InputError
 from rankscope.models.inputs import TokensPolicy
@@ -25,9 +25,9 @@ from rankscope.monitor.protocol import Sink
 from rankscope.monitor.ranks import Ranks, same_as_first
 from rankscope.monitor.references import References, random_null
 from rankscope.monitor.schedules import Schedule, as_schedule
-from rankscope.monitor.values import LayerValue, Reading, scalar_name
 from rankscope.monitor.watching import Watch, chosen_alarms
 from rankscope.monitor.wrappers import unwrapped
+from rankscope.results.readings import LOSS, LayerValue, Reading, scalar_name
 
 Where = Literal["probe", "inside"]
 
@@ -152,8 +152,14 @@ class Gauge:
         with self._inside.reading(self._guarded, self._timed, batch):
             yield
 
-    def step(self, step: int) -> Reading | None:
-        """Look, if this step is due. Call it once per training step, outside forward and backward, on every rank."""
+    def step(self, step: int, *, loss: float | Tensor | None = None) -> Reading | None:
+        """Look, if this step is due. Call it once per training step, outside forward and backward, on every rank.
+
+        Args:
+            step: the training step.
+            loss: of this step, kept with the reading (``rankscope/loss``) so that both can be seen together; read only
+                when the step is due.
+        """
         if not self.is_due(step):
             return None
         reading: Reading | None = None
@@ -162,7 +168,9 @@ class Gauge:
                 values = self._values(step)
                 found = self._conclude(step, values) if values else None
             if found is not None:
-                reading = self.last = replace(found, seconds=self._spent)
+                reading = self.last = replace(
+                    found, seconds=self._spent, scalars={**found.scalars, **_loss_scalar(loss)}
+                )
                 with self._timed():
                     self._outlets.write(reading)
             self._schedule.was_read(step, self._spent)
@@ -271,3 +279,11 @@ def _scalars(values: Sequence[LayerValue]) -> dict[str, float]:
         found[scalar_name(metric, stack, "mean")] = math.fsum(means) / len(means)
         found[scalar_name(metric, stack, "most")] = max(means)
     return found
+
+
+def _loss_scalar(loss: float | Tensor | None) -> dict[str, float]:
+    """The loss by its name; nothing where there is none or it is not finite."""
+    if loss is None:
+        return {}
+    value = float(loss.detach()) if isinstance(loss, Tensor) else float(loss)
+    return {LOSS: value} if math.isfinite(value) else {}

@@ -11,8 +11,8 @@ from rankscope.models.inputs import Batch, TokensPolicy, prepare_inputs
 from rankscope.models.loading import load
 from rankscope.monitor.forgiving import ForgivingTracer
 from rankscope.monitor.probing import Prober
-from rankscope.monitor.values import LayerValue
 from rankscope.monitor.wrappers import is_compiled
+from rankscope.results.readings import LayerValue
 
 _ALL = 2**31
 

@@ -25,7 +25,6 @@ def beside_training(model: nn.Module) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(same_random_state())
         stack.enter_context(_same_buffers(model))
-        stack.enter_context(_resharded(model))
         stack.enter_context(_without_autocast_cache())
         stack.enter_context(_uncompiled(model))
         stack.enter_context(undisturbed(model))
@@ -64,25 +63,6 @@ def _same_buffers(model: nn.Module) -> Iterator[None]:
             if buffer is not None and kept is not None and buffer._version != kept[0]:
                 with torch.no_grad():
                     buffer.copy_(kept[1])
-
-
-@contextmanager
-def _resharded(model: nn.Module) -> Iterator[None]:
-    """Without a backward pass FSDP2 leaves parameters gathered, where the optimizer's next step does not reach them."""
-    try:
-        yield
-    finally:
-        for module in fsdp_modules(model):
-            module.reshard()  # type: ignore[operator]
-
-
-def fsdp_modules(model: nn.Module) -> list[nn.Module]:
-    """The modules ``fully_shard`` was called on, innermost last."""
-    if not torch.distributed.is_available():
-        return []
-    from torch.distributed.fsdp import FSDPModule
-
-    return [module for module in model.modules() if isinstance(module, FSDPModule)]
 
 
 @contextmanager

@@ -9,10 +9,10 @@ from typing import Any
 
 from rankscope._errors import InputError
 from rankscope.monitor.acting import LOGGER
-from rankscope.monitor.history import History
 from rankscope.monitor.protocol import Sink
 from rankscope.monitor.record_writing import RecordWriter
-from rankscope.monitor.values import Reading
+from rankscope.results.gauge_history import History
+from rankscope.results.readings import Reading
 
 HEATMAP_EVERY = 16
 """Readings between two heatmaps; a picture costs more than a number."""

@@ -18,8 +18,8 @@ from rankscope.monitor.gradients import gradient_values
 from rankscope.monitor.isolation import beside_training
 from rankscope.monitor.ledger import Entry, read_ledger
 from rankscope.monitor.projections import Projections, find_projections
-from rankscope.monitor.values import LayerValue
-from rankscope.monitor.wrappers import needs_all_ranks
+from rankscope.processes.sharded import needs_all_ranks
+from rankscope.results.readings import LayerValue
 from rankscope.stream.viewing import view_of
 
 Given = str | Path | Sequence[Any] | torch.Tensor | Mapping[str, Any] | None

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from rankscope.monitor.values import LayerValue
+from rankscope.results.readings import LayerValue
 
 _GAUGES: Iterator[int] = itertools.count()
 _POLL_SECONDS = 0.005

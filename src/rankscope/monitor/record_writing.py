@@ -11,10 +11,10 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from rankscope._errors import InputError
-from rankscope.monitor.recording import SCHEMA, SEGMENT, read_segment, table_of
-from rankscope.monitor.values import Reading
 from rankscope.results._frozen import thaw
+from rankscope.results.gauge_record import SCHEMA, SEGMENT, read_segment, table_of
 from rankscope.results.provenance import installed_versions
+from rankscope.results.readings import Reading
 
 SEGMENT_BYTES = 32 * 2**20
 
@@ -40,7 +40,10 @@ class RecordWriter:
         except OSError as error:
             raise InputError(f"record={str(folder)!r} cannot be made a folder ({error.strerror}).") from error
         numbers = [int(match[1]) for path in folder.iterdir() if (match := SEGMENT.fullmatch(path.name))]
-        self._begin(max(numbers, default=0))
+        try:
+            self._begin(max(numbers, default=0))
+        except OSError as error:
+            raise InputError(f"record={str(folder)!r} cannot be written to ({error.strerror}).") from error
 
     def write(self, reading: Reading) -> None:
         """Append one reading."""

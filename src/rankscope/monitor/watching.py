@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rankscope.monitor.alarms import ALARMS, AlarmSpec, Judgement, LayerState
 from rankscope.monitor.references import Place
-from rankscope.monitor.values import Alarm
+from rankscope.results.readings import Alarm
 
 Blame = Callable[[str | None, int], str]
 

@@ -8,8 +8,6 @@ from typing import cast
 import torch
 from torch import nn
 
-from rankscope.monitor.isolation import fsdp_modules
-
 
 def unwrapped(model: nn.Module) -> nn.Module:
     """The module under DDP, ``DataParallel`` and ``torch.compile``, which share its parameters.
@@ -48,17 +46,3 @@ def is_compiled(model: nn.Module) -> bool:
     from torch._dynamo.eval_frame import OptimizedModule
 
     return any(isinstance(module, OptimizedModule) for module in model.modules())
-
-
-def needs_all_ranks(model: nn.Module) -> bool:
-    """Whether a forward pass communicates: parameters are spread over the ranks (FSDP, tensor parallel)."""
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return False
-    from torch.distributed.fsdp import FullyShardedDataParallel
-    from torch.distributed.tensor import DTensor
-
-    return (
-        bool(fsdp_modules(model))
-        or any(isinstance(module, FullyShardedDataParallel) for module in model.modules())
-        or any(isinstance(parameter, DTensor) for parameter in model.parameters())
-    )

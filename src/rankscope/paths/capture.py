@@ -51,10 +51,12 @@ def run_frozen(
     *,
     dtype: torch.dtype | None = None,
     convention: Convention = "sources",
+    before: Tensor | None = None,
 ) -> Any:
     """The same block by block, while the model runs, so that nothing has to be kept; returns the model's output.
 
-    Linearised MLPs need their blocks to run again, which they do when the pass is over.
+    Linearised MLPs need their blocks to run again, which they do when the pass is over. Of a model that is run in
+    parts, ``before`` is what the block before this part gave back.
     """
     if config is None:
         raise UnsupportedConfigError(
@@ -62,7 +64,10 @@ def run_frozen(
             "family description. measure and ablate work without."
         )
     if convention == "sources":
-        with torch.no_grad(), Recorder(view, config, on_entry, on_block, dtype, linearises=False).riding():
+        with (
+            torch.no_grad(),
+            Recorder(view, config, on_entry, on_block, dtype, linearises=False, before=before).riding(),
+        ):
             return batch.run(view.model)
     events: list[tuple[str | None, Tensor] | FrozenBlock] = []
     recorder = Recorder(view, config, lambda *entry: events.append(entry), events.append, dtype, linearises=True)

@@ -40,10 +40,11 @@ class Recorder(StreamFollower):
         dtype: torch.dtype | None,
         *,
         linearises: bool,
+        before: Tensor | None = None,
     ) -> None:
         super().__init__(view)
         self._config, self._on_entry, self._on_block = config, on_entry, on_block
-        self._dtype, self._linearises = dtype, linearises
+        self._dtype, self._linearises, self._before = dtype, linearises, before
         self._modules = view.modules()
         self._weights: dict[str, HeadWeights] = {}
         self._last: dict[str | None, Tensor] = {}
@@ -82,7 +83,11 @@ class Recorder(StreamFollower):
         if call.layer == 0:
             self._on_entry(call.stack.name, x.to(self._arithmetic(x)))
         else:
-            last = self._last[call.stack.name]
+            last = self._last.get(call.stack.name)
+            if last is None:
+                assert self._before is not None
+                last = call.canonical(self._before).clone()
+                self._on_entry(call.stack.name, last.to(self._arithmetic(last)))
             if not self._same_for_all(last, x):
                 self._pass_on(call.ref("block.in"), last, x)
 

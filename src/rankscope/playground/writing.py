@@ -9,6 +9,7 @@ from pathlib import Path
 from rankscope._errors import ResultError
 from rankscope.playground.picture import Picture
 from rankscope.playground.rendering import rendered
+from rankscope.results.storage import write_page
 
 _BEFORE = """const element = document, watch = () => {};
 document.body.classList.toggle("dark", matchMedia("(prefers-color-scheme: dark)").matches);
@@ -46,7 +47,7 @@ def write_picture(picture: Picture, path: str | Path) -> Path:
     """
     target = Path(path)
     try:
-        target.write_text(standalone(picture), encoding="utf-8")
+        write_page(target, standalone(picture))
     except OSError as error:
         raise ResultError(f"The picture cannot be written to {str(target)!r}: {error.strerror}.") from error
     return target

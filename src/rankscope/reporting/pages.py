@@ -12,20 +12,24 @@ from rankscope._errors import InputError, ResultError
 from rankscope.reporting.page.chapters import chapter_of
 from rankscope.reporting.page.overview import run_names, side_by_side
 from rankscope.reporting.page.rendering import render
+from rankscope.reporting.page.training import training_chapter
 from rankscope.reporting.page.wording import visible
+from rankscope.results.gauge_record import Record, holds_record, read_record
 from rankscope.results.run import Run, load_run
+from rankscope.results.storage import write_page
 
 if TYPE_CHECKING:
     from rankscope.reporting.page.parts import Chapter, Section
     from rankscope.results.comparison import Comparison
 
 LARGEST = 6 * 10**6
+Reported = Run | Record
 DETAILS = (1, 0)
 """Everything; then only what each metric's main site shows, when everything is too large."""
 
 
 def report(
-    runs: Run | str | os.PathLike[str] | Sequence[Run | str | os.PathLike[str]],
+    runs: Reported | str | os.PathLike[str] | Sequence[Reported | str | os.PathLike[str]],
     path: str | os.PathLike[str],
     *,
     title: str | None = None,
@@ -34,7 +38,7 @@ def report(
     """Write one self-contained HTML file about runs of any verb: it opens offline and fetches nothing.
 
     Args:
-        runs: runs, or folders they were saved in; one or several.
+        runs: runs, or folders they were saved in; one or several. The record of a gauge, or its folder, is shown too.
         path: the file to write; it is replaced.
         title: of the page; by default the models and verbs.
         comparison: a comparison of two runs, shown first; from :func:`rankscope.compare`.
@@ -52,17 +56,17 @@ def report(
         >>> report(run, tempfile.mkdtemp() + "/report.html").name
         'report.html'
     """
-    given = [runs] if isinstance(runs, (Run, str, os.PathLike)) else list(runs)
+    given = [runs] if isinstance(runs, (Run, Record, str, os.PathLike)) else list(runs)
     if not given:
         raise InputError("There is nothing to report on: give at least one run, or a folder written by --out.")
-    read = [run if isinstance(run, Run) else load_run(run) for run in given]
-    folders = [str(run) for run in given if not isinstance(run, Run)]
+    read = [_read(run) for run in given]
+    folders = [str(run) for run in given if not isinstance(run, (Run, Record))]
     words = ["rankscope", "report", *(folders or ["RUN"]), "-o", Path(path).name]
     page = _fitting(read, title or _title(read), shlex.join(words), comparison)
     target = Path(path)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(page, encoding="utf-8")
+        write_page(target, page)
     except OSError as error:
         raise ResultError(
             f"{target} cannot be written ({error.strerror}). Give -o a file in a folder of yours."
@@ -70,7 +74,7 @@ def report(
     return target
 
 
-def _fitting(runs: Sequence[Run], title: str, command: str, comparison: Comparison | None) -> str:
+def _fitting(runs: Sequence[Reported], title: str, command: str, comparison: Comparison | None) -> str:
     """The page with as much detail as stays below the limit."""
     size = 0
     for detail in DETAILS:
@@ -84,9 +88,11 @@ def _fitting(runs: Sequence[Run], title: str, command: str, comparison: Comparis
     )
 
 
-def _page(runs: Sequence[Run], title: str, command: str, comparison: Comparison | None, detail: int) -> str:
-    chapters: list[Chapter] = [chapter_of(run, detail) for run in runs]
-    shared = side_by_side(runs, detail)
+def _page(runs: Sequence[Reported], title: str, command: str, comparison: Comparison | None, detail: int) -> str:
+    chapters: list[Chapter] = [
+        training_chapter(run, detail) if isinstance(run, Record) else chapter_of(run, detail) for run in runs
+    ]
+    shared = side_by_side([run for run in runs if isinstance(run, Run)], detail)
     together: list[Section] = [] if shared is None else [shared]
     if comparison is None:
         return render(title, chapters, together, visible(command))
@@ -96,6 +102,13 @@ def _page(runs: Sequence[Run], title: str, command: str, comparison: Comparison 
     return render(title, [first, *chapters], [], visible(command))
 
 
-def _title(runs: Sequence[Run]) -> str:
-    names = dict.fromkeys(name.rpartition(" (")[0] or name for name in run_names(runs))
-    return ", ".join(names)
+def _read(given: Reported | str | os.PathLike[str]) -> Reported:
+    if isinstance(given, (Run, Record)):
+        return given
+    return read_record(given) if holds_record(given) else load_run(given)
+
+
+def _title(runs: Sequence[Reported]) -> str:
+    names = run_names([run for run in runs if isinstance(run, Run)])
+    names += [run.name or str(run.facts.get("model")) for run in runs if isinstance(run, Record)]
+    return ", ".join(dict.fromkeys(name.rpartition(" (")[0] or name for name in names))

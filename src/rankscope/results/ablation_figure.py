@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rankscope._errors import InputError, MissingExtraError
+from rankscope._errors import InputError
 from rankscope.results.ablation import MEASURE, Arm, arms
 from rankscope.results.figure import FAINT, FLOOR_GREY, INK
+from rankscope.results.sheet import sheet
 from rankscope.results.text import facts_line, number
 
 if TYPE_CHECKING:
@@ -43,11 +44,6 @@ def draw_ablation(run: Run, *, metrics: Sequence[str] | None = None, site: str |
         MissingExtraError: without matplotlib.
         InputError: for a metric or site the run does not hold.
     """
-    try:
-        from matplotlib import rc_context
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingExtraError("Run.plot", "matplotlib", "plot") from error
     metric, site = (metrics or (MEASURE,))[0], site or "block.out"
     panels: dict[tuple[str, str, str | None], list[Arm]] = {}
     for arm in arms(run.table, metric, site):
@@ -60,8 +56,7 @@ def draw_ablation(run: Run, *, metrics: Sequence[str] | None = None, site: str |
     words = textwrap.wrap(run.verdict, int(width * 14))
     head = 0.42 + 0.17 * len(words)
     height = PANEL_INCHES[1] * rows + head
-    with rc_context({"font.size": 8.5, "font.family": "DejaVu Sans", "axes.linewidth": 0.7, "hatch.linewidth": 0.5}):
-        figure = Figure(figsize=(width, height))
+    with sheet("Run.plot", width, height) as figure:
         figure.set_layout_engine("constrained", rect=(0, 0, 1, 1 - head / height))
         figure.text(0.012, 1 - 0.1 / height, facts_line(run), va="top", weight="bold", size=9.5, color=INK)
         figure.text(0.012, 1 - 0.32 / height, "\n".join(words), va="top", size=8.5, color=INK, linespacing=1.3)

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rankscope._errors import MissingExtraError
 from rankscope.results.bounds import OURS, PUBLISHED, TheoremGrid, grid_of, theorems_in
 from rankscope.results.figure import INK
+from rankscope.results.sheet import sheet
 from rankscope.results.summary import stacks_of
 from rankscope.results.text import facts_line
 
@@ -29,16 +29,10 @@ def draw_bound(run: Run) -> Figure:
     Raises:
         MissingExtraError: without matplotlib.
     """
-    try:
-        from matplotlib import rc_context
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingExtraError("Run.plot", "matplotlib", "plot") from error
     words = textwrap.wrap(run.verdict, 125)
     head = 0.42 + 0.17 * len(words)
     total = HEIGHT + head
-    with rc_context({"font.size": 8.5, "font.family": "DejaVu Sans", "axes.linewidth": 0.7}):
-        figure = Figure(figsize=(9.6, total))
+    with sheet("Run.plot", 9.6, total) as figure:
         figure.set_layout_engine("constrained", rect=(0, 0, 1, 1 - head / total))
         figure.text(0.012, 1 - 0.1 / total, facts_line(run), va="top", weight="bold", size=9.5, color=INK)
         figure.text(0.012, 1 - 0.32 / total, "\n".join(words), va="top", size=8.5, color=INK)

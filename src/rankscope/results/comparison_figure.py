@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rankscope._errors import MissingExtraError, UnknownNameError
+from rankscope._errors import UnknownNameError
 from rankscope.results.comparison_text import difference_groups
 from rankscope.results.curves import names_in
 from rankscope.results.figure import COLOURS, FAINT, INK, MARKED_LAYERS, MARKERS, MOST_COLUMNS, PANEL_INCHES
+from rankscope.results.sheet import sheet
 from rankscope.results.summary import headline, main_site
 
 if TYPE_CHECKING:
@@ -33,11 +34,6 @@ def draw_comparison(comparison: Comparison, *, metrics: Sequence[str] | None = N
         MissingExtraError: without matplotlib.
         UnknownNameError: for a metric or a site that was not compared.
     """
-    try:
-        from matplotlib import rc_context
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingExtraError("Comparison.plot", "matplotlib", "plot") from error
     known = names_in(comparison.table, "metric")
     for name in metrics or ():
         if name not in known:
@@ -51,8 +47,7 @@ def draw_comparison(comparison: Comparison, *, metrics: Sequence[str] | None = N
     words = textwrap.wrap(comparison.verdict, int(width * 14.5))
     head = 0.5 + 0.17 * len(words)
     height = PANEL_INCHES[1] * rows + head
-    with rc_context({"font.size": 8.5, "font.family": "DejaVu Sans", "axes.linewidth": 0.7}):
-        figure = Figure(figsize=(width, height))
+    with sheet("Comparison.plot", width, height) as figure:
         figure.set_layout_engine("constrained", rect=(0, 0, 1, 1 - head / height))
         title = f"b − a with {comparison.settings['level']:.0%} intervals over sequences"
         figure.text(0.012, 1 - 0.1 / height, title, va="top", weight="bold", size=9.5, color=INK)

@@ -16,7 +16,7 @@ from rankscope.results.rows import STATUSES
 
 Reduce = Literal["mean", "median"]
 BAND = (0.1, 0.9)
-USABLE = (str(Status.OK), str(Status.FLOOR))
+USABLE = (str(Status.OK), str(Status.FLOOR), str(Status.ESTIMATE))
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,6 +30,7 @@ class Curve:
         high: 90% quantile over sequences and heads.
         n: number of usable values per layer.
         any_floor: whether a value of the layer is at the float floor.
+        any_estimate: whether a value of the layer is an estimate.
     """
 
     layers: NDArray[np.int64]
@@ -38,9 +39,10 @@ class Curve:
     high: NDArray[np.float64]
     n: NDArray[np.int64]
     any_floor: NDArray[np.bool_]
+    any_estimate: NDArray[np.bool_]
 
     def __post_init__(self) -> None:
-        for values in (self.layers, self.mean, self.low, self.high, self.n, self.any_floor):
+        for values in (self.layers, self.mean, self.low, self.high, self.n, self.any_floor, self.any_estimate):
             values.flags.writeable = False
 
 
@@ -96,8 +98,11 @@ def curve(table: pa.Table, metric: str, site: str, *, stack: str | None = None, 
         if mine.size:
             center[position] = mine.mean() if reduce == "mean" else np.median(mine)
             low[position], high[position] = _quantiles(mine)
-    any_floor = np.array([bool(floor[layer == number].any()) for number in layers], dtype=np.bool_)
-    return Curve(layers.astype(np.int64), center, low, high, count, any_floor)
+    any_floor, any_estimate = (
+        np.array([bool(marked[layer == number].any()) for number in layers], dtype=np.bool_)
+        for marked in (floor, _is(rows, Status.ESTIMATE))
+    )
+    return Curve(layers.astype(np.int64), center, low, high, count, any_floor, any_estimate)
 
 
 def cells(table: pa.Table, metric: str, site: str, *, stack: str | None = None) -> Cells:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rankscope._errors import MissingExtraError
 from rankscope.results.decomposition import SHARE, by_length
 from rankscope.results.figure import INK
+from rankscope.results.sheet import sheet
 from rankscope.results.summary import stacks_of
 from rankscope.results.text import facts_line
 
@@ -35,16 +35,10 @@ def draw_decomposition(run: Run) -> Figure:
 
 def draw_decompositions(runs: Mapping[str, Run]) -> Figure:
     """Several runs side by side, one line for each, by name; bands are over sequences."""
-    try:
-        from matplotlib import rc_context
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingExtraError("Run.plot", "matplotlib", "plot") from error
     first = next(iter(runs.values()))
     words = textwrap.wrap(first.verdict, 120) if len(runs) == 1 else []
     head = 0.4 + 0.17 * len(words)
-    with rc_context({"font.size": 8.5, "font.family": "DejaVu Sans", "axes.linewidth": 0.7}):
-        figure = Figure(figsize=(9.6, 2.9 + head))
+    with sheet("Run.plot", 9.6, 2.9 + head) as figure:
         figure.set_layout_engine("constrained", rect=(0, 0, 1, 1 - head / (2.9 + head)))
         title = facts_line(first) if len(runs) == 1 else ", ".join(runs)
         figure.text(0.012, 1 - 0.1 / (2.9 + head), title, va="top", weight="bold", size=9.5, color=INK)

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rankscope._errors import MissingExtraError
 from rankscope.results.exactness import exact_curves, order_of
 from rankscope.results.figure import FAINT, FLOOR_GREY, INK
+from rankscope.results.sheet import sheet
 from rankscope.results.summary import stacks_of
 from rankscope.results.text import facts_line
 
@@ -39,17 +39,11 @@ def draw_exact(run: Run) -> Figure:
     Raises:
         MissingExtraError: without matplotlib.
     """
-    try:
-        from matplotlib import rc_context
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingExtraError("Run.plot", "matplotlib", "plot") from error
     stacks = stacks_of(run.table)
     words = textwrap.wrap(run.verdict, 125)
     head = 0.42 + 0.17 * len(words)
     height = HEIGHT * len(stacks) + head
-    with rc_context({"font.size": 8.5, "font.family": "DejaVu Sans", "axes.linewidth": 0.7, "hatch.linewidth": 0.5}):
-        figure = Figure(figsize=(9.4, height))
+    with sheet("Run.plot", 9.4, height) as figure:
         figure.set_layout_engine("constrained", rect=(0, 0, 1, 1 - head / height))
         figure.text(0.012, 1 - 0.1 / height, facts_line(run), va="top", weight="bold", size=9.5, color=INK)
         figure.text(0.012, 1 - 0.32 / height, "\n".join(words), va="top", size=8.5, color=INK, linespacing=1.3)

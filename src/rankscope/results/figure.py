@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow.compute as pc
 
-from rankscope._errors import MissingExtraError
 from rankscope.results.curves import Curve, curve, names_in
+from rankscope.results.sheet import sheet
 from rankscope.results.summary import headline, main_site, stacks_of, summarise
 from rankscope.results.text import facts_line, number
 
@@ -49,11 +49,6 @@ def draw(run: Run, *, metrics: Sequence[str] | None = None, site: str | None = N
         MissingExtraError: without matplotlib.
         UnknownNameError: for a metric or site that the run does not hold.
     """
-    try:
-        from matplotlib import rc_context
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingExtraError("Run.plot", "matplotlib", "plot") from error
     if run.table.num_rows:
         summarise(run.table, metrics=metrics, site=site)
     chosen = list(metrics) if metrics is not None else headline(run.table, MOST_PANELS)
@@ -64,8 +59,7 @@ def draw(run: Run, *, metrics: Sequence[str] | None = None, site: str | None = N
     below = 0.14 + 0.18 * len(subject)
     head = below + 0.17 * len(verdict) + 0.12
     height = PANEL_INCHES[1] * rows + head
-    with rc_context({"font.size": 8.5, "font.family": "DejaVu Sans", "axes.linewidth": 0.7, "hatch.linewidth": 0.5}):
-        figure = Figure(figsize=(width, height))
+    with sheet("Run.plot", width, height) as figure:
         figure.set_layout_engine("constrained", rect=(0, 0, 1, 1 - head / height), hspace=0.06, wspace=0.04)
         figure.text(0.012, 1 - 0.1 / height, "\n".join(subject), va="top", weight="bold", size=9.5, color=INK)
         figure.text(0.012, 1 - below / height, "\n".join(verdict), va="top", size=8.5, color=INK, linespacing=1.35)

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rankscope._errors import InputError, MissingExtraError
+from rankscope._errors import InputError
 from rankscope.results.figure import FAINT, INK
+from rankscope.results.sheet import sheet
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,15 +34,9 @@ def draw_masks(graphs: Sequence[MaskGraph]) -> Figure:
         InputError: without masks.
         MissingExtraError: without matplotlib.
     """
-    try:
-        from matplotlib import rc_context
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingExtraError("The figure of masks", "matplotlib", "plot") from error
     if not graphs:
         raise InputError("No mask was given to draw. Expected one or more results of mask_graph.")
-    with rc_context({"font.size": 8.5, "font.family": "DejaVu Sans", "axes.linewidth": 0.7}):
-        figure = Figure(figsize=(WIDTH, 3.9 + 0.17 * math.ceil(len(graphs) / 2)))
+    with sheet("The figure of masks", WIDTH, 3.9 + 0.17 * math.ceil(len(graphs) / 2)) as figure:
         figure.set_layout_engine("constrained", wspace=0.06)
         left, right = figure.subplots(1, 2)
         for number, graph in enumerate(graphs):

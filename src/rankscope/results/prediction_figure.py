@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rankscope._errors import MissingExtraError
 from rankscope.results.figure import COLOURS, FAINT, INK
 from rankscope.results.prediction import AGREEMENT
 from rankscope.results.prediction_text import SAMPLED, predicted_curves
+from rankscope.results.sheet import sheet
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,18 +31,12 @@ def draw_prediction(run: Run) -> Figure:
     Raises:
         MissingExtraError: without matplotlib.
     """
-    try:
-        from matplotlib import rc_context
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingExtraError("Run.plot", "matplotlib", "plot") from error
     mapped = run.extra["map"]
     width = 10.4 if mapped else 6.4
     words = textwrap.wrap(run.verdict, int(width * 13.5))
     head = 0.42 + 0.17 * len(words)
     height = 3.9 + head
-    with rc_context({"font.size": 8.5, "font.family": "DejaVu Sans", "axes.linewidth": 0.7}):
-        figure = Figure(figsize=(width, height))
+    with sheet("Run.plot", width, height) as figure:
         figure.set_layout_engine("constrained", rect=(0, 0, 1, 1 - head / height))
         title = f"{run.extra['design']['name']} at initialisation, {run.provenance.sequences} seeds"
         figure.text(0.012, 1 - 0.1 / height, title, va="top", weight="bold", size=9.5, color=INK)

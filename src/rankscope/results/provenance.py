@@ -97,9 +97,40 @@ class Provenance:
         if set(facts) != known:
             odd = sorted(str(name) for name in set(facts) ^ known)
             raise ResultError(f"Provenance does not have the fields of schema {SCHEMA}: {', '.join(odd)} differ.")
-        if not isinstance(facts["model"], str) or not isinstance(facts["versions"], Mapping):
-            raise ResultError("Provenance must name its model with a string and its versions with an object.")
+        for name in known:
+            if not _fits(name, facts[name]):
+                raise ResultError(
+                    f"Provenance: {name!r} cannot be {facts[name]!r:.80}; it was not written by rankscope."
+                )
         return cls(**{name: facts[name] for name in known})
+
+
+_WORDS = ("model", "origin", "revision", "config_hash", "weights_dtype", "arithmetic_dtype", "attention",
+          "token_policy", "python", "platform", "created")  # fmt: skip
+_REQUIRED = ("model", "python", "platform", "created", "versions", "schema", "lengths", "operations", "command")
+
+
+def _fits(name: str, value: object) -> bool:
+    """Whether a field of a file may hold this."""
+    if value is None:
+        return name not in _REQUIRED
+    if name in _WORDS:
+        return isinstance(value, str)
+    if name in ("seed", "parameters", "sequences", "schema"):
+        return _is_whole(value)
+    if name == "wall_seconds":
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    if name == "lengths":
+        return isinstance(value, Sequence) and all(map(_is_whole, value))
+    if name == "command":
+        return isinstance(value, Sequence) and all(isinstance(word, str) for word in value)
+    if name == "operations":
+        return isinstance(value, Sequence) and all(isinstance(one, Mapping) for one in value)
+    return isinstance(value, Mapping)
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def installed_versions(libraries: Sequence[str] = LIBRARIES) -> dict[str, str]:
@@ -122,7 +153,7 @@ def without_home(text: str, home: str | None = None) -> str:
         >>> without_home("--out=/users/ada/runs", home="/users/ada")
         '--out=~/runs'
     """
-    folder = (str(Path.home()) if home is None else home).rstrip("/\\")
+    folder = (os.path.expanduser("~") if home is None else home).rstrip("/\\")  # stays "~" for a user without one
     if len(folder) < 2:
         return text
     return re.sub(re.escape(folder) + r"(?=$|[/\\:;,\s'\"])", "~", text)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rankscope._errors import MissingExtraError
 from rankscope.results.figure import FAINT, FLOOR_GREY, INK
 from rankscope.results.remedy_ranking import NONE
+from rankscope.results.sheet import sheet
 from rankscope.results.text import facts_line, number
 
 if TYPE_CHECKING:
@@ -28,18 +28,12 @@ def draw_remedies(run: Run) -> Figure:
     Raises:
         MissingExtraError: without matplotlib.
     """
-    try:
-        from matplotlib import rc_context
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingExtraError("Run.plot", "matplotlib", "plot") from error
     entries = run.extra["remedies"]
     width = 11.5
     words = textwrap.wrap(run.verdict, int(width * 14))
     head = 0.42 + 0.17 * len(words)
     height = max(3.6, 0.26 * len(entries) + 1.1) + head
-    with rc_context({"font.size": 8.5, "font.family": "DejaVu Sans", "axes.linewidth": 0.7, "hatch.linewidth": 0.5}):
-        figure = Figure(figsize=(width, height))
+    with sheet("Run.plot", width, height) as figure:
         figure.set_layout_engine("constrained", rect=(0, 0, 1, 1 - head / height))
         figure.text(0.012, 1 - 0.1 / height, facts_line(run), va="top", weight="bold", size=9.5, color=INK)
         figure.text(0.012, 1 - 0.32 / height, "\n".join(words), va="top", size=8.5, color=INK, linespacing=1.3)

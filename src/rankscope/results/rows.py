@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -29,7 +29,9 @@ FIXED_COLUMNS: Mapping[str, pa.DataType] = {
 
 
 @dataclass(frozen=True)
-class _Piece:
+class Piece:
+    """Values of one metric at one site of one layer for consecutive sequences, as given to :meth:`RowWriter.add`."""
+
     metric: str
     site: str
     stack: str | None
@@ -64,7 +66,7 @@ class RowWriter:
     """
 
     coordinates: Sequence[str] = ()
-    _pieces: list[_Piece] = field(default_factory=list, repr=False)
+    _pieces: list[Piece] = field(default_factory=list, repr=False)
 
     def __post_init__(self) -> None:
         taken = sorted(set(self.coordinates) & set(FIXED_COLUMNS))
@@ -116,7 +118,16 @@ class RowWriter:
         if unknown:
             raise ResultError(f"{unknown!r} were not announced: give RowWriter(coordinates=...) their names first.")
         further = tuple((at or {}).get(name) for name in self.coordinates)
-        self._pieces.append(_Piece(metric, site, stack, layer, first_sequence, numbers, codes, further))
+        self._pieces.append(Piece(metric, site, stack, layer, first_sequence, numbers, codes, further))
+
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        """What was added, one for each call of :meth:`add`."""
+        return tuple(self._pieces)
+
+    def replace(self, pieces: Iterable[Piece]) -> None:
+        """Forget what was added and hold these instead."""
+        self._pieces = list(pieces)
 
     def table(self) -> pa.Table:
         """Everything added so far as one table."""
@@ -142,13 +153,13 @@ def _joined(parts: Sequence[NDArray[np.generic]], dtype: type[np.generic]) -> ND
     return np.concatenate(parts).astype(dtype, copy=False) if parts else np.empty(0, dtype=dtype)
 
 
-def _sequences(piece: _Piece) -> NDArray[np.int64]:
+def _sequences(piece: Piece) -> NDArray[np.int64]:
     count = piece.values.shape[0]
     numbers = np.arange(piece.first_sequence, piece.first_sequence + count, dtype=np.int64)
     return np.repeat(numbers, piece.values.shape[1]) if piece.values.ndim == 2 else numbers
 
 
-def _heads(pieces: list[_Piece]) -> pa.Array:
+def _heads(pieces: list[Piece]) -> pa.Array:
     parts, absent = [], []
     for piece in pieces:
         if piece.values.ndim == 2:

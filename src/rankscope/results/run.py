@@ -152,7 +152,9 @@ def _from_parts(facts: Mapping[str, Any], table: pa.Table) -> Run:
         "evidence": list,
         "null": (Mapping, type(None)),
         "notes": list,
+        "extra": Mapping,
     }
+    facts = {"extra": {}, **facts}
     for name, kind in kinds.items():
         if name not in facts or not isinstance(facts[name], kind):
             raise ResultError(
@@ -167,7 +169,7 @@ def _from_parts(facts: Mapping[str, Any], table: pa.Table) -> Run:
         evidence=tuple(facts["evidence"]),
         null=facts["null"],
         notes=tuple(str(note) for note in facts["notes"]),
-        extra=facts.get("extra", {}),
+        extra=facts["extra"],
     )
 
 

@@ -7,7 +7,8 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rankscope._errors import ResultError
+from rankscope.results.plain_json import parse_json
 from rankscope.results.provenance import SCHEMA
 from rankscope.results.rows import FIXED_COLUMNS, NAMES, STATUSES
 
@@ -22,12 +24,17 @@ SIDECAR = "run.json"
 ROWS_NAME = re.compile(r"rows-[0-9a-f]{12}\.parquet")
 LARGEST_SIDECAR = 64 * 2**20
 LARGEST_TABLE = 500_000_000
+MOST_LOOKS = 100
 
 
 def write_run(folder: str | os.PathLike[str], facts: Mapping[str, Any], table: pa.Table) -> Path:
     """Write rows, then the sidecar that names them with their hash; the sidecar's rename is the moment of truth.
 
-    A run already in the folder stays whole until then, and its rows are removed afterwards.
+    A run already in the folder stays whole until then, and its rows are removed afterwards. Of several processes that
+    write into one folder, one after the other does.
+
+    Raises:
+        ResultError: the folder cannot be made or written to; what was in it is as it was.
     """
     home = Path(folder)
     try:
@@ -36,17 +43,44 @@ def write_run(folder: str | os.PathLike[str], facts: Mapping[str, Any], table: p
         raise ResultError(f"{home} cannot be made a folder ({error.strerror}). Give --out a folder.") from error
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, compression="zstd")
-    content = sink.getvalue().to_pybytes()
+    try:
+        with _alone(home):
+            _write(home, facts, sink.getvalue().to_pybytes(), table)
+    except OSError as error:
+        raise ResultError(
+            f"The run could not be written to {home} ({error.strerror}). A run that was there is whole. Make room, or "
+            "give --out another folder."
+        ) from error
+    return home
+
+
+def _write(home: Path, facts: Mapping[str, Any], content: bytes, table: pa.Table) -> None:
     digest = hashlib.sha256(content).hexdigest()
     name = f"rows-{digest[:12]}.parquet"
     before = _named_rows(home)
-    _replace(home / name, content)
+    replace_file(home / name, content)
     entry = {"file": name, "sha256": digest, "rows": table.num_rows, "columns": table.column_names}
     text = json.dumps({**facts, "table": entry}, indent=1, ensure_ascii=False, allow_nan=False)
-    _replace(home / SIDECAR, text.encode("utf-8"))
+    replace_file(home / SIDECAR, text.encode("utf-8", "replace"))  # a file name may hold half a character
     if before is not None and before != name:
         (home / before).unlink(missing_ok=True)
-    return home
+
+
+@contextmanager
+def _alone(home: Path) -> Iterator[None]:
+    """Hold a folder against other writers; the system lets go of it for a process that is killed."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        yield
+        return
+    handle = os.open(home, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # some network file systems have no locks
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def read_run(folder: str | os.PathLike[str]) -> tuple[dict[str, Any], pa.Table]:
@@ -57,6 +91,18 @@ def read_run(folder: str | os.PathLike[str]) -> tuple[dict[str, Any], pa.Table]:
     """
     home = Path(folder)
     facts = _read_sidecar(home)
+    for _ in range(MOST_LOOKS):
+        try:
+            return _with_rows(home, dict(facts))
+        except ResultError:
+            now = _read_sidecar(home)
+            if now == facts:
+                raise
+            facts = now  # another process has replaced the run in between
+    raise ResultError(f"The run in {home} was replaced {MOST_LOOKS} times while it was read. Read it again later.")
+
+
+def _with_rows(home: Path, facts: dict[str, Any]) -> tuple[dict[str, Any], pa.Table]:
     entry = facts.pop("table", None)
     name = entry.get("file") if isinstance(entry, dict) else None
     if not isinstance(entry, dict) or not isinstance(name, str) or not ROWS_NAME.fullmatch(name):
@@ -77,8 +123,8 @@ def _read_sidecar(home: Path) -> dict[str, Any]:
     if path.stat().st_size > LARGEST_SIDECAR:
         raise ResultError(f"{path} has more than {LARGEST_SIDECAR} bytes; that is no sidecar of rankscope.")
     try:
-        facts = json.loads(_read_bytes(path))
-    except (ValueError, RecursionError) as error:
+        facts = parse_json(_read_bytes(path))
+    except ValueError as error:
         raise ResultError(f"{path} is not JSON ({error}).") from error
     if not isinstance(facts, dict):
         raise ResultError(f"{path} must hold one JSON object, got {type(facts).__name__}.")
@@ -96,9 +142,10 @@ def _read_rows(content: bytes, path: Path) -> pa.Table:
         if source.metadata.num_rows > LARGEST_TABLE:
             raise ResultError(f"{path} claims {source.metadata.num_rows} rows; more than {LARGEST_TABLE} are not read.")
         table = source.read()
-    except (pa.ArrowException, OSError) as error:
+        table.validate(full=True)  # indices beyond their dictionary would be read from beyond its memory
+        table = _as_written(table, path)
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise ResultError(f"{path} is not a Parquet file that can be read ({error}).") from error
-    table = _as_written(table, path)
     statuses = set(table["status"].unique().to_pylist())
     if not statuses <= set(STATUSES):
         odd = sorted(repr(status) for status in statuses - set(STATUSES))
@@ -136,13 +183,25 @@ def _named_rows(home: Path) -> str | None:
 
 
 def _read_bytes(path: Path) -> bytes:
+    if path.exists() and not path.is_file():
+        raise ResultError(f"{path} is no regular file, and nothing else is read.")
     try:
         return path.read_bytes()
     except OSError as error:
         raise ResultError(f"{path} cannot be read ({error.strerror}).") from error
 
 
-def _replace(path: Path, content: bytes) -> None:
+def write_page(path: Path, page: str) -> None:
+    """Replace a file of text in one moment; a device or a pipe is written to as it is."""
+    content = page.encode("utf-8", "replace")
+    place = Path(os.path.realpath(path))
+    if place.exists() and not place.is_file():
+        place.write_bytes(content)
+    else:
+        replace_file(place, content)
+
+
+def replace_file(path: Path, content: bytes) -> None:
     """Write to a temporary name beside ``path``, flush to disk, rename."""
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -40,6 +41,7 @@ class Summary:
         sites: the site each column was taken at.
         values: shape ``(lines, metrics)``; NaN where nothing was measured or nothing is defined.
         floor: whether a value behind the mean is at the float floor, same shape.
+        estimate: whether a value behind the mean is an estimate, same shape.
         measured: whether there are rows at all, same shape; False is "not measured", not "undefined".
     """
 
@@ -49,6 +51,7 @@ class Summary:
     sites: tuple[str, ...]
     values: NDArray[np.float64]
     floor: NDArray[np.bool_]
+    estimate: NDArray[np.bool_]
     measured: NDArray[np.bool_]
 
     @property
@@ -98,44 +101,49 @@ def summarise(
 
 
 def _grid(table: pa.Table, stack: str | None, metrics: Sequence[str], places: Sequence[str]) -> Summary:
-    found: dict[tuple[str, int], tuple[float, bool]] = {}
-    labels: set[str] = set()
+    found: dict[tuple[str, int], _Point] = {}
     for column, (metric, place) in enumerate(zip(metrics, places, strict=True)):
-        for label, value, floor in _column(table, stack, metric, place):
-            found[label, column] = (value, floor)
-            labels.add(label)
+        found |= {(point.label, column): point for point in _column(table, stack, metric, place)}
     ends = {"in": -1, "final": 1 << 40}
-    lines = sorted(labels, key=lambda label: ends[label] if label in ends else int(label))
+    lines = sorted({label for label, _ in found}, key=lambda label: ends[label] if label in ends else int(label))
     shape = (len(lines), len(metrics))
-    values, floor_at, measured = np.full(shape, np.nan), np.zeros(shape, np.bool_), np.zeros(shape, np.bool_)
-    for (label, column), (value, floor) in found.items():
+    values = np.full(shape, np.nan)
+    floor, estimate, measured = (np.zeros(shape, np.bool_) for _ in range(3))
+    for (label, column), point in found.items():
         at = lines.index(label), column
-        values[at], floor_at[at], measured[at] = value, floor, True
-    return Summary(stack, tuple(lines), tuple(metrics), tuple(places), values, floor_at, measured)
+        values[at], floor[at], estimate[at], measured[at] = point.value, point.floor, point.estimate, True
+    return Summary(stack, tuple(lines), tuple(metrics), tuple(places), values, floor, estimate, measured)
 
 
-def _column(table: pa.Table, stack: str | None, metric: str, place: str) -> list[tuple[str, float, bool]]:
+class _Point(NamedTuple):
+    label: str
+    value: float
+    floor: bool
+    estimate: bool
+
+
+def _column(table: pa.Table, stack: str | None, metric: str, place: str) -> list[_Point]:
     mine = table if stack is None else table.filter(pc.fill_null(pc.equal(table["stack"], stack), False))
     if metric not in names_in(mine, "metric") or place not in names_in(mine, "site"):
         return []
-    lines = [(str(layer), value, floor) for layer, value, floor in _points(mine, metric, place)]
+    lines = _points(mine, metric, place)
     if place != "block.out":
         return lines
     here = set(names_in(mine.filter(pc.equal(mine["metric"], metric)), "site"))
     if "block.in" in here:
-        lines = [
-            ("in", value, floor) for layer, value, floor in _points(mine, metric, "block.in") if layer == 0
-        ] + lines
+        entries = [point for point in _points(mine, metric, "block.in") if point.label == "0"]
+        lines = [point._replace(label="in") for point in entries] + lines
     if "final" in here:
-        lines += [("final", value, floor) for _, value, floor in _points(mine, metric, "final")]
+        lines += [point._replace(label="final") for point in _points(mine, metric, "final")]
     return lines
 
 
-def _points(table: pa.Table, metric: str, site: str) -> list[tuple[int, float, bool]]:
+def _points(table: pa.Table, metric: str, site: str) -> list[_Point]:
     if where(table, metric=metric, site=site).num_rows == 0:
         return []
     line = curve(table, metric, site)
-    return [(int(n), float(v), bool(f)) for n, v, f in zip(line.layers, line.mean, line.any_floor, strict=True)]
+    columns = (line.layers, line.mean, line.any_floor, line.any_estimate)
+    return [_Point(str(int(n)), float(v), bool(f), bool(e)) for n, v, f, e in zip(*columns, strict=True)]
 
 
 def shown_lines(count: int, keep: Sequence[int] = ()) -> list[int | None]:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from rankscope.results.run import Run
 
 FLOOR_MARK = "*"
+ESTIMATE_MARK = "~"
 NOT_MEASURED = ""
 UNDEFINED = "undefined"
 
@@ -34,10 +35,11 @@ def number(value: float) -> str:
 
 
 def cell(grid: Summary, line: int, column: int) -> str:
-    """What a cell of a grid reads: a number, marked at the float floor; empty where nothing was measured."""
+    """What a cell of a grid reads: a number, marked as an estimate or at the float floor; empty if not measured."""
     if not grid.measured[line, column]:
         return NOT_MEASURED
-    return number(float(grid.values[line, column])) + (FLOOR_MARK if grid.floor[line, column] else "")
+    estimate = ESTIMATE_MARK if grid.estimate[line, column] else ""
+    return estimate + number(float(grid.values[line, column])) + (FLOOR_MARK if grid.floor[line, column] else "")
 
 
 def floor_line(run: Run) -> str:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from rankscope.results._frozen import freeze, thaw
 from rankscope.results.battery import PARTS, Battery, read_battery
 from rankscope.results.lookalikes import State, classify, layer_states
+from rankscope.results.not_finite import CODE, first_not_finite
 from rankscope.results.sentences import Reading, not_excluded, sentence_for
 from rankscope.results.summary import stacks_of
 
@@ -28,7 +29,7 @@ class Verdict:
         sentence: plain words with the values they rest on.
         evidence: those values: code, metric, site, stack, layer, value.
         code: ``"healthy"``, ``"mean offset"``, ``"narrow"``, ``"huge channel"``, ``"huge token"``, ``"floor"``,
-            ``"collapsed"`` or ``"unknown"``.
+            ``"collapsed"``, ``"not finite"`` or ``"unknown"``.
     """
 
     sentence: str
@@ -57,6 +58,16 @@ def judge(table: pa.Table, floor_relative: float | None, null: Mapping[str, Any]
             is not known.
         null: per metric ``{"mean", "sd", "draws"}`` over same-shape random tokens.
     """
+    lost = first_not_finite(table)
+    if lost is not None:
+        rest = _judge_finite(table, floor_relative, null)
+        others = () if rest.code == "unknown" else rest.evidence
+        words = f"{lost} Where it is finite: {rest.sentence[:1].lower()}{rest.sentence[1:]}" if others else str(lost)
+        return Verdict(words, (lost.evidence(), *others), CODE)
+    return _judge_finite(table, floor_relative, null)
+
+
+def _judge_finite(table: pa.Table, floor_relative: float | None, null: Mapping[str, Any] | None) -> Verdict:
     readings = {}
     for stack in stacks_of(table):
         battery = read_battery(table, stack)

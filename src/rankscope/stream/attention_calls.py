@@ -18,9 +18,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-HIDES = -5000.0
-"""Models hide a key by adding -1e4, -1e9, the lowest float or -inf to its score. Whatever is added below this gives
-probability zero in every float format, and no score that is meant is as low."""
+from rankscope.linalg import score_tiles
+
+HIDES = score_tiles.HIDES
+"""What is added to a score to hide a key lies below this."""
 
 _SDPA_NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 
@@ -30,8 +31,9 @@ class AttentionCall:
     """One evaluation of softmax attention; the probabilities are computed when asked for.
 
     Either ``weights`` are the model's own softmax output, or ``query``, ``key`` and the rest are the
-    arguments of the fused kernel, from which the same probabilities follow. ``edits`` are what surgery does to the
-    probabilities afterwards, each a function of them and of the support.
+    arguments of the fused kernel, from which the same probabilities follow; ``log_sums`` are the logarithms of its
+    sums of exponentials, one per row, where it has told them. ``edits`` are what surgery does to the probabilities
+    afterwards, each a function of them and of the support.
     """
 
     weights: Tensor | None = None
@@ -42,6 +44,7 @@ class AttentionCall:
     is_causal: bool = False
     scale: float | None = None
     edits: tuple[Callable[[Tensor, Tensor | None], Tensor], ...] = ()
+    log_sums: Tensor | None = None
 
     @property
     def lengths(self) -> tuple[int, int]:
@@ -51,6 +54,15 @@ class AttentionCall:
         assert self.query is not None
         assert self.key is not None
         return self.query.shape[-2], self.key.shape[-2]
+
+    @property
+    def probs_bytes(self) -> int:
+        """Memory that the probabilities of all heads take, or would take."""
+        if self.weights is not None:
+            return self.weights.numel() * self.weights.element_size()
+        assert self.query is not None
+        assert self.key is not None
+        return self.query.shape[:-1].numel() * self.key.shape[-2] * max(4, self.query.element_size())
 
     def support(self) -> Tensor | None:
         """Which keys each query may see, broadcastable to the probabilities; ``None`` when all.
@@ -114,7 +126,7 @@ def sdpa_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, 
     return dict(zip(_SDPA_NAMES, args, strict=False)) | dict(kwargs)
 
 
-def from_sdpa(args: Sequence[Any], kwargs: Mapping[str, Any]) -> AttentionCall | None:
+def from_sdpa(args: Sequence[Any], kwargs: Mapping[str, Any], log_sums: Tensor | None = None) -> AttentionCall | None:
     """Read the arguments of ``scaled_dot_product_attention``."""
     bound = sdpa_arguments(args, kwargs)
     query, key = bound["query"], bound["key"]
@@ -127,6 +139,7 @@ def from_sdpa(args: Sequence[Any], kwargs: Mapping[str, Any]) -> AttentionCall |
         mask=bound.get("attn_mask"),
         is_causal=bool(bound.get("is_causal", False)),
         scale=bound.get("scale"),
+        log_sums=log_sums,
     )
 
 

@@ -60,7 +60,7 @@ class StreamFrame:
         return stream, branch
 
     def pass_on(self, func: Callable[..., Any], args: Sequence[Any], out: Any) -> None:
-        """Follow the stream through calls that keep its values, normalise it, or scale it by a parameter."""
+        """Follow the stream through calls that keep its values, normalise it, or scale it by a gain of the block."""
         if not isinstance(out, Tensor) or not args:
             return
         source = args[0]
@@ -70,14 +70,19 @@ class StreamFrame:
         elif func in SAME_VALUES or (func is SLICE and _only_slices(args[1]) and out.shape == source.shape):
             if self.is_stream(source) and out.numel() == source.numel():
                 self.follow(out) if self._is_in(self._aliases, source) else self.follow_normed(out)
-        elif func in MULTIPLICATIONS and len(args) == 2 and self._is_scaled(*args):
-            self.follow(out)
+        elif func in MULTIPLICATIONS and len(args) == 2:
+            left, right = args
+            self._follow_scaled(*((left, right) if _is_gain(right) else (right, left)), out)
 
-    def _is_scaled(self, left: object, right: object) -> bool:
-        """Whether these are the stream and a gain a block puts on its skip."""
-        return (self._is_in(self._aliases, left) and _is_gain(right)) or (
-            self._is_in(self._aliases, right) and _is_gain(left)
-        )
+    def _follow_scaled(self, scaled: object, gain: object, out: Tensor) -> None:
+        """Follow the stream through a gain a block puts on its skip.
+
+        On a norm of the stream only a number counts: a parameter there mixes tokens with their neighbours (RWKV).
+        """
+        if self._is_in(self._aliases, scaled) and _is_gain(gain):
+            self.follow(out)
+        elif self.is_normed(scaled) and isinstance(gain, (int, float)):
+            self.follow_normed(out)
 
 
 def _only_slices(index: object) -> bool:

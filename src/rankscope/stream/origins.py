@@ -18,7 +18,7 @@ from rankscope.stream.frames import StreamFrame
 from rankscope.stream.operators import ADDS, CONSTANTS, SHAPED_LIKE
 
 CROSS_NAME = re.compile(r"cross|encoder_?attn|enc_?dec", re.IGNORECASE)
-_MIXER_NAME = re.compile(r"mixer|mamba|ssm|fourier|recurrent|rwkv|rglru|hyena|conv", re.IGNORECASE)
+_MIXER_NAME = re.compile(r"mixer|mamba|ssm|fourier|recurrent|rwkv|rglru|hyena|lstm_?layer|conv", re.IGNORECASE)
 _MLP_NAME = re.compile(r"mlp|ffn|feed_?forward|expert|moe|intermediate", re.IGNORECASE)
 
 

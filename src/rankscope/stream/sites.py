@@ -22,6 +22,8 @@ SITES: Mapping[str, str] = {
     "block.out": "the residual stream as it leaves a block, after any post-norm",
     "attention.probs": "the attention probabilities of each head",
     "cross_attention.probs": "the cross-attention probabilities of each head",
+    "attention.mixed": "the values as each head has mixed them, P V, before the output projection; fused kernels only",
+    "cross_attention.mixed": "the same of cross-attention",
     "final": "the stream after the stack's final norm",
 }
 
@@ -86,5 +88,5 @@ class SiteSelection:
 
     @property
     def wants_attention(self) -> bool:
-        """Whether attention probabilities are needed at all."""
-        return "attention.probs" in self.layers or "cross_attention.probs" in self.layers
+        """Whether attention calls are needed at all."""
+        return any(site.endswith((".probs", ".mixed")) for site in self.layers)

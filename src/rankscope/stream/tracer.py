@@ -7,14 +7,16 @@ of shape ``batch tokens dim`` and must reduce them on the spot: the tracer keeps
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
 from rankscope.models.view import Label, ModelView, Stack
-from rankscope.stream.attention_calls import AttentionCall, from_sdpa, from_softmax, listening
+from rankscope.stream.attention_calls import AttentionCall, from_sdpa, from_softmax, listening, sdpa_arguments
 from rankscope.stream.follower import Perform, StreamFollower, observing
+from rankscope.stream.kernel_sums import watching_kernel
 from rankscope.stream.open_call import OpenCall
 from rankscope.stream.sites import SiteRef, SiteSelection
 
@@ -73,12 +75,17 @@ class Tracer(StreamFollower):
         return out
 
     def on_fused(self, ref: SiteRef, args: Sequence[Any], kwargs: Mapping[str, Any], perform: Perform) -> Any:
-        """Show fused attention."""
-        with listening() as heard:
+        """Show fused attention, and what it has mixed."""
+        named, shown = sdpa_arguments(args, kwargs), ref in self._selection
+        watch = watching_kernel(named["query"], named["key"]) if shown else nullcontext()
+        with listening() as heard, watch as told:
             out = perform(*args, **kwargs)
-        seen = heard[-1] if heard else from_sdpa(args, kwargs)
-        if seen is not None and ref in self._selection:
+        seen = heard[-1] if heard else from_sdpa(args, kwargs, None if told is None else told.log_sums)
+        if seen is not None and shown:
             self._tell(ref, seen)
+        mixed = replace(ref, site=ref.site.replace(".probs", ".mixed"))
+        if mixed in self._selection:
+            self._tell(mixed, out)
         return out
 
     def on_softmax(self, ref: SiteRef, args: Sequence[Any], kwargs: Mapping[str, Any], perform: Perform) -> Any:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from rankscope.models.inputs import Batch
 from rankscope.models.view import ModelView, Stack
+from rankscope.processes.sharded import resharded
 from rankscope.stream.discovery import discover
 
 _PROBE_TOKENS = 16
@@ -20,7 +21,7 @@ _STACKS: WeakKeyDictionary[nn.Module, tuple[Stack, ...]] = WeakKeyDictionary()
 
 def view_of(model: nn.Module, batch: Batch, *, blocks: str | Sequence[str] | None = None) -> ModelView:
     """Discover the stacks of ``model`` with one forward pass on two short sequences of ``batch``."""
-    small, sequences = probe_batch(batch)
+    small, sequences = probe_batch(batch, whole=_depends_on_length(model))
     with undisturbed(model):
         view = discover(model, lambda: small.run(model), batch=sequences, blocks=blocks)
     _STACKS[model] = view.stacks
@@ -35,27 +36,34 @@ def known_view(model: nn.Module) -> ModelView | None:
 
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Run a model aside: in evaluation mode, without gradients; mode and random state are put back."""
+    """Run a model aside: in evaluation mode, without gradients; mode, random state and FSDP2's shards are put back."""
     was_training = [module for module in model.modules() if module.training]
     for module in was_training:
         module.training = False
     try:
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
+        with resharded(model), torch.random.fork_rng(devices=[]), torch.no_grad():
             yield
     finally:
         for module in was_training:
             module.training = True
 
 
-def probe_batch(batch: Batch) -> tuple[Batch, int]:
+def _depends_on_length(model: nn.Module) -> bool:
+    """Whether a short input would change the model: block-sparse ones turn to full attention, and stay there."""
+    return any(getattr(module, "attention_type", None) == "block_sparse" for module in model.modules())
+
+
+def probe_batch(batch: Batch, *, whole: bool = False) -> tuple[Batch, int]:
     """Two sequences of the batch (one, taken twice, where there is only one), at most 16 tokens of token ids.
+
+    All tokens with ``whole``.
 
     With as many tokens as sequences the two axes could not be told apart: three sequences are taken then.
     """
     tensors = [value for value in (*batch.arguments, *batch.inputs.values()) if isinstance(value, Tensor)]
     axis = batch.axis
     rows = 3 if any(value.dim() > 1 and value.shape[1 - axis] == 2 for value in tensors) else 2
-    crop = _are_token_ids(tensors)
+    crop = not whole and _are_token_ids(tensors)
 
     def cut(value: Any) -> Any:
         if not isinstance(value, Tensor) or value.dim() <= axis or value.shape[axis] != batch.sequences:

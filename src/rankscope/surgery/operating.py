@@ -78,8 +78,44 @@ def operate(
         ...     operation.describe()
         {'attention_skip': 0.0, 'mlp_skip': 0.0, 'mlp': 'drop'}
     """
+    operation = operation_of(
+        skip=skip,
+        attention_skip=attention_skip,
+        mlp_skip=mlp_skip,
+        mlp=mlp,
+        norm=norm,
+        mask=mask,
+        mask_mode=mask_mode,
+        temperature=temperature,
+        attention=attention,
+        attention_scale=attention_scale,
+        heads=heads,
+        layers=layers,
+        stack=stack,
+    )
+    with operating(model, operation, inputs=inputs, blocks=blocks):
+        yield operation
+
+
+def operation_of(
+    *,
+    skip: float | None = None,
+    attention_skip: float | None = None,
+    mlp_skip: float | None = None,
+    mlp: MlpChoice = "keep",
+    norm: NormChoice = "keep",
+    mask: Mask | str | None = None,
+    mask_mode: MaskChoice = "replace",
+    temperature: float = 1.0,
+    attention: AttentionChoice = "keep",
+    attention_scale: float = 1.0,
+    heads: int | Collection[int] = (),
+    layers: int | Collection[int] | None = None,
+    stack: str | None = None,
+) -> Operation:
+    """An operation from the words of :func:`operate`."""
     both = 1.0 if skip is None else float(skip)
-    operation = Operation(
+    return Operation(
         attention_skip=both if attention_skip is None else float(attention_skip),
         mlp_skip=both if mlp_skip is None else float(mlp_skip),
         mlp=mlp,
@@ -93,8 +129,6 @@ def operate(
         layers=None if layers is None else number_set(layers),
         stack=stack,
     )
-    with operating(model, operation, inputs=inputs, blocks=blocks):
-        yield operation
 
 
 @contextmanager

@@ -41,6 +41,56 @@ class Measured:
     layers: tuple[LayerQuantities, ...]
 
 
+@dataclass
+class StepFacts:
+    """What the steps of a network have in common, learnt block by block.
+
+    Attributes:
+        bare: attention reads the stream itself, and what it gives is added as it is.
+        has_skip: a skip passes attention.
+        has_source: something besides attention is added.
+        nothing_else: a step without attention passes the stream on as it is.
+        any_skip: a skip passes anything.
+        kinds: of each step whether it attends, and whether it adds an MLP.
+        width: of the stream.
+        qk_norm: queries or keys are normed somewhere.
+    """
+
+    bare: bool = True
+    has_skip: bool = False
+    has_source: bool = False
+    nothing_else: bool = True
+    any_skip: bool = False
+    kinds: list[tuple[bool, bool]] = field(default_factory=list)
+    width: int = 0
+    qk_norm: bool = False
+
+    @property
+    def only_mlp(self) -> bool:
+        """Whether attention and an MLP take turns, without skips."""
+        turns = [(True, False), (False, True)] * (len(self.kinds) // 2)
+        return not self.any_skip and self.kinds == turns
+
+    def see(self, steps: Sequence[Step], weights: HeadWeights) -> None:
+        """One block more."""
+        attends = [step for step in steps if step.heads is not None]
+        self.bare &= all(step.before.is_identity and step.after.is_identity for step in attends)
+        self.has_skip |= any(step.skip is not None for step in attends)
+        self.has_source |= any(step.source is not None for step in steps)
+        self.nothing_else &= all(step.heads is not None or _is_nothing(step) for step in steps)
+        self.any_skip |= any(step.skip is not None for step in steps)
+        self.kinds += [(step.heads is not None, step.source is not None and step.origin == "mlp") for step in steps]
+        self.width, self.qk_norm = self.width or weights.W_Q.shape[1], self.qk_norm or weights.qk_norm
+
+
+@dataclass
+class Found:
+    """What was read of one batch: per sequence one entry for each layer, and the facts about the steps."""
+
+    layers: list[list[LayerQuantities]]
+    facts: StepFacts = field(default_factory=StepFacts)
+
+
 @dataclass(eq=False)
 class BoundReader:
     """Reads batches block by block and keeps numbers only.
@@ -72,27 +122,37 @@ class BoundReader:
 
     def read(self, batch: Batch) -> list[Measured]:
         """Run the model once."""
+        return [
+            measured
+            for stack, found in self.read_part(batch).items()
+            for measured in self.finished(stack, batch.first_sequence, found)
+        ]
+
+    def read_part(self, batch: Batch, before: Tensor | None = None) -> dict[str | None, Found]:
+        """Run the model, or a part of it behind what the block ``before`` it gave back."""
         entries: dict[str | None, Tensor] = {}
-        found: dict[str | None, list[list[LayerQuantities]]] = {}
-        steps: dict[str | None, list[Step]] = {}
+        found: dict[str | None, Found] = {}
 
         def begin(stack: str | None, entry: Tensor) -> None:
-            entries[stack], found[stack], steps[stack] = entry, [[] for _ in range(entry.shape[0])], []
+            entries[stack], found[stack] = entry, Found([[] for _ in range(entry.shape[0])])
 
         def through(block: FrozenBlock) -> None:
             if block.is_final:
                 return
             for number, layer in enumerate(self._layers(block, entries[block.stack], batch)):
-                found[block.stack][number] += layer
-            steps[block.stack] += [replace(step, source=None) if step.source is None else step for step in block.steps]
+                found[block.stack].layers[number] += layer
+            found[block.stack].facts.see(block.steps, self._of(block)[0])
             self.dtypes.add(block.out.dtype)
             entries[block.stack] = block.out.to(torch.float64)
 
-        run_frozen(self.view, self.config, batch, begin, through, dtype=torch.float64)
+        run_frozen(self.view, self.config, batch, begin, through, dtype=torch.float64, before=before)
+        return found
+
+    def finished(self, stack: str | None, first_sequence: int, found: Found) -> list[Measured]:
+        """The sequences of a batch that has gone through all blocks."""
         return [
-            Measured(stack, batch.first_sequence + number, self._network(stack, steps[stack], layers), tuple(layers))
-            for stack, sequences in found.items()
-            for number, layers in enumerate(sequences)
+            Measured(stack, first_sequence + number, self._network(found.facts, layers), tuple(layers))
+            for number, layers in enumerate(found.layers)
             if layers
         ]
 
@@ -131,33 +191,24 @@ class BoundReader:
             self._weights[name] = weights, layer_weights(block.layer, weights, module, self.config)
         return self._weights[name]
 
-    def _network(self, stack: str | None, steps: Sequence[Step], layers: Sequence[LayerQuantities]) -> Network:
-        attends = [step for step in steps if step.heads is not None]
-        bare = all(step.before.is_identity and step.after.is_identity for step in attends)
-        cut = all(step.skip is None for step in attends) and not any(step.source is not None for step in steps)
+    def _network(self, facts: StepFacts, layers: Sequence[LayerQuantities]) -> Network:
+        bare, cut = facts.bare, not facts.has_skip and not facts.has_source
         passages = [layer.passage for layer in layers if layer.passage is not None]
         return Network(
             depth=len(layers),
             heads=max(len(layer.heads) for layer in layers),
-            width=self._weights[self._names[(stack, 0)]][0].W_Q.shape[1],
-            pure=bare and cut and all(step.heads is not None or _is_nothing(step) for step in steps),
-            only_mlp=bare and not self.has_norm and _only_mlp(steps),
-            has_skip=any(step.skip is not None for step in attends),
+            width=facts.width,
+            pure=bare and cut and facts.nothing_else,
+            only_mlp=bare and not self.has_norm and facts.only_mlp,
+            has_skip=facts.has_skip,
             row_scaling=bare and cut and all(_on_sphere(p.stream_out.mu, p.stream_out.unit_mu) for p in passages),
-            bilinear=self.position == "none" and not any(w.qk_norm for w, _ in self._weights.values()),
+            bilinear=self.position == "none" and not facts.qk_norm,
         )
 
 
 def _is_nothing(step: Step) -> bool:
     """Whether the stream passes as it is: what is left of a branch that surgery took out."""
     return step.skip is not None and step.skip.is_identity and not step.constants()
-
-
-def _only_mlp(steps: Sequence[Step]) -> bool:
-    """Attention, then an MLP, without skips."""
-    kinds = [(step.heads is not None, step.source is not None and step.origin == "mlp") for step in steps]
-    cut = all(step.skip is None for step in steps)
-    return cut and len(kinds) % 2 == 0 and kinds == [(True, False), (False, True)] * (len(kinds) // 2)
 
 
 def _on_sphere(mu: float, unit_mu: float) -> bool:

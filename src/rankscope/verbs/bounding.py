@@ -17,6 +17,7 @@ from rankscope.models.lazy_blocks import lazy_model
 from rankscope.models.loading import load
 from rankscope.models.loading.config import config_hash
 from rankscope.models.loading.quiet import quiet_transformers
+from rankscope.models.view import ModelView
 from rankscope.results.bounds import judge_bounds
 from rankscope.results.provenance import Provenance
 from rankscope.results.rows import RowWriter
@@ -24,10 +25,12 @@ from rankscope.results.run import Run
 from rankscope.stream.viewing import undisturbed, view_of
 from rankscope.surgery.session import operations_on
 from rankscope.theory.theorems import THEOREMS, Evaluation, Theorem
+from rankscope.verbs.bound_by_blocks import BoundByBlocks
 from rankscope.verbs.bound_reading import BoundReader, Measured, read_weights
 from rankscope.verbs.bound_rows import COORDINATES, write_evaluation, write_gains
 from rankscope.verbs.origin import floor_of, provenance_of
 from rankscope.verbs.reader import SiteReader
+from rankscope.verbs.streaming import described, need_weights, streaming_of
 
 _WITHOUT_ACTIVATIONS = ("nothing", "weights")
 _ON_GAINS = ("contraction_interval", "skip_interval")
@@ -47,6 +50,9 @@ def bound(
     dtype: torch.dtype | str | None = None,
     seed: int = 0,
     blocks: str | Sequence[str] | None = None,
+    stream: bool = False,
+    memory: int | str | None = None,
+    work: str | Path | None = None,
     progress: bool = False,
 ) -> Run:
     """Evaluate theorems on a model's own weights and activations: hypotheses, bound, measured value, slack.
@@ -68,6 +74,9 @@ def bound(
         dtype: of the weights, when the model is loaded here.
         seed: of a random initialisation and of random inputs.
         blocks: names or patterns of the block modules, where discovery needs help.
+        stream: read a local folder block by block, for a model larger than memory; same values.
+        memory: with ``stream``, a budget such as ``"3GiB"``; see ``measure``.
+        work: with ``stream``, a folder in which a run that is killed is kept; see ``measure``.
         progress: show a progress bar.
 
     Returns:
@@ -86,9 +95,12 @@ def bound(
     """
     started = time.perf_counter()
     chosen = [THEOREMS[name] for name in dict.fromkeys(THEOREMS if theorems is None else theorems)]
+    if weights_only and (stream or memory is not None or work is not None):
+        raise InputError("weights_only reads one tensor at a time already. Leave out stream, memory and work.")
     if weights_only:
         return _of_weights(model, chosen, explicit=theorems is not None, started=started)
-    loaded = load(model, seed=seed, dtype=dtype)
+    streaming = streaming_of(model, stream, memory, work, dtype=dtype)
+    loaded = load(model, seed=seed, dtype=dtype) if streaming is None else streaming.loaded
     if loaded.config is None:
         raise UnsupportedConfigError(
             f"Theorems need the weights of single heads, and {type(loaded.model).__name__} is no transformers model "
@@ -97,21 +109,32 @@ def bound(
     prepared = prepare_inputs(
         loaded, inputs, sequences=sequences, tokens=tokens, batch=batch, seed=seed, random_tokens=random_tokens
     )
-    measured: list[Measured] = []
-    with undisturbed(loaded.model), quiet_transformers():
-        view = view_of(loaded.model, prepared[0], blocks=blocks)
-        cut = any(operation.get("norm") == "identity" for operation in operations_on(loaded.model))
-        has_norm = not cut and any(plan.has_norm for stack in view.stacks for plan in stack.plans)
-        wants_gains = any(entry.name in _ON_GAINS for entry in chosen)
-        reader = BoundReader(view, loaded.config, lanczos if wants_gains else None, has_norm)
-        for part in tqdm(prepared, desc="bound", unit="batch", disable=not progress):
-            measured += reader.read(part)
+    counted = SiteReader([], "content", RowWriter())
+    steps = lanczos if any(entry.name in _ON_GAINS for entry in chosen) else None
+    if streaming is not None:
+        walk = streaming.walk(prepared, ("bound", steps), blocks=blocks, widened=True)
+        reading = BoundByBlocks(loaded.config, steps, _has_norm(loaded.model, walk.view), counted)
+        measured = reading.run(walk, shown=progress)
+    else:
+        need_weights(loaded.model, "bound")
+        measured = []
+        with undisturbed(loaded.model), quiet_transformers():
+            view = view_of(loaded.model, prepared[0], blocks=blocks)
+            reader = BoundReader(view, loaded.config, steps, _has_norm(loaded.model, view))
+            for part in tqdm(prepared, desc="bound", unit="batch", disable=not progress):
+                measured += reader.read(part)
+        counted.dtypes, counted.lengths = reader.dtypes, reader.lengths
     if not measured:
         raise InputError("No sequence has two tokens or more, and fewer have no residual. Pass longer inputs.")
-    site_reader = SiteReader([], "content", RowWriter())
-    site_reader.dtypes, site_reader.lengths = reader.dtypes, reader.lengths
-    provenance = provenance_of(loaded, prepared, site_reader, seed, time.perf_counter() - started)
-    return _run(chosen, measured, provenance, floor_of(reader.dtypes), (*loaded.notes, *prepared.notes))
+    provenance = provenance_of(loaded, prepared, counted, seed, time.perf_counter() - started)
+    notes = (*loaded.notes, *prepared.notes)
+    return _run(chosen, measured, provenance, floor_of(counted.dtypes), notes, described(streaming))
+
+
+def _has_norm(model: nn.Module, view: ModelView) -> bool:
+    """Whether a norm acts anywhere in a block, and was not taken out."""
+    cut = any(operation.get("norm") == "identity" for operation in operations_on(model))
+    return not cut and any(plan.has_norm for stack in view.stacks for plan in stack.plans)
 
 
 def _of_weights(model: str | Path | nn.Module, chosen: Sequence[Theorem], *, explicit: bool, started: float) -> Run:
@@ -142,6 +165,7 @@ def _run(
     provenance: Provenance,
     floor: Mapping[str, Any],
     notes: tuple[str, ...],
+    further: Mapping[str, Any] | None = None,
 ) -> Run:
     writer = RowWriter(coordinates=COORDINATES)
     first: dict[str, dict[str | None, Evaluation]] = {}
@@ -172,6 +196,7 @@ def _run(
             "applies": applies,
             "failed_hypotheses": failed,
             "citations": {entry.name: [str(cite) for cite in entry.cites] for entry in chosen},
+            **(further or {}),
         },
     )
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from rankscope._types import Status
@@ -22,7 +23,7 @@ from rankscope.models.view import ModelView
 from rankscope.results.rows import STATUS_CODE, RowWriter
 from rankscope.stream.attention_calls import AttentionCall
 from rankscope.stream.sites import SiteRef, SiteSelection
-from rankscope.stream.tracer import trace
+from rankscope.stream.tracer import Observer, trace
 from rankscope.verbs.reader import SiteReader
 
 LOG10 = math.log(10.0)
@@ -65,16 +66,31 @@ class Readings:
         )
 
 
-def read_exactly(view: ModelView, batch: Batch, readings: Readings, *, stability: bool) -> dict[SiteRef, State]:
+Lane = Callable[[str], AbstractContextManager[None]]
+"""A network that runs through part of a model, by name: what it is to begin with, and where its stream is left."""
+
+
+def _whole(lane: str) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
+def read_exactly(
+    view: ModelView, batch: Batch, readings: Readings, *, stability: bool, through: Lane = _whole
+) -> dict[SiteRef, State]:
     """Residual, order and factor of every block in exact arithmetic; returns the states in which blocks were entered.
 
     The order of a block is how many times the logarithm of its output's residual follows that of its input: two runs
     whose inputs differ in scale alone tell it, whatever the constant.
     """
     states: dict[SiteRef, State] = {}
-    logs, norms = _log_residuals(view, batch, 0.0, states)
-    shrunk, _ = _log_residuals(view, batch, SHRINK)
-    far, _ = _log_residuals(view, batch, FAR) if stability else ({}, {})
+    with through("exact"):
+        logs, norms = _log_residuals(view, batch, 0.0, states)
+    with through("shrunk"):
+        shrunk, _ = _log_residuals(view, batch, SHRINK)
+    far: dict[SiteRef, float] = {}
+    if stability:
+        with through("far"):
+            far, _ = _log_residuals(view, batch, FAR)
     for ref, value in logs.items():
         if ref.site == "block.in" and ref.layer > 0:
             continue
@@ -121,12 +137,29 @@ def _log_residuals(
     return logs, norms
 
 
-def read_plainly(view: ModelView, batch: Batch, readings: Readings, counted: SiteReader) -> None:
-    """The same residuals in float64, and in the model's own format."""
-    own = next(view.model.parameters()).dtype
+def read_plainly(
+    view: ModelView, batch: Batch, readings: Readings, counted: SiteReader, through: Lane = _whole
+) -> None:
+    """The same residuals in the model's own format."""
+    sites = SiteSelection.parse(("block.in@0", "block.out"))
+    counted.start(batch)
+    with through("own"), trace(view, sites, _plain_observer(readings, counted)):
+        batch.run(view.model)
+
+
+def read_in_float64(
+    view: ModelView, batch: Batch, readings: Readings, counted: SiteReader, through: Lane = _whole
+) -> None:
+    """The same residuals in float64."""
     sites = SiteSelection.parse(("block.in@0", "block.out"))
     counted.start(batch)
 
+    observe = _plain_observer(readings, counted)
+    with through("float64"), in_float64(view.model), WideArithmetic(), trace(view, sites, observe):
+        batch.run(view.model)
+
+
+def _plain_observer(readings: Readings, counted: SiteReader) -> Observer:
     def observe(ref: SiteRef, x: Tensor | AttentionCall) -> None:
         assert isinstance(x, Tensor)
         counted.note(ref, x)
@@ -137,11 +170,7 @@ def read_plainly(view: ModelView, batch: Batch, readings: Readings, counted: Sit
         readings.add("log10_residual", ref, _log10(value), name, status)
         readings.add("log10_relative_residual", ref, _log10(relative), name, status)
 
-    with trace(view, sites, observe):
-        batch.run(view.model)
-    if own != torch.float64:
-        with in_float64(view.model), WideArithmetic(), trace(view, sites, observe):
-            batch.run(view.model)
+    return observe
 
 
 def _log10(value: float) -> float:

@@ -20,12 +20,14 @@ from rankscope.results.exactness import judge_exact
 from rankscope.results.rows import RowWriter
 from rankscope.results.run import Run
 from rankscope.stream.viewing import undisturbed, view_of
-from rankscope.surgery.operating import operate
+from rankscope.surgery.operating import operating, operation_of
 from rankscope.surgery.operation import AttentionChoice, MaskChoice, MlpChoice, NormChoice
-from rankscope.verbs.exact_readings import Readings, read_exactly, read_plainly
+from rankscope.verbs.exact_by_blocks import ExactByBlocks
+from rankscope.verbs.exact_readings import Readings, read_exactly, read_in_float64, read_plainly
 from rankscope.verbs.laws import predicted_residuals
 from rankscope.verbs.origin import exact_floors, provenance_of
 from rankscope.verbs.reader import SiteReader
+from rankscope.verbs.streaming import described, need_weights, streaming_of
 
 
 def exact(
@@ -50,6 +52,9 @@ def exact(
     stability: bool = False,
     plain: bool = True,
     blocks: str | Sequence[str] | None = None,
+    stream: bool = False,
+    memory: int | str | None = None,
+    work: str | Path | None = None,
     progress: bool = False,
 ) -> Run:
     """Run a model in exact arithmetic and read its residual at every block, however small.
@@ -78,6 +83,9 @@ def exact(
             pushes away from collapse, below 1 toward it.
         plain: also give what float64 and the model's own format read.
         blocks: names or patterns of the block modules, where discovery needs help.
+        stream: read a local folder block by block, for a model larger than memory; same values.
+        memory: with ``stream``, a budget such as ``"3GiB"``; see ``measure``. A block is also held in float64 here.
+        work: with ``stream``, a folder in which a run that is killed is kept; see ``measure``.
         progress: show a progress bar.
 
     Returns:
@@ -93,7 +101,19 @@ def exact(
         [3.0, 3.0, 3.0]
     """
     started = time.perf_counter()
-    loaded = load(model, seed=seed, dtype=dtype)
+    streaming = streaming_of(model, stream, memory, work, dtype=dtype)
+    loaded = load(model, seed=seed, dtype=dtype) if streaming is None else streaming.loaded
+    operation = operation_of(
+        skip=skip,
+        attention_skip=attention_skip,
+        mlp_skip=mlp_skip,
+        mlp=mlp,
+        norm=norm,
+        mask=mask,
+        mask_mode=mask_mode,
+        attention=attention,
+        layers=layers,
+    )
     prepared = prepare_inputs(
         loaded,
         inputs,
@@ -109,28 +129,24 @@ def exact(
     with ExitStack() as stack:
         stack.enter_context(undisturbed(loaded.model))
         stack.enter_context(quiet_transformers())
-        view = view_of(loaded.model, prepared[0], blocks=blocks)
-        stack.enter_context(
-            operate(
-                loaded.model,
-                skip=skip,
-                attention_skip=attention_skip,
-                mlp_skip=mlp_skip,
-                mlp=mlp,
-                norm=norm,
-                mask=mask,
-                mask_mode=mask_mode,
-                attention=attention,
-                layers=layers,
-                blocks=blocks,
-            )
-        )
-        for part in tqdm(prepared, desc="exact", unit="sequence", disable=not progress):
-            readings = Readings(part.first_sequence, writer)
-            states = read_exactly(view, part, readings, stability=stability)
-            predicted_residuals(loaded, view, part, states, readings)
-            if plain:
-                read_plainly(view, part, readings, counted)
+        if streaming is not None:
+            options = ("exact", operation, tokens_policy, stability, plain)
+            walk = streaming.walk(prepared, options, blocks=blocks, lanes=3 + stability + plain, widened=True)
+            by_blocks = ExactByBlocks(loaded, operation, writer, counted, stability=stability, plain=plain)
+            by_blocks.run(walk, shown=progress)
+            stack.enter_context(operating(loaded.model, operation, view=walk.view))
+        else:
+            need_weights(loaded.model, "exact")
+            view = view_of(loaded.model, prepared[0], blocks=blocks)
+            stack.enter_context(operating(loaded.model, operation, view=view))
+            for part in tqdm(prepared, desc="exact", unit="sequence", disable=not progress):
+                readings = Readings(part.first_sequence, writer)
+                states = read_exactly(view, part, readings, stability=stability)
+                predicted_residuals(loaded, view, part, states, readings)
+                if plain:
+                    read_plainly(view, part, readings, counted)
+                    if next(loaded.model.parameters()).dtype != torch.float64:
+                        read_in_float64(view, part, readings, counted)
         provenance = provenance_of(loaded, prepared, counted, seed, time.perf_counter() - started)
     table = writer.table()
     floor = exact_floors(loaded.dtype)
@@ -143,4 +159,5 @@ def exact(
         evidence=evidence,
         table=table,
         notes=(*loaded.notes, *prepared.notes),
+        extra=described(streaming),
     )

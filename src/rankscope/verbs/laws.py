@@ -29,22 +29,27 @@ def predicted_residuals(
     They are those of pure attention: no skip, MLP or norm, a complete mask and position-free scores; and the family
     must tell where its head weights are. Elsewhere nothing is written.
     """
-    if not _is_pure(loaded) or len(view.stacks) > 1 or not _sees_everything(view, batch):
-        return
+    if is_pure(loaded) and len(view.stacks) == 1 and sees_everything(view, batch):
+        predict_blocks(loaded, view, states, readings)
+
+
+def predict_blocks(loaded: LoadedModel, view: ModelView, states: Mapping[SiteRef, State], readings: Readings) -> bool:
+    """Write the prediction block by block; returns whether none was met that the law does not reach."""
     modules = view.modules()
     for stack in view.stacks:
         for call in stack.calls:
             ref = SiteRef(stack.name, call.first_layer, "block.in")
             heads = _heads(loaded, modules[call.module_name])
             if heads is None or ref not in states:
-                return
+                return False
             state = states[ref]
             found = cubic_step(state.direction, heads, state.log_scale, base=state.base)
             after = SiteRef(stack.name, call.first_layer, "block.out")
             readings.add("log10_residual", after, float(found.log_residual) / LOG10, "law")
+    return True
 
 
-def _is_pure(loaded: LoadedModel) -> bool:
+def is_pure(loaded: LoadedModel) -> bool:
     """Whether the one operation under way leaves nothing but attention, unmasked."""
     described = operations_on(loaded.model)
     return loaded.config is not None and len(described) == 1 and described[0] == _PURE
@@ -58,7 +63,7 @@ def _heads(loaded: LoadedModel, block: object) -> HeadWeights | None:
     return None if heads.rotary or heads.qk_norm or heads.notes else heads
 
 
-def _sees_everything(view: ModelView, batch: Batch) -> bool:
+def sees_everything(view: ModelView, batch: Batch) -> bool:
     """Whether every query of every head sees every key."""
     complete = True
 

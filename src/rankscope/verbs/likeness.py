@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,10 @@ class LikenessReader:
     def stored(self) -> dict[str, Any]:
         """What goes into the run; see :mod:`rankscope.results.similarity`."""
         return {"sequence": 0, "site": SITE, "stacks": self._stacks}
+
+    def take_up(self, stored: Mapping[str, Any]) -> None:
+        """Go on from what another reader had stored."""
+        self._stacks = dict(stored["stacks"])
 
     def _take(self, ref: SiteRef, x: Tensor) -> None:
         keep = self._reader.kept(x)

@@ -53,7 +53,7 @@ def provenance_of(loaded: LoadedModel, prepared: Prepared, reader: SiteReader, s
         attention=loaded.attn_implementation,
         token_policy=prepared.policy,
         sequences=prepared.sequences,
-        lengths=tuple(counted[key] for key in sorted(counted)) or prepared.lengths,
+        lengths=tuple(counted[key] for key in sorted(counted) if key < prepared.sequences) or prepared.lengths,
         operations=operations_on(loaded.model),
         wall_seconds=round(seconds, 3),
     )

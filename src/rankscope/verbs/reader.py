@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
-from rankscope.linalg.attention import AttentionMatrix
+from rankscope.linalg.attention_view import AttentionView
 from rankscope.linalg.precision import float_floor
 from rankscope.linalg.tokens import Tokens
 from rankscope.metrics import MetricSpec, evaluate
@@ -15,6 +17,7 @@ from rankscope.models.inputs import Batch, TokensPolicy
 from rankscope.results.rows import RowWriter
 from rankscope.stream.attention_calls import AttentionCall
 from rankscope.stream.sites import SiteRef
+from rankscope.verbs.attention_choice import BY_SIZE, AttentionChoice
 
 
 class SiteReader:
@@ -25,6 +28,7 @@ class SiteReader:
         policy: which tokens count.
         writer: where the rows go.
         at: values of the writer's further columns, for every row.
+        attention: how probabilities are gone through; by size unless it says otherwise.
     """
 
     def __init__(
@@ -33,7 +37,9 @@ class SiteReader:
         policy: TokensPolicy,
         writer: RowWriter,
         at: Mapping[str, str | int | None] | None = None,
+        attention: AttentionChoice = BY_SIZE,
     ) -> None:
+        self._attention = attention
         self._of_tokens = [spec for spec in metrics if spec.side == "tokens"]
         self._of_attention = [spec for spec in metrics if spec.side == "attention"]
         self._policy = policy
@@ -55,6 +61,8 @@ class SiteReader:
         if isinstance(seen, AttentionCall):
             if self._of_attention:
                 self._read_attention(ref, seen)
+        elif self._of_tokens and ref.site.endswith(".mixed"):
+            self._read_heads(ref, seen)
         elif self._of_tokens:
             self._read_tokens(ref, seen)
 
@@ -74,19 +82,39 @@ class SiteReader:
         self.shapes.add((x.shape[1], x.shape[2]))
         self._note_lengths(ref.stack, Tokens(x, self.kept(x)).count)
 
+    def seen(self) -> dict[str, Any]:
+        """Formats, shapes and lengths as JSON, for a reader in another process."""
+        lengths = [[stack, sequence, count] for stack, own in self.lengths.items() for sequence, count in own.items()]
+        return {
+            "dtypes": sorted(str(dtype).removeprefix("torch.") for dtype in self.dtypes),
+            "shapes": sorted(self.shapes),
+            "lengths": lengths,
+        }
+
+    def learn(self, seen: Mapping[str, Any]) -> None:
+        """Know what another reader has seen as well."""
+        self.dtypes |= {getattr(torch, name) for name in seen["dtypes"]}
+        self.shapes |= {(tokens, dim) for tokens, dim in seen["shapes"]}
+        for stack, sequence, count in seen["lengths"]:
+            self.lengths.setdefault(stack, {})[sequence] = count
+
     def _read_tokens(self, ref: SiteRef, x: Tensor) -> None:
         self.note(ref, x)
         view = Tokens(x, self.kept(x))
         self._write(ref, self._of_tokens, view, float_floor(x.dtype), head_axis=False)
 
+    def _read_heads(self, ref: SiteRef, x: Float[Tensor, "batch heads tokens dim"]) -> None:
+        keep = self._keep(x.shape[0], x.shape[2], x.device)
+        per_head = None if keep is None else keep.unsqueeze(1).expand(x.shape[:-1])
+        self._write(ref, self._of_tokens, Tokens(x, per_head), float_floor(x.dtype), head_axis=True)
+
     def _read_attention(self, ref: SiteRef, call: AttentionCall) -> None:
-        probs = call.probs()
-        keep = self._keep(probs.shape[0], probs.shape[-2], probs.device)
-        view = AttentionMatrix(probs, call.support(), keep)
-        self._write(ref, self._of_attention, view, float_floor(probs.dtype), head_axis=True)
+        spectrum = any(spec.needs == "spectrum" for spec in self._of_attention)
+        view, dtype = self._attention.view(call, self._keep, spectrum=spectrum)
+        self._write(ref, self._of_attention, view, float_floor(dtype), head_axis=True)
 
     def _write(
-        self, ref: SiteRef, specs: list[MetricSpec], view: Tokens | AttentionMatrix, floor: float, *, head_axis: bool
+        self, ref: SiteRef, specs: list[MetricSpec], view: Tokens | AttentionView, floor: float, *, head_axis: bool
     ) -> None:
         assert self._batch is not None
         reading = evaluate(specs, view, floor)

@@ -16,7 +16,7 @@ from torch import Tensor
 from rankscope.deviation.registry import refuse, rule
 from rankscope.deviation.rules.arithmetic import add, mul
 from rankscope.deviation.tensor import Deviation
-from rankscope.deviation.terms import Term, broadcast, gathered, scaled
+from rankscope.deviation.terms import Term, broadcast, common_parts, gathered
 
 aten = torch.ops.aten
 
@@ -96,12 +96,7 @@ def _contract(u: Tensor, v: Tensor, inner: int | None = None) -> Tensor:
 
 def _common_rows(base: Tensor, terms: Sequence[Term]) -> tuple[Tensor, list[Term]]:
     """Parts that are the same for every row belong to the base, if that is."""
-    if base.shape[-2] != 1:
-        return base, list(terms)
-    for term in terms:
-        if term.values.shape[-2] == 1:
-            base = base + scaled(term.log_scale, term.values)
-    return base, [term for term in terms if term.values.shape[-2] != 1]
+    return common_parts(base, terms) if base.shape[-2] == 1 else (base, list(terms))
 
 
 @rule(aten.addmm, aten.baddbmm)

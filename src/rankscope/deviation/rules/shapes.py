@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rankscope.deviation.registry import refuse, rule
 from rankscope.deviation.tensor import Deviation
-from rankscope.deviation.terms import Term, broadcast, exp
+from rankscope.deviation.terms import Term, broadcast, common_parts, exp, gathered
 
 aten = torch.ops.aten
 Move = Callable[[Tensor], Tensor]
@@ -57,13 +57,13 @@ def _view(x: Deviation, size: Sequence[int], *strides: Any) -> Deviation:
     def write_back(old: Tensor, new: Tensor) -> Tensor:
         return new.reshape(old.shape)
 
-    out = Deviation(
-        _reshaped(x.base, x.shape, shape),
-        [Term(s, _reshaped(v, x.shape, shape)) for s, v in x.terms],
-        shape,
-        null_axis=null,
-        base_sum=x.base_sum if null is not None else None,
-    )
+    base, terms = _reshaped(x.base, x.shape, shape), [Term(s, _reshaped(v, x.shape, shape)) for s, v in x.terms]
+    if len(shape) > 1 and base.dim() == len(shape) and base.shape[-2] == 1 < shape[-2]:
+        base, terms = common_parts(base, terms)
+    if len(terms) > 1:
+        terms = list(gathered(terms))
+    kept = x.base_sum if null is not None else None
+    out = Deviation(base, terms, shape, null_axis=null, base_sum=kept)
     out.source, out.write_back = weakref.ref(x), write_back
     return out
 

@@ -35,9 +35,9 @@ def completed(loaded: LoadedModel, inputs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def on_device(batches: Sequence[Batch], model: torch.nn.Module) -> tuple[Batch, ...]:
-    """The batches where the model's first parameter is."""
+    """The batches where the model's first parameter is; weights that are elsewhere until they are used say nothing."""
     first = next(model.parameters(), None)
-    if first is None or first.device.type == "cpu":
+    if first is None or first.device.type in ("cpu", "meta"):
         return tuple(batches)
     return tuple(_moved(batch, first.device) for batch in batches)
 

@@ -14,6 +14,7 @@ from rankscope.models.inputs.record import TokensPolicy
 
 # The next cycle through a short text starts this many tokens later, so that no two sequences are the same.
 _CYCLE_SHIFT = 37
+LARGEST_TEXT = 2**28
 
 
 @dataclass(frozen=True)
@@ -28,12 +29,18 @@ def read_text(path: Path) -> str:
     """The text of a UTF-8 file.
 
     Raises:
-        InputError: it is missing, unreadable, not UTF-8 (with the byte position), or empty.
+        InputError: it is missing, unreadable, larger than 256 MiB, not UTF-8 (with the byte position), or empty.
     """
     try:
-        raw = path.expanduser().read_bytes()
+        with path.expanduser().open("rb") as stream:
+            raw = stream.read(LARGEST_TEXT + 1)
     except OSError as error:
         raise InputError(f"The text file {str(path)!r} could not be read: {error.strerror}.") from error
+    if len(raw) > LARGEST_TEXT:
+        raise InputError(
+            f"The text file {str(path)!r} has more than {LARGEST_TEXT:,} bytes, and few sequences are read of it. Cut "
+            "it first, for example with head -c 10000000."
+        )
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
 from rankscope._errors import LoadError
+from rankscope.models.loading.affording import refuse_unaffordable
 from rankscope.models.loading.config import config_from_json, config_hash, model_class_named
 from rankscope.models.loading.dtypes import default_dtype, parse_dtype
 from rankscope.models.loading.quiet import quiet_transformers
-from rankscope.models.loading.weights import Request, Weights, weights_from_folder, weights_from_hub
+from rankscope.models.loading.spreading import distributed
+from rankscope.models.loading.weights import Request, Weights, placement_of, weights_from_folder, weights_from_hub
 from rankscope.models.presets import PRESETS, InputKind, preset
+from rankscope.processes.sharded import Spread
 
 Origin = Literal["memory", "init", "folder", "hub"]
 # transformers makes float32 constants inside these on their way.
@@ -69,6 +73,9 @@ def load(
     trust_remote_code: bool = False,
     allow_pickle: bool = False,
     model_class: str | None = None,
+    spread: Spread | None = None,
+    device_map: str | Mapping[str, int | str] | None = None,
+    offload_folder: str | Path | None = None,
 ) -> LoadedModel:
     """Load a model from a spec.
 
@@ -81,6 +88,10 @@ def load(
         trust_remote_code: run code shipped with the model. Off, such code is never run.
         allow_pickle: read ``pytorch_model.bin``, tensors only.
         model_class: the transformers class to build, instead of the backbone ``AutoModel`` chooses.
+        spread: ``"fsdp"`` or ``"tensor"``: every process of the group loads its part; all must call this.
+        device_map: where each part of a folder's or hub model's weights lies: ``"auto"``, or module names with a
+            device, ``"cpu"`` or ``"disk"`` each. Statistics are taken on the device a layer runs on.
+        offload_folder: for the parts on ``"disk"``.
 
     Raises:
         LoadError: the spec does not lead to a model.
@@ -91,15 +102,18 @@ def load(
         46400
     """
     if isinstance(spec, torch.nn.Module):
-        return _described(spec, type(spec).__qualname__, "memory")
+        return described(spec, type(spec).__qualname__, "memory")
     if isinstance(spec, LoadedModel):
         return spec
     text = str(spec)
-    request = Request(seed, parse_dtype(dtype), revision, trust_remote_code, allow_pickle, model_class)
+    request = Request(seed, parse_dtype(dtype), revision, trust_remote_code, allow_pickle, model_class, spread)
+    request = replace(request, placement=placement_of(device_map, offload_folder))
     with quiet_transformers():
         if text.startswith("init:"):
+            if request.placement:
+                raise LoadError(f"device_map places weights that are read, and {text!r} draws them. Save it first.")
             model, kind, notes = _initialised(text.removeprefix("init:"), request)
-            return _described(model, text, "init", input_kind=kind, seed=seed, notes=notes)
+            return described(model, text, "init", input_kind=kind, seed=seed, notes=notes)
         path = Path(text).expanduser()
         if path.exists():
             return _from_weights(_folder_or_gguf(path, request), text, "folder", seed)
@@ -131,6 +145,7 @@ def _folder_or_gguf(path: Path, request: Request) -> Weights:
 def _initialised(name: str, request: Request) -> tuple[torch.nn.Module, InputKind | None, tuple[str, ...]]:
     """A random initialisation: drawn in float32 from the seed, then rounded, so that dtypes share their weights."""
     config, class_name, kind = _config_to_initialise(name, request)
+    refuse_unaffordable(config, lambda small: _build(small, class_name, request, torch.float32), torch.float32)
     wanted = request.dtype or torch.float32
     model = _build(config, class_name, request, torch.float32)
     if wanted is not torch.float32:
@@ -140,6 +155,8 @@ def _initialised(name: str, request: Request) -> tuple[torch.nn.Module, InputKin
             if parameter.is_floating_point():
                 parameter.data = parameter.data.to(wanted)
         model = rounded
+    if request.spread is not None:
+        model = distributed(model, request.spread)
     return model.eval(), kind, ()
 
 
@@ -189,12 +206,12 @@ def _build(config: Any, class_name: str, request: Request, dtype: torch.dtype) -
 
 def _from_weights(found: Weights, spec: str, origin: Origin, seed: int) -> LoadedModel:
     drawn = seed if found.notes else None
-    return _described(
+    return described(
         found.model, spec, origin, tokenizer=found.tokenizer, revision=found.revision, seed=drawn, notes=found.notes
     )
 
 
-def _described(
+def described(
     model: torch.nn.Module,
     spec: str,
     origin: Origin,
@@ -205,6 +222,7 @@ def _described(
     seed: int | None = None,
     notes: tuple[str, ...] = (),
 ) -> LoadedModel:
+    """A model with the facts about it that every result carries."""
     config = transformers_config(model)
     floating = [parameter for parameter in model.parameters() if parameter.is_floating_point()]
     if config is not None and origin != "memory" and floating:

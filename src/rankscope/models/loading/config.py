@@ -10,6 +10,8 @@ from typing import Any
 
 from rankscope._errors import LoadError
 
+LARGEST_CONFIG = 32 * 2**20
+
 # Facts of one file or one machine, not of the architecture.
 _NOT_HASHED = (
     "_name_or_path",
@@ -19,6 +21,7 @@ _NOT_HASHED = (
     "transformers_version",
     "_commit_hash",
     "attn_implementation",
+    "distributed_config",
 )
 
 
@@ -30,12 +33,19 @@ def config_hash(config: Any) -> str:
 
 def read_config_json(path: Path) -> dict[str, Any]:
     """The JSON object in ``path``, or a LoadError that says why it is none."""
+    if path.exists() and not path.is_file():
+        raise LoadError(f"{path} is no regular file. Pass a folder that holds a config.json, or the file itself.")
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open("rb") as stream:
+            raw = stream.read(LARGEST_CONFIG + 1)
     except OSError as error:
         raise LoadError(
             f"{path} could not be read: {error.strerror}. Pass a folder that holds a config.json."
         ) from error
+    if len(raw) > LARGEST_CONFIG:
+        raise LoadError(f"{path} has more than {LARGEST_CONFIG:,} bytes; that is no configuration.")
+    try:
+        text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
         raise LoadError(f"{path} is not UTF-8 text (byte {error.start}). Is it a config.json?") from error
     try:
@@ -44,6 +54,8 @@ def read_config_json(path: Path) -> dict[str, Any]:
         raise LoadError(
             f"{path} is not valid JSON: {error.msg} at line {error.lineno}, column {error.colno}."
         ) from error
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets without end
+        raise LoadError(f"{path} is JSON that cannot be read: {error}. Is it a config.json?") from error
     if not isinstance(found, dict):
         raise LoadError(
             f"{path} holds a JSON {type(found).__name__}; a configuration is an object with a 'model_type'."
@@ -95,20 +107,27 @@ def config_from_json(path: Path, model_class: str | None) -> Any:
     refuse_remote_kernels(raw, str(path))
     model_type = raw.get("model_type") or _inferred_type(raw, path, model_class)
     rest = {key: value for key, value in raw.items() if key not in ("model_type", "auto_map", "transformers_version")}
-    if model_type not in transformers.CONFIG_MAPPING:
+    if not isinstance(model_type, str) or model_type not in transformers.CONFIG_MAPPING:
         code = " Its own code (auto_map) runs only with trust_remote_code=True." if "auto_map" in raw else ""
         raise LoadError(
-            f"{path} describes model_type {model_type!r}, "
+            f"{path} describes model_type {model_type!r:.200}, "
             f"which transformers {transformers.__version__} does not know.{code}"
         )
     try:
         return transformers.CONFIG_MAPPING[model_type].from_dict(rest)
-    except (TypeError, ValueError, KeyError, AttributeError) as error:
-        raise LoadError(f"{path} is not a valid {model_type} configuration: {error}") from error
+    except Exception as error:  # every family checks in its own way and raises what it likes
+        raise LoadError(f"{path} is not a valid {model_type} configuration: {' '.join(str(error).split())}") from error
 
 
 def _inferred_type(raw: Mapping[str, Any], path: Path, model_class: str | None) -> str:
-    names = [model_class] if model_class else [name for name in raw.get("architectures") or [] if isinstance(name, str)]
+    named = raw.get("architectures")
+    names = (
+        [model_class]
+        if model_class
+        else [name for name in named if isinstance(name, str)]
+        if isinstance(named, list)
+        else []
+    )
     for name in names:
         config_class = getattr(model_class_named(name), "config_class", None)
         if config_class is not None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from rankscope._errors import LoadError, MissingExtraError
+from rankscope.models.loading.affording import refuse_unaffordable
 from rankscope.models.loading.config import config_from_json, model_class_named, refuse_remote_kernels
+from rankscope.models.loading.shard_files import indexed_files, safetensors_in
+from rankscope.models.loading.spreading import spread_arguments
+from rankscope.processes.sharded import Spread
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -31,6 +36,8 @@ class Request:
     trust_remote_code: bool
     allow_pickle: bool
     model_class: str | None
+    spread: Spread | None = None
+    placement: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -55,10 +62,20 @@ def weights_from_folder(folder: Path, request: Request, gguf: str | None = None)
             raise LoadError(f"{folder} holds no config.json and no .gguf file, so it is not a model folder.")
         if not request.trust_remote_code:
             arguments["config"] = config_from_json(folder / "config.json", request.model_class)
+            _refuse_too_large(arguments["config"], request)
         arguments["use_safetensors"] = _has_safetensors(folder, request.allow_pickle)
     model, notes = _from_pretrained(str(folder), request, arguments)
     tokenizer, remark = _tokenizer(str(folder), request, arguments, wanted=gguf is not None or _has_tokenizer(folder))
     return Weights(model, tokenizer, None, notes + remark)
+
+
+def _refuse_too_large(config: Any, request: Request) -> None:
+    """A folder may hold few weights and a configuration of a billion layers."""
+    if request.spread is None and not request.placement:
+        name = request.model_class or "AutoModel"
+        chosen = model_class_named(name)
+        build = chosen.from_config if name.startswith("AutoModel") else chosen
+        refuse_unaffordable(config, build, request.dtype or torch.bfloat16)
 
 
 def weights_from_hub(name: str, request: Request) -> Weights:
@@ -85,6 +102,9 @@ def _from_pretrained(
 ) -> tuple[torch.nn.Module, tuple[str, ...]]:
     """Weights the checkpoint lacks are drawn from the seed, and said."""
     chosen = model_class_named(request.model_class or "AutoModel")
+    if request.spread is not None:
+        arguments = arguments | spread_arguments(request.spread, arguments.get("config"), chosen)
+    arguments = {**arguments, **request.placement}
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(request.seed)
         try:
@@ -124,6 +144,28 @@ def _tokenizer(
     return found, ()
 
 
+def placement_of(device_map: str | Mapping[str, int | str] | None, offload_folder: str | Path | None) -> dict[str, Any]:
+    """Arguments of ``from_pretrained`` that put parts of a model on several devices, or on disk."""
+    from importlib.util import find_spec
+
+    if device_map is None:
+        if offload_folder is not None:
+            raise LoadError("offload_folder holds what device_map puts on disk, and there is none. Add device_map.")
+        return {}
+    if find_spec("accelerate") is None:
+        raise MissingExtraError("device_map", "accelerate", "accelerate")
+    placed = device_map if isinstance(device_map, str) else dict(device_map)
+    folder = {} if offload_folder is None else {"offload_folder": str(offload_folder)}
+    return {"device_map": placed, **folder}
+
+
+def tokenizer_in(folder: Path, config: Any) -> tuple[Any | None, tuple[str, ...]]:
+    """The tokenizer in a local folder, None where there is none, and a remark if it could not be read."""
+    request = Request(0, None, None, False, False, None)
+    arguments = {"local_files_only": True, "config": config}
+    return _tokenizer(str(folder), request, arguments, wanted=_has_tokenizer(folder))
+
+
 def _has_tokenizer(folder: Path) -> bool:
     return any((folder / name).is_file() for name in TOKENIZER_FILES)
 
@@ -139,7 +181,8 @@ def _only_gguf(folder: Path) -> str | None:
 
 def _has_safetensors(folder: Path, allow_pickle: bool) -> bool:
     """True for safetensors; False for a pickle the caller allowed; otherwise an error."""
-    if any(folder.glob("*.safetensors")):
+    if safetensors_in(folder):
+        indexed_files(folder)  # transformers would follow its names anywhere
         return True
     pickles = sorted(path.name for path in folder.glob("*.bin") if path.name.startswith("pytorch_model"))
     if not pickles:

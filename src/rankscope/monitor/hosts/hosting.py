@@ -16,8 +16,8 @@ from rankscope.monitor.gauge import Gauge
 from rankscope.monitor.probing import Given
 from rankscope.monitor.protocol import Sink
 from rankscope.monitor.schedules import Schedule, as_schedule
-from rankscope.monitor.values import Alarm, Heatmap
 from rankscope.monitor.watching import chosen_alarms
+from rankscope.results.readings import Alarm, Heatmap
 
 T = TypeVar("T")
 

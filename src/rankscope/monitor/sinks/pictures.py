@@ -9,8 +9,8 @@ import numpy.typing as npt
 
 from rankscope._errors import MissingExtraError
 from rankscope.monitor.acting import LOGGER
-from rankscope.monitor.values import Heatmap
 from rankscope.results.figure import FAINT, INK
+from rankscope.results.readings import Heatmap
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

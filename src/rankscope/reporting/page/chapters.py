@@ -55,6 +55,7 @@ STATES: Mapping[str, tuple[str, str]] = {
     "huge token": ("care", "one huge token"),
     "floor": ("floor", "at the float floor"),
     "collapsed": ("bad", "collapsed"),
+    "not finite": ("bad", "not finite"),
 }
 """Colour class and words of a verdict's code, milder to graver."""
 

@@ -46,7 +46,7 @@ def line_view(
         "metric": metric,
         "series": series,
         "guides": [dict(guide) for guide in guides],
-        "log": form == "number" and _spans_decades(series),
+        "log": form == "number" and spans_decades(value for one in series for value in one["y"]),
         "form": form,
     }
 
@@ -68,8 +68,9 @@ def guides_for(run: Run, metric: str, *, stream: bool = True) -> list[dict[str, 
     return [guide for guide in found if guide["value"] is not None]
 
 
-def _spans_decades(series: Sequence[Mapping[str, Any]]) -> bool:
-    known = np.array([value for one in series for value in one["y"] if value is not None], dtype=np.float64)
+def spans_decades(values: Iterable[float | None]) -> bool:
+    """Whether a logarithmic axis shows these better: all positive (or zero), and more than a few decades apart."""
+    known = np.array([value for value in values if value is not None], dtype=np.float64)
     positive = known[known > 0]
     if positive.size == 0 or (known < 0).any():
         return False

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-ChartKind = Literal["lines", "bars", "waterfall", "heat", "matrix"]
+ChartKind = Literal["lines", "bars", "waterfall", "heat", "matrix", "multiples"]
 DIGITS = 5
 
 
@@ -58,11 +58,12 @@ class Chart:
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell of a table: words, perhaps a metric to explain, perhaps a tint from 0 to 1."""
+    """One cell of a table: words, perhaps a metric to explain, a class, a number to sort by."""
 
     words: str
     term: str | None = None
     mark: str = ""
+    order: float | None = None
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,7 @@ class Table:
     rows: Sequence[Sequence[str | Cell]]
     folded: bool = False
     left_out: int = 0
+    sortable: bool = False
 
 
 @dataclass(frozen=True)

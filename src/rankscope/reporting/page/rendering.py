@@ -17,7 +17,7 @@ from rankscope.reporting.page.parts import Cell, Chapter, Chart, Section, Table
 from rankscope.reporting.page.wording import clipped, slug, with_powers
 from rankscope.stream.sites import SITES
 
-SCRIPTS = ("scales.js", "lines.js", "shapes.js", "page.js")
+SCRIPTS = ("scales.js", "lines.js", "shapes.js", "multiples.js", "page.js")
 
 
 def render(title: str, chapters: Sequence[Chapter], together: Sequence[Section], command: str) -> str:

@@ -30,7 +30,7 @@ function drawLines(plot, view, state) {
   const width = plot.clientWidth;
   const log = state.log === undefined ? view.log : state.log && view.form !== "power";
   const domain = lineDomain(view, log);
-  if (!domain) { plot.append(el("div", { class: "empty" }, "Undefined in every block.")); return; }
+  if (!domain) { plot.append(el("div", { class: "empty" }, `Undefined at every ${view.xlabel || "block"}.`)); return; }
   const direct = view.series.length > 1 && view.series.length <= DIRECT_LABELS && width > 620;
   const longest = Math.max(...view.series.map((one) => one.name.length));
   const margin = { left: 58, right: direct ? Math.min(190, 30 + longest * 7.4) : 18, top: 16, bottom: 42 };
@@ -45,6 +45,7 @@ function drawLines(plot, view, state) {
   drawGuides(box, view, y, log, domain);
   xAxis(box, blocks, x, view.xlabel || "block");
   for (let i = view.series.length - 1; i >= 0; i -= 1) drawSeries(box, view.series[i], i, x, y, domain, log);
+  drawMoments(box, view, x);
   if (direct) labelEnds(box, view, x, y);
   crosshair(plot, box, view, blocks, x, y, state.names);
 }
@@ -69,6 +70,16 @@ function drawGuides(box, view, y, log, domain) {
     const left = guide.kind === "floor";
     draw(box.svg, "text", { x: left ? box.margin.left + 6 : box.right - 4, y: words, "text-anchor": left ? "start" : "end", style: `font-size:11.5px;paint-order:stroke;stroke:${left ? "var(--floor-bg)" : "var(--card)"};stroke-width:4px;stroke-linejoin:round` }, guide.label);
   }
+}
+
+/* Moments on the axis that somebody should see: a line with words beside it. */
+function drawMoments(box, view, x) {
+  (view.when || []).forEach(([at, words], i) => {
+    const left = x(at);
+    const turned = left > (box.margin.left + box.right) / 2;
+    draw(box.svg, "line", { x1: left, x2: left, y1: box.margin.top, y2: box.bottom, stroke: "var(--down)", "stroke-dasharray": "4 3", "stroke-width": 1.4 });
+    draw(box.svg, "text", { x: left + (turned ? -5 : 5), y: box.margin.top + 12 + 15 * i, "text-anchor": turned ? "end" : "start", style: "font-size:11.5px;paint-order:stroke;stroke:var(--card);stroke-width:4px" }, `${words}, ${view.xlabel || "block"} ${at}`);
+  });
 }
 
 function drawSeries(box, one, index, x, y, domain, log) {

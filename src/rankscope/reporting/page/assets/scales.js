@@ -102,15 +102,19 @@ function yAxis(box, scale) {
 }
 
 function xAxis(box, values, at, label) {
-  const room = Math.max(1, Math.floor((box.right - box.margin.left) / 38));
-  const step = [1, 2, 5, 10, 20, 25, 50, 100, 200, 500].find((size) => values.length / size <= room) || 1000;
   draw(box.svg, "line", { class: "axis", x1: box.margin.left, x2: box.right, y1: box.bottom + 0.5, y2: box.bottom + 0.5 });
-  values.forEach((value, index) => {
-    if (typeof value === "number" && step > 1 ? value % step === 0 : index % step === 0) {
-      draw(box.svg, "text", { x: at(value), y: box.bottom + 18, "text-anchor": "middle" }, value);
-    }
-  });
+  for (const value of labelled(box, values, at)) draw(box.svg, "text", { x: at(value), y: box.bottom + 18, "text-anchor": "middle" }, value);
   draw(box.svg, "text", { x: (box.margin.left + box.right) / 2, y: box.height - 2, "text-anchor": "middle" }, label);
+}
+
+/* Values that get a label: round ones of a row without gaps, otherwise as many as find room. */
+function labelled(box, values, at) {
+  const wide = Math.max(38, 8 * String(values[values.length - 1]).length + 14);
+  const room = Math.max(1, Math.floor((box.right - box.margin.left) / wide));
+  const size = [1, 2, 5, 10, 20, 25, 50, 100, 200, 500].find((count) => values.length / count <= room) || 1000;
+  if (values.every((value, i) => typeof value === "number" && value === values[0] + i)) return values.filter((value) => size === 1 || value % size === 0);
+  let last = -Infinity;
+  return values.filter((value) => { const free = at(value) - last >= wide; if (free) last = at(value); return free; });
 }
 
 /* A readout beside the pointer; also spoken, because keys can move it. */

@@ -127,40 +127,59 @@ function surface(plot, width, height, left, top) {
 }
 
 function drawHeat(plot, view, state, legend) {
-  const range = extent(view.values.flat());
-  if (!range) { plot.append(el("div", { class: "empty" }, "Undefined for every head.")); return; }
+  const [rowName, columnName] = view.names || ["head", "block"];
+  const level = (value) => (view.log && known(value) ? Math.log10(Math.max(value, 1e-300)) : value);
+  const range = extent(view.values.flat().map(level));
+  if (!range) { plot.append(el("div", { class: "empty" }, `Undefined for every ${rowName}.`)); return; }
   const [columns, rows] = [view.columns.length, view.rows.length];
   const width = plot.clientWidth;
   const margin = { left: 58, right: 6, top: 6, bottom: 42 };
   const wide = Math.min(96, (width - margin.left - margin.right) / columns);
   const tall = Math.max(rows > 40 ? 6 : 11, Math.min(26, Math.max(wide * 0.62, 11), 420 / rows));
-  const box = frame(plot, width, margin.top + tall * rows + margin.bottom, { ...margin, right: width - margin.left - wide * columns }, `${view.metric} by block and head`);
+  const box = frame(plot, width, margin.top + tall * rows + margin.bottom, { ...margin, right: width - margin.left - wide * columns }, `${view.metric} by ${columnName} and ${rowName}`);
   const { canvas, pen } = surface(plot, wide * columns, tall * rows, margin.left, margin.top);
-  canvas.setAttribute("aria-label", `Map of ${view.metric.replaceAll("_", " ")}, ${rows} heads by ${columns} blocks`);
-  const shade = palette(...range);
+  canvas.setAttribute("aria-label", `Map of ${view.metric.replaceAll("_", " ")}, ${rows} ${rowName}s by ${columns} ${columnName}s`);
+  const shade = view.log ? stretched(range) : palette(...range);
   const gap = wide > 7 && tall > 7 ? 1.5 : 0;
   view.values.forEach((row, i) => row.forEach((value, j) => {
-    pen.fillStyle = known(value) ? shade.colour(value) : isDark() ? "#3a3f46" : "#d8d5cf";
+    pen.fillStyle = known(value) ? shade.colour(level(value)) : isDark() ? "#3a3f46" : "#d8d5cf";
     pen.beginPath();
     pen.roundRect(j * wide, i * tall, wide - gap, tall - gap, gap ? 2.5 : 0);
     pen.fill();
     if (!known(value) && gap) { pen.fillStyle = isDark() ? "#14171b" : "#ffffff"; pen.fillRect(j * wide + wide / 2 - 3, i * tall + tall / 2 - 1.2, 5, 1.4); }
   }));
   const every = Math.ceil(14 / tall);
-  view.rows.forEach((head, i) => { if (i % every === 0) draw(box.svg, "text", { x: margin.left - 8, y: margin.top + tall * (i + 0.5) + 4, "text-anchor": "end" }, i === 0 ? `head ${head}` : head); });
-  xAxis(box, view.columns, (block) => margin.left + wide * (view.columns.indexOf(block) + 0.5), "block");
-  legend.replaceChildren(...scaleBar(shade.low, shade.high, shade.stops, known(view.collapse) ? `collapse = ${number(view.collapse)}` : ""));
+  view.rows.forEach((head, i) => { if (i % every === 0) draw(box.svg, "text", { x: margin.left - 8, y: margin.top + tall * (i + 0.5) + 4, "text-anchor": "end" }, i === 0 ? `${rowName} ${head}` : head); });
+  xAxis(box, view.columns, (block) => margin.left + wide * (view.columns.indexOf(block) + 0.5), columnName);
+  ring(pen, view.marks || [], wide, tall);
+  legend.replaceChildren(...scaleBar(view.log ? 10 ** shade.low : shade.low, view.log ? 10 ** shade.high : shade.high, shade.stops, known(view.collapse) ? `collapse = ${number(view.collapse)}` : ""));
   const hint = readout(plot);
   walk(plot, rows * columns, (left, top) => {
     const [j, i] = [Math.floor((left - margin.left) / wide), Math.floor((top - margin.top) / tall)];
     return j >= 0 && j < columns && i >= 0 && i < rows ? i * columns + j : -1;
   }, (index) => {
     const [i, j] = [Math.floor(index / columns), index % columns];
-    hint.show(margin.left + wide * (j + 0.5), margin.top + tall * (i + 0.5), `block ${view.columns[j]}, head ${view.rows[i]}`, [["", number(view.values[i][j])]]);
+    hint.show(margin.left + wide * (j + 0.5), margin.top + tall * (i + 0.5), `${columnName} ${view.columns[j]}, ${rowName} ${view.rows[i]}`, [["", number(view.values[i][j])], ...(view.marks || []).filter((mark) => mark[0] === i && mark[1] === j).map((mark) => ["var(--down)", mark[2]])]);
   }, () => hint.hide());
 }
 
-const heatTable = (view) => ({ head: ["head", ...view.columns.map((block) => `block ${block}`)], rows: view.rows.map((head, i) => [head, ...view.values[i].map(number)]) });
+/* The scale of a map of logarithms: one direction, whatever the signs of the exponents. */
+function stretched([low, high]) {
+  const stops = SEQUENTIAL[isDark() ? "dark" : "light"];
+  return { colour: (v) => mix(stops, (v - low) / (high - low || 1)), low, high, stops };
+}
+
+function ring(pen, marks, wide, tall) {
+  pen.lineWidth = 2;
+  pen.strokeStyle = isDark() ? "#ffb37f" : "#a13d00";
+  for (const [i, j] of marks) {
+    pen.beginPath();
+    pen.ellipse((j + 0.5) * wide, (i + 0.5) * tall, Math.max(4, wide / 2), Math.max(4, tall / 2), 0, 0, 2 * Math.PI);
+    pen.stroke();
+  }
+}
+
+const heatTable = (view) => ({ head: [(view.names || ["head"])[0], ...view.columns.map((block) => `${(view.names || ["", "block"])[1]} ${block}`)], rows: view.rows.map((head, i) => [head, ...view.values[i].map(number)]) });
 
 function decoded(view) {
   if (!view.cells) view.cells = Int8Array.from(atob(view.data), (letter) => letter.charCodeAt(0));

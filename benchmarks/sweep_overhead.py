@@ -1,0 +1,106 @@
+"""What a sweep costs beside a bare Python loop over the same tasks, on the same cores.
+
+Each contestant is a process pinned to the same cores, timed from start to end, imports and Ray included: a loop that
+calls the verb and keeps nothing, ``sweep --serial``, and ``sweep`` on a Ray of its own with as many workers as cores.
+The marginal ratio leaves the start out: it is that of the seconds between one task and all of them. With several
+cores the loop is a pool of processes. Run it on a quiet machine with::
+
+    python -m benchmarks.sweep_overhead --tasks 60 --rounds 3      # about half an hour
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+RESULT = ROOT / "docs" / "data" / "sweep_overhead.json"
+CONTESTANTS = ("loop", "serial", "ray")
+
+
+def plan(model: str, tasks: int) -> dict[str, Any]:
+    """One model with as many seeds as tasks."""
+    return {"models": [model], "verbs": ["measure"], "seeds": list(range(tasks)),
+            "inputs": {"sequences": 8, "tokens": 128, "batch": 8}}  # fmt: skip
+
+
+def one(job: tuple[str, int]) -> int:
+    import rankscope as rs
+
+    return rs.measure(job[0], seed=job[1], sequences=8, tokens=128, batch=8).table.num_rows
+
+
+def run_here(contestant: str, model: str, tasks: int, cores: int) -> None:
+    """The whole work of one contestant; the caller has the clock."""
+    if contestant == "loop":
+        jobs = [(model, seed) for seed in range(tasks)]
+        if cores == 1:
+            for job in jobs:
+                one(job)
+        else:
+            with multiprocessing.get_context("spawn").Pool(cores) as pool:
+                pool.map(one, jobs, chunksize=1)
+        return
+    import rankscope as rs
+
+    with tempfile.TemporaryDirectory() as folder:
+        status = rs.sweep(plan(model, tasks), folder, serial=contestant == "serial", workers=cores)
+        if not status.complete:
+            raise SystemExit(str(status))
+
+
+def seconds(contestant: str, model: str, tasks: int, cores: int) -> float:
+    """Wall time of a contestant in a process of its own, one thread per process, pinned to the first cores."""
+    words = [sys.executable, "-m", "benchmarks.sweep_overhead", "--here", contestant, "--model", model]
+    words += ["--tasks", str(tasks), "--cores", str(cores)]
+    chosen = sorted(os.sched_getaffinity(0))[:cores]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+    started = time.perf_counter()
+    subprocess.run(words, check=True, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL,
+                   preexec_fn=lambda: os.sched_setaffinity(0, chosen))  # fmt: skip
+    return time.perf_counter() - started
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tasks", type=int, default=60)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--cores", type=int, default=1)
+    parser.add_argument("--model", default="init:bert-base")
+    parser.add_argument("--out", type=Path, default=RESULT)
+    parser.add_argument("--here", choices=CONTESTANTS, help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.here:
+        run_here(asked.here, asked.model, asked.tasks, asked.cores)
+        return
+    times: dict[str, dict[int, list[float]]] = {name: {1: [], asked.tasks: []} for name in CONTESTANTS}
+    for number in range(asked.rounds):
+        for tasks in (1, asked.tasks):
+            for name in CONTESTANTS:
+                times[name][tasks].append(seconds(name, asked.model, tasks, asked.cores))
+                print(f"round {number + 1}: {name}, {tasks} tasks, {times[name][tasks][-1]:.1f} s", flush=True)
+    medians = {name: {tasks: statistics.median(found) for tasks, found in by.items()} for name, by in times.items()}
+    between = {name: by[asked.tasks] - by[1] for name, by in medians.items()}
+    answer = {
+        "date": date.today().isoformat(), "model": asked.model, "tasks": asked.tasks, "cores": asked.cores,
+        "rounds": asked.rounds, "seconds": {name: round(by[asked.tasks], 2) for name, by in medians.items()},
+        "seconds of one task": {name: round(by[1], 2) for name, by in medians.items()},
+        "ratio": {name: round(medians[name][asked.tasks] / medians["loop"][asked.tasks], 4) for name in CONTESTANTS},
+        "marginal ratio": {name: round(between[name] / between["loop"], 4) for name in CONTESTANTS},
+    }  # fmt: skip
+    asked.out.write_text(json.dumps(answer, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps(answer, indent=1))
+
+
+if __name__ == "__main__":
+    main()

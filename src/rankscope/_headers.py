@@ -1,0 +1,49 @@
+"""The header of a safetensors file, read without torch and without a tensor; nothing in it is believed yet."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rankscope._errors import LoadError
+
+LONGEST_HEADER = 100_000_000
+
+
+@dataclass(frozen=True)
+class Header:
+    """What stands before the numbers.
+
+    Attributes:
+        entries: the JSON object: tensors by name, and ``__metadata__``.
+        start: where the numbers begin.
+        size: of the whole file.
+    """
+
+    entries: dict[str, Any]
+    start: int
+    size: int
+
+
+def read_header(path: Path) -> Header:
+    """Eight bytes that give a length, then a JSON object of that length.
+
+    Raises:
+        LoadError: a file that does not begin that way.
+    """
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if not 2 <= length <= min(size - 8, LONGEST_HEADER):
+                raise LoadError(f"{path} is no safetensors file: a header of {length} bytes in a file of {size}.")
+            entries = json.loads(file.read(length))
+    except OSError as error:
+        raise LoadError(f"{path} could not be read: {error.strerror}.") from error
+    except (ValueError, RecursionError) as error:
+        raise LoadError(f"{path} could not be read as safetensors: its header is not JSON ({error}).") from error
+    if not isinstance(entries, dict):
+        raise LoadError(f"{path} is no safetensors file: its header is a JSON {type(entries).__name__}.")
+    return Header(entries, 8 + length, size)

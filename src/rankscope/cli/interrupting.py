@@ -1,0 +1,79 @@
+"""A command that is stopped: it keeps what was finished, says so, and leaves with the code a shell expects."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+import typer
+
+from rankscope.cli.streams import remarks_console
+
+EXIT_INTERRUPTED = 128 + signal.SIGINT
+EXIT_TERMINATED = 128 + signal.SIGTERM
+
+
+class Terminated(KeyboardInterrupt):
+    """Somebody asked the process to end; it ends as if it had been interrupted."""
+
+
+@contextmanager
+def ending_on_request() -> Iterator[None]:
+    """Treat SIGTERM, which batch systems send before they kill, as an interrupt."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, _terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    raise Terminated
+
+
+@contextmanager
+def keeping(out: Path | None = None, otherwise: Callable[[], str] = lambda: "Nothing was saved.") -> Iterator[None]:
+    """Save the partial run that an interrupted verb hands over.
+
+    Args:
+        out: folder for it; None where the verb has none to hand over, or nobody asked for it to be saved.
+        otherwise: what becomes of the work where no run is saved, in words.
+    """
+    try:
+        yield
+    except KeyboardInterrupt as stopped:
+        remarks_console().print(_told(stopped, out) or f"Interrupted. {otherwise()}", markup=False)
+        raise typer.Exit(exit_code(stopped)) from None
+
+
+def exit_code(stopped: BaseException | None) -> int:
+    """128 and the number of the signal behind an interrupt."""
+    seen = stopped
+    while seen is not None and not isinstance(seen, Terminated):
+        seen = seen.__cause__ or seen.__context__
+    return EXIT_TERMINATED if isinstance(seen, Terminated) else EXIT_INTERRUPTED
+
+
+def is_untold(left: SystemExit) -> bool:
+    """Whether a command was interrupted outside :func:`keeping`, where nobody has said a word."""
+    context = left.__context__
+    return isinstance(context, typer.Exit) and isinstance(context.__cause__, KeyboardInterrupt)
+
+
+def _told(stopped: KeyboardInterrupt, out: Path | None) -> str | None:
+    """What was saved; None for nothing."""
+    from rankscope.results.interrupted import Interrupted
+
+    if not isinstance(stopped, Interrupted):
+        return None
+    if out is None:
+        return f"{stopped} Nothing was saved: pass --out to keep what is finished."
+    stopped.run.save(out)
+    return f"{stopped} The partial run is saved in {out}."

@@ -1,0 +1,73 @@
+"""``rankscope query``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rankscope.cli import parameters
+from rankscope.cli.streams import print_json, remarks_console, results_console
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+MOST_LINES = 200
+
+
+def query_command(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of a sweep.")],
+    sql: Annotated[str, typer.Argument(metavar="SQL", help="One SELECT over the tables rows and tasks.")],
+    as_json: parameters.AsJson = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Comma-separated values on stdout.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No remarks on stderr.")] = False,
+) -> None:
+    """What does the sweep say? SQL over all its rows, through DuckDB; the query can read and write nothing else."""
+    import rankscope
+
+    answer = rankscope.query(folder, sql)
+    if as_json:
+        print_json({"kind": "query", "columns": answer.column_names, "rows": _plain_rows(answer)})
+    elif as_csv:
+        _print_csv(answer)
+    else:
+        _print_table(answer, quiet=quiet)
+
+
+def _plain_rows(answer: pa.Table) -> list[dict[str, object]]:
+    """Rows in JSON types; what is not finite is null, a date is written out."""
+
+    def plain(value: object) -> object:
+        if isinstance(value, float):
+            return value if value - value == 0 else None
+        return value if value is None or isinstance(value, (bool, int, str)) else str(value)
+
+    return [{name: plain(value) for name, value in row.items()} for row in answer.to_pylist()]
+
+
+def _print_csv(answer: pa.Table) -> None:
+    import csv
+    import sys
+
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(answer.column_names)
+    for batch in answer.to_batches():
+        writer.writerows(zip(*(column.to_pylist() for column in batch.columns), strict=True))
+
+
+def _print_table(answer: pa.Table, *, quiet: bool) -> None:
+    from rankscope.reporting.terminal import print_entries
+    from rankscope.results.text import number
+
+    def words(value: object) -> str:
+        return number(value) if isinstance(value, float) else "" if value is None else str(value)
+
+    shown = answer.slice(0, MOST_LINES).to_pylist()
+    if not shown:
+        if not quiet:
+            remarks_console().print("no rows", markup=False)
+        return
+    print_entries([{name: words(value) for name, value in row.items()} for row in shown], results_console())
+    if answer.num_rows > MOST_LINES and not quiet:
+        remarks_console().print(f"{answer.num_rows - MOST_LINES} more rows; --csv prints all", markup=False)

@@ -1,0 +1,98 @@
+"""``rankscope rerun``: does a saved run come out again?"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from rankscope._errors import InputError
+from rankscope.cli import parameters
+from rankscope.cli.streams import print_json, remarks_console, results_console
+
+if TYPE_CHECKING:
+    from rankscope.results.reruns import Rerun
+
+VERBS = ("measure", "ablate", "exact", "decompose", "bound", "remedy", "predict")
+"""Verbs whose run one command line makes; a reproduction is run again with ``rankscope reproduce``."""
+PLACES = ("--out", "--figure")
+SILENT = ("--json", "--quiet", "-q", "--no-progress")
+
+
+def rerun_command(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run, written with --out.")],
+    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Keep the new run here.")] = None,
+    show: Annotated[bool, typer.Option("--show", help="Only print the command; run nothing.")] = False,
+    as_json: parameters.AsJson = False,
+    quiet: parameters.Quiet = False,
+) -> None:
+    """Does it come out again? Runs the command a run was made with, and compares every value bit by bit."""
+    from rankscope.results.reruns import judge_rerun
+    from rankscope.results.run import load_run
+
+    old = load_run(run)
+    words = command_again(old.provenance.command)
+    if show:
+        import shlex
+
+        typer.echo(shlex.join(["rankscope", *words]))
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        place = out or Path(scratch) / "run"
+        _run(words, place, quiet=quiet)
+        found = judge_rerun(old, load_run(place))
+    _tell(found, as_json=as_json, quiet=quiet)
+    if not found.same:
+        raise typer.Exit(1)
+
+
+def command_again(command: Sequence[str]) -> list[str]:
+    """The words after ``rankscope`` that make the run again, without where it was saved and how it was shown.
+
+    The command comes from a file: only a verb of rankscope is ever started, and nothing but rankscope.
+
+    Example:
+        >>> command_again(["rankscope", "measure", "init:tiny-bert", "--out", "run", "--seed", "3", "--json"])
+        ['measure', 'init:tiny-bert', '--seed', '3']
+
+    Raises:
+        InputError: the run was not made by one command line of rankscope.
+    """
+    if len(command) < 2 or command[0] not in ("rankscope", "__main__.py") or command[1] not in VERBS:
+        shown = " ".join(command)[:200] or "nothing"
+        raise InputError(
+            f"This run was made by {shown!r}, which is no single command of rankscope ({', '.join(VERBS)}). A run made "
+            "from Python is made again by its program; a reproduction by `rankscope reproduce`."
+        )
+    kept: list[str] = []
+    skip = False
+    for word in command[1:]:
+        if skip:
+            skip = False
+        elif word in PLACES:
+            skip = True
+        elif word not in SILENT and not word.startswith(tuple(f"{place}=" for place in PLACES)):
+            kept.append(str(Path(word).expanduser()) if word.startswith("~/") else word)
+    return kept
+
+
+def _run(words: Sequence[str], place: Path, *, quiet: bool) -> None:
+    arguments = [sys.executable, "-m", "rankscope", *words, "--quiet", "--out", str(place)]
+    if not quiet:
+        remarks_console().print(f"running: rankscope {' '.join(words)}", markup=False)
+    done = subprocess.run(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
+    # A condition of --fail-if that holds ends with 1 as well, behind a run that is whole.
+    if not (place / "run.json").is_file():
+        raise InputError(f"The command did not run again (exit code {done.returncode}): {done.stderr.strip()[-600:]}")
+
+
+def _tell(found: Rerun, *, as_json: bool, quiet: bool) -> None:
+    if as_json:
+        print_json(found.to_json())
+    else:
+        results_console().print(str(found).splitlines()[0] if quiet else str(found), markup=False)

@@ -1,0 +1,33 @@
+"""Options of the commands that can stream a model larger than memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Stream = Annotated[
+    bool, typer.Option("--stream", help="Read a local folder block by block, for a model larger than memory.")
+]
+Memory = Annotated[
+    str | None, typer.Option("--memory", metavar="BUDGET", help="With --stream: keep to this much, e.g. 3GiB.")
+]
+Work = Annotated[
+    Path | None,
+    typer.Option(
+        "--work", metavar="DIR", file_okay=False, help="With --stream: take up a killed run here; else beside --out."
+    ),
+]
+
+
+def work_of(stream: bool, work: Path | None, out: Path | None) -> Path | None:
+    """The work folder that was named, else one beside the place where the run is to be saved.
+
+    Example:
+        >>> work_of(True, None, Path("runs/llama")).name
+        'llama.work'
+    """
+    if work is not None or not stream or out is None:
+        return work
+    return out.with_name(f"{out.name}.work")

@@ -1,0 +1,179 @@
+"""``rankscope sweep``, ``rankscope sweep status`` and ``rankscope sweep atlas``."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from rankscope._errors import InputError
+from rankscope.cli import parameters
+from rankscope.cli.interrupting import keeping
+from rankscope.cli.showing import wants_progress
+from rankscope.cli.streams import print_json, remarks_console, results_console
+
+if TYPE_CHECKING:
+    from rankscope.results.sweep_status import SweepStatus
+
+DEFAULT = "run"
+HELP = "All of it, over many models, checkpoints and seeds? A plan on Ray: resumable, one Parquet data set, one page."
+Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of a sweep.")]
+NoWords = Annotated[bool, typer.Option("--quiet", "-q", help="Failures only, no progress.")]
+
+
+class PlanGroup(TyperGroup):
+    """A group whose first word may also be a plan: ``sweep PLAN`` is ``sweep run PLAN``."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Put the word in where no command is named."""
+        if args and args[0] not in self.commands and args[0] != "--help":
+            near = difflib.get_close_matches(args[0], self.commands, n=1, cutoff=0.7)
+            if near and not Path(args[0]).exists():
+                raise InputError(f"There is no plan {args[0]!r} here. Did you mean `rankscope sweep {near[0]}`?")
+            args = [DEFAULT, *args]
+        return super().parse_args(ctx, args)
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """The options of running a plan, then the other commands."""
+        run: Any = self.commands[DEFAULT]
+        records = [record for parameter in run.get_params(ctx) if (record := parameter.get_help_record(ctx))]
+        with formatter.section("Options"):
+            formatter.write_dl(records)
+        self.format_commands(ctx, formatter)
+
+
+sweep_app = typer.Typer(
+    cls=PlanGroup,
+    help=HELP,
+    subcommand_metavar="PLAN | example | status FOLDER | atlas FOLDER",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+)
+
+
+@sweep_app.command(DEFAULT, hidden=True)
+def run_command(
+    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="YAML file that says what to run.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Folder of the data set; by default PLAN without .yaml.")
+    ] = None,
+    serial: Annotated[
+        bool, typer.Option("--serial", "--no-ray", help="One task after the other in this process, without Ray.")
+    ] = False,
+    address: Annotated[
+        str | None, typer.Option("--address", metavar="ADDRESS", help="Ray cluster to run on, e.g. 'auto'.")
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option("--workers", min=1, help="Cores of the Ray started here; by default all.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the tasks and leave.")] = False,
+    as_json: parameters.AsJson = False,
+    quiet: NoWords = False,
+    no_progress: parameters.NoProgress = False,
+) -> None:
+    """Run every task of a plan that has no result yet. Exit code 1 if some failed."""
+    import rankscope
+
+    if dry_run:
+        _list_tasks(plan, as_json=as_json)
+        return
+    place = out or (plan.with_suffix("") if plan.suffix else plan.with_name(f"{plan.name}.sweep"))
+    progress = wants_progress(quiet=quiet, no_progress=no_progress)
+    with keeping(otherwise=lambda: _so_far(place)):
+        status = rankscope.sweep(plan, place, serial=serial, address=address, workers=workers, progress=progress)
+    _show(status, as_json=as_json, quiet=quiet)
+    if not quiet:
+        remarks_console().print(f"saved in {place}", markup=False)
+
+
+@sweep_app.command("example")
+def example_command(
+    out: Annotated[Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write it here.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No remarks on stderr.")] = False,
+) -> None:
+    """What does a plan look like? A small one that runs within seconds, with every key explained."""
+    from rankscope.sweeps.example import EXAMPLE_PLAN
+
+    if out is None:
+        typer.echo(EXAMPLE_PLAN, nl=False)
+        return
+    try:
+        with out.open("x", encoding="utf-8") as stream:
+            stream.write(EXAMPLE_PLAN)
+    except OSError as error:
+        raise InputError(f"--out {out} cannot be written: {error.strerror}. A file that is there is kept.") from error
+    if not quiet:
+        remarks_console().print(f"wrote {out}; run it with: rankscope sweep {out}", markup=False)
+
+
+@sweep_app.command("status")
+def status_command(
+    folder: Folder,
+    as_json: parameters.AsJson = False,
+    quiet: NoWords = False,
+) -> None:
+    """How far is it? Tasks done, failed with their reason, and not run yet. Exit code 1 if some failed."""
+    from rankscope.results.sweep_status import status_of
+
+    status = status_of(folder)
+    if not (as_json or quiet):
+        from rankscope.reporting.terminal import print_entries
+
+        rows = [{"model": model, "verb": verb, **{name: str(count) for name, count in found.items()}}
+                for (model, verb), found in status.groups.items()]  # fmt: skip
+        print_entries(rows, results_console())
+    _show(status, as_json=as_json, quiet=quiet)
+
+
+@sweep_app.command("atlas")
+def atlas_command(
+    folder: Folder,
+    output: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The HTML file to write.")] = Path(
+        "atlas.html"
+    ),
+    title: Annotated[str | None, typer.Option("--title", help="Title of the page.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing.")] = False,
+) -> None:
+    """How does each model of the sweep behave? One HTML page: profiles of all, a table, training trajectories."""
+    import rankscope
+
+    written = rankscope.atlas(folder, output, title=title)
+    if not quiet:
+        remarks_console().print(f"wrote {written} ({written.stat().st_size / 1000:.0f} kB)", markup=False)
+
+
+def _so_far(place: Path) -> str:
+    from rankscope.results.sweep_folder import EXPECTED
+    from rankscope.results.sweep_status import status_of
+
+    if not (place / EXPECTED).is_file():
+        return "Nothing was started."
+    counts = status_of(place).counts
+    finished = f"{counts['done']} of {sum(counts.values())} tasks"
+    return f"{finished} are done and whole in {place}. The same command runs the rest."
+
+
+def _show(status: SweepStatus, *, as_json: bool, quiet: bool) -> None:
+    if as_json:
+        print_json(status.to_json())
+    elif not quiet or status.failures:
+        typer.echo(str(status))
+    if status.counts["failed"]:
+        raise typer.Exit(1)
+
+
+def _list_tasks(plan: Path, *, as_json: bool) -> None:
+    from rankscope.results.sweep_status import name_of
+    from rankscope.sweeps.plan import plan_of
+    from rankscope.sweeps.tasks import tasks_of
+
+    found = [task.expected for task in tasks_of(plan_of(plan))]
+    if as_json:
+        print_json({"kind": "tasks", "tasks": [{"key": one.key, **one.task} for one in found]})
+        return
+    for one in found:
+        typer.echo(f"{one.key}  {name_of(one)}")

@@ -1,0 +1,93 @@
+"""What every attention metric reads, whether the probabilities lie in memory or are made tile by tile."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class AttentionSums:
+    """In one unit per matrix: per row of P its mass and the sum of p log p, and sums of squares of P and of CP."""
+
+    mass: Float[Tensor, "matrices query"]
+    p_log_p: Float[Tensor, "matrices query"]
+    energy: Float[Tensor, " matrices"]
+    centred_energy: Float[Tensor, " matrices"]
+
+
+class AttentionView(ABC):
+    """Attention probabilities P, one matrix per head and sequence, known by their float64 reductions.
+
+    Reductions have one leading ``matrices`` axis: the batch axes and the heads, flattened.
+
+    Attributes:
+        batch_shape: the batch axes and the heads.
+        keys: number of keys.
+    """
+
+    batch_shape: tuple[int, ...]
+    keys: int
+
+    @property
+    @abstractmethod
+    def kept(self) -> Bool[Tensor, "matrices query"]:
+        """Which rows count."""
+
+    @property
+    @abstractmethod
+    def count(self) -> Float[Tensor, " matrices"]:
+        """Number of query rows that count."""
+
+    @property
+    @abstractmethod
+    def fewest(self) -> int:
+        """A number of rows that every matrix has at least."""
+
+    @property
+    @abstractmethod
+    def support_size(self) -> Float[Tensor, "matrices query"]:
+        """Number of keys each row may see."""
+
+    @property
+    @abstractmethod
+    def sees_first(self) -> Bool[Tensor, "matrices query"]:
+        """Whether a row may see the first key."""
+
+    @property
+    @abstractmethod
+    def first_mass(self) -> Float[Tensor, "matrices query"]:
+        """Probability that each row gives to the first key."""
+
+    @property
+    @abstractmethod
+    def sums(self) -> AttentionSums:
+        """Mass, p log p and squares."""
+
+    @property
+    @abstractmethod
+    def largest_centred_singular_value(self) -> Float[Tensor, " matrices"]:
+        """Largest singular value of CP; NaN for P = 0."""
+
+    @property
+    @abstractmethod
+    def centred_singular_value_bound(self) -> Float[Tensor, " matrices"]:
+        """A bound on it from above; NaN for P = 0."""
+
+    @property
+    @abstractmethod
+    def is_spectrum_estimated(self) -> Bool[Tensor, " matrices"]:
+        """Where :attr:`largest_centred_singular_value` is a lower estimate and not the value itself."""
+
+    @property
+    def finite(self) -> Bool[Tensor, " matrices"]:
+        """Whether every probability that counts is a finite number."""
+        return self.sums.energy.isfinite()
+
+    @property
+    def relative_deviation(self) -> Float[Tensor, " matrices"]:
+        r""":math:`\|CP\|_F / \|P\|_F`, against which the float floor is held."""
+        return (self.sums.centred_energy / self.sums.energy).sqrt()

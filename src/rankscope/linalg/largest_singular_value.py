@@ -1,0 +1,148 @@
+r"""Largest singular value of a matrix A that can only be applied, with an interval that holds it.
+
+Block Lanczos on :math:`A^TA` with full reorthogonalisation and thick restarts. From the basis Q and
+:math:`H = A^TAQ`, with :math:`T = Q^TH`, :math:`\theta` its largest eigenvalue, :math:`R = H - QT` and the energy
+:math:`\tau = \|A\|_F^2 - \mathrm{tr}\,T` that the basis does not hold:
+
+- from below, :math:`\theta`, and half a step further the largest eigenvalue of :math:`HT^{-1}H^T`, the Ritz value of
+  :math:`AA^T` on the span of AQ;
+- from above, the norm of :math:`\begin{pmatrix}\theta & \|R\|_2\\ \|R\|_2 & \tau\end{pmatrix}`, since the norm of a
+  matrix is at most that of the matrix of its blocks' norms; and any bound that the caller has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+Normal = Callable[[Float[Tensor, "side block"]], Float[Tensor, "side block"]]
+
+_MOST_COLUMNS = 96
+_KEPT_COLUMNS = 24
+_LEAST_STEPS = 8
+_TELLING = 1e-2
+"""Ritz values below this share of the largest say nothing about it, and dividing by them would magnify rounding."""
+
+
+@dataclass(frozen=True)
+class SingularValue:
+    """A largest singular value.
+
+    Attributes:
+        lower: **Bound** from below, up to rounding; the value itself where ``is_estimate`` is False.
+        upper: **Bound** from above, up to rounding.
+        is_estimate: neither has the interval closed nor have the iterations converged.
+        passes: how often A^T A was applied.
+    """
+
+    lower: float
+    upper: float
+    is_estimate: bool
+    passes: int
+
+
+def largest_singular_value(
+    normal: Normal,
+    start: Float[Tensor, "side block"],
+    image: Float[Tensor, "side block"],
+    energy: float,
+    *,
+    upper: float,
+    passes: int,
+    tolerance: float,
+) -> SingularValue:
+    """Iterate until the value is known to ``tolerance``, or ``passes`` are used up.
+
+    Converged means: the interval is closed to the relative ``tolerance``; or the basis maps into itself; or, after at
+    least eight steps from a start that ought to hold a random direction, the residual of the top Ritz pair is below
+    ``tolerance`` times its value.
+
+    Args:
+        normal: Z to A^T A Z, in float64.
+        start: orthonormal columns.
+        image: A^T A times them, which counts as the first pass.
+        energy: sum of squares of A.
+        upper: any bound from above, or inf.
+        passes: at most this many applications.
+        tolerance: relative.
+
+    Example:
+        >>> A = torch.diag(torch.tensor([3.0, 2.0, 1.0], dtype=torch.float64))
+        >>> Z = torch.eye(3, dtype=torch.float64)[:, :2]
+        >>> found = largest_singular_value(
+        ...     lambda X: A.T @ A @ X, Z, A.T @ A @ Z, 14.0, upper=9.0, passes=1, tolerance=1e-12
+        ... )
+        >>> found.lower, found.upper, found.is_estimate
+        (3.0, 3.0, False)
+    """
+    Q, H, new = start, image, start.shape[1]
+    taken, lower = 1, 0.0
+    while True:
+        ritz = _Ritz(Q, H, energy)
+        lower, upper = max(lower, ritz.lower), min(upper, ritz.upper)
+        closed = upper - lower <= tolerance * upper
+        settled = taken >= _LEAST_STEPS and ritz.miss <= tolerance * ritz.values[-1]
+        if closed or settled or taken >= passes:
+            return SingularValue(lower, max(lower, upper), not (closed or settled), taken)
+        block = _next_block(Q, H, new, tolerance)
+        if block.shape[1] == 0:
+            return SingularValue(lower, max(lower, upper), False, taken)
+        if Q.shape[1] + block.shape[1] > _MOST_COLUMNS:
+            top = ritz.vectors[:, -_KEPT_COLUMNS:]
+            Q, H = Q @ top, H @ top
+        taken, new = taken + 1, block.shape[1]
+        Q, H = torch.cat([Q, block], 1), torch.cat([H, normal(block)], 1)
+
+
+def singular_value_within(
+    gram: Float[Tensor, "block block"], energy: float, *, upper: float, tolerance: float
+) -> SingularValue:
+    r"""What a single product AZ with orthonormal columns Z says, from its Gram matrix.
+
+    The largest eigenvalue of :math:`(AZ)^TAZ` is a bound from below on :math:`s_1^2`, and with the energy that the span
+    does not hold, :math:`\|A\|_F^2 - \|AZ\|_F^2`, one from above.
+    """
+    theta = _largest_eigenvalue(gram)
+    lower, upper = theta**0.5, min(upper, (theta + max(0.0, energy - float(gram.trace()))) ** 0.5)
+    return SingularValue(lower, max(lower, upper), not upper - lower <= tolerance * upper, 1)
+
+
+class _Ritz:
+    """What a basis says of the largest singular value."""
+
+    def __init__(self, Q: Tensor, H: Tensor, energy: float) -> None:
+        T = Q.T @ H
+        T = (T + T.T) / 2
+        self.values, self.vectors = torch.linalg.eigh(T)
+        residual = H - Q @ T
+        theta = max(0.0, float(self.values[-1]))
+        self.miss = float(torch.linalg.vector_norm(residual @ self.vectors[:, -1]))
+        tail = max(0.0, energy - float(T.trace()))
+        rho = _largest_eigenvalue(residual.T @ residual) ** 0.5
+        above = (theta + tail) / 2 + (((theta - tail) / 2) ** 2 + rho**2) ** 0.5
+        telling = self.values > _TELLING * theta
+        half = H @ self.vectors[:, telling] / self.values[telling].sqrt()
+        gram = half.T @ half
+        further = _largest_eigenvalue(gram) if gram.numel() else 0.0
+        above = min(above, further + max(0.0, energy - float(gram.trace())))
+        self.lower, self.upper = max(theta, further) ** 0.5, above**0.5
+
+
+def _largest_eigenvalue(gram: Tensor) -> float:
+    return max(0.0, float(torch.linalg.eigvalsh(gram)[-1]))
+
+
+def _next_block(Q: Tensor, H: Tensor, new: int, tolerance: float) -> Tensor:
+    """What the latest images hold beside the basis, orthonormal; nothing where only rounding is left."""
+    block = H[:, -new:]
+    size = float(torch.linalg.vector_norm(block, dim=0).amax())
+    for _ in range(2):
+        block = block - Q @ (Q.T @ block)
+    left, lengths, _ = torch.linalg.svd(block, full_matrices=False)
+    block = left[:, lengths > 1e-3 * tolerance * size]
+    orthonormal: Tensor = torch.linalg.qr(block - Q @ (Q.T @ block)).Q
+    return orthonormal

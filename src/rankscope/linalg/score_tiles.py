@@ -1,0 +1,208 @@
+"""Attention scores of one head, made a tile at a time from queries and keys: no matrix of all of them is formed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+HIDES = -5000.0
+"""Models hide a key by adding -1e4, -1e9, the lowest float or -inf to its score. Whatever is added below this gives
+probability zero in every float format, and no score that is meant is as low."""
+
+LEAST = -80.0
+"""Logarithms of probabilities below this stand for that of zero. The sum of as many e^-80 = 2e-35 as there are keys is
+beyond the last digit of any result, and exponentials that underflow take a hundred times as long."""
+
+_TILE_KEYS = 512
+_CPU_ENTRIES, _DEVICE_ENTRIES = 1 << 17, 1 << 24
+_STRIP_ENTRIES = 1 << 24
+
+
+@dataclass(frozen=True)
+class Strip:
+    """Consecutive rows of a head.
+
+    Attributes:
+        rows: which.
+        query: their queries.
+        first: place of the first in the sequence.
+        last: place of the last.
+        tiles: how many tiles, from the first, hold all keys that any of them sees.
+        reach: length of the longest query: times that of a key, no score is larger in absolute value.
+    """
+
+    rows: slice
+    query: Float[Tensor, "height dim"]
+    first: int
+    last: int
+    tiles: int
+    reach: float
+
+    @property
+    def height(self) -> int:
+        """How many rows."""
+        return int(self.rows.stop - self.rows.start)
+
+
+@dataclass(frozen=True)
+class HeadScores:
+    """Scores of one head: a few rows of queries against all keys, tile by tile.
+
+    Attributes:
+        query: rows, times the scale.
+        key: all keys, and after them zeros that fill the last tile.
+        keys: number of keys without the filling.
+        places: place of each row in its sequence, ascending.
+        width: keys per tile.
+        causal: whether a row sees only keys up to its own place.
+        mask: of all rows of the sequence and all keys: booleans, or what is added to scores.
+        later: what is taken off each row after the mask, where the mask would swallow it before.
+    """
+
+    query: Float[Tensor, "rows dim"]
+    key: Float[Tensor, "padded dim"]
+    keys: int
+    places: Int[Tensor, " rows"]
+    width: int
+    causal: bool = False
+    mask: Tensor | None = None
+    later: Float[Tensor, " rows"] | None = None
+
+    @classmethod
+    def of(
+        cls, query: Tensor, key: Tensor, scale: float, places: Tensor, *, causal: bool = False, mask: Tensor | None
+    ) -> HeadScores:
+        """Take the rows at ``places`` of all queries of a head; half-precision input is widened to float32."""
+        dtype = torch.promote_types(query.dtype, torch.float32)
+        keys = key.shape[0]
+        width = min(_TILE_KEYS, max(1, keys))
+        rows = query if places.numel() == query.shape[0] else query[places]
+        padded = torch.nn.functional.pad(key.to(dtype), (0, 0, 0, -keys % width))
+        return cls(rows.to(dtype) * scale, padded, keys, places, width, causal, mask)
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return self.query.shape[0]
+
+    @property
+    def tiles(self) -> int:
+        """Number of tiles in a row."""
+        return self.key.shape[0] // self.width
+
+    def less(self, shift: Float[Tensor, " rows"], later: Float[Tensor, " rows"] | None = None) -> HeadScores:
+        """The same scores minus one number per row, or two: logarithms of probabilities.
+
+        The first is taken off within the product of queries and keys, which costs nothing.
+        """
+        ones = torch.ones_like(self.key[:, :1])
+        return replace(
+            self,
+            query=torch.cat([self.query, -shift.to(self.query).unsqueeze(-1)], -1),
+            key=torch.cat([self.key, ones], -1),
+            later=later,
+        )
+
+    def pick(self, rows: Int[Tensor, " some"]) -> HeadScores:
+        """A few of the rows."""
+        later = None if self.later is None else self.later[rows]
+        return replace(self, query=self.query[rows], places=self.places[rows], later=later)
+
+    def strips(self) -> Iterator[Strip]:
+        """The rows, a few at a time."""
+        for start in range(0, self.rows, self.height):
+            yield self.strip(slice(start, min(self.rows, start + self.height)))
+
+    def strip(self, rows: slice) -> Strip:
+        """Some consecutive rows."""
+        first, last = int(self.places[rows.start]), int(self.places[rows.stop - 1])
+        tiles = min(self.tiles, last // self.width + 1) if self.causal else self.tiles
+        return Strip(rows, self.query[rows], first, last, tiles, float(self._query_lengths[rows].amax()))
+
+    @property
+    def height(self) -> int:
+        """Rows in a strip: a tile of it fits the cache, the strip a few dozen megabytes."""
+        per_thread = _CPU_ENTRIES * min(4, torch.get_num_threads())
+        entries = per_thread if self.query.device.type == "cpu" else _DEVICE_ENTRIES
+        most = min(entries // self.width, _STRIP_ENTRIES // max(1, self.key.shape[0]))
+        return max(1, min(self.rows, most))
+
+    def put_log(self, out: Float[Tensor, "height width"], strip: Strip, tile: int) -> Tensor:
+        """Write one tile of logarithms to ``out``, none of them below :data:`LEAST`."""
+        self.put(out, strip, tile)
+        touched = self.mask is not None or (self.causal and strip.first < (tile + 1) * self.width - 1)
+        if touched or (tile + 1) * self.width > self.keys or strip.reach * self._key_lengths[tile] > -LEAST:
+            out.clamp_min_(LEAST)
+        return out
+
+    @cached_property
+    def _key_tiles(self) -> list[Tensor]:
+        return [tile.T for tile in self.key.view(self.tiles, self.width, -1)]
+
+    @cached_property
+    def _key_lengths(self) -> list[float]:
+        lengths = torch.linalg.vector_norm(self.key, dim=-1).view(self.tiles, self.width)
+        return [float(length) for length in lengths.amax(-1).tolist()]
+
+    @cached_property
+    def _query_lengths(self) -> Tensor:
+        lengths: Tensor = torch.linalg.vector_norm(self.query, dim=-1)
+        return lengths
+
+    def put(self, out: Float[Tensor, "height width"], strip: Strip, tile: int) -> Tensor:
+        """Write one tile to ``out``, -inf where a key is hidden."""
+        start, stop = tile * self.width, (tile + 1) * self.width
+        torch.mm(strip.query, self._key_tiles[tile], out=out)
+        if self.mask is not None:
+            self._mask_(out[:, : self.keys - start], strip, slice(start, min(stop, self.keys)))
+        if self.later is not None:
+            out.sub_(self.later[strip.rows, None])
+        if self.causal and strip.first < stop - 1:
+            from_here = max(start, strip.first + 1)
+            place = torch.arange(from_here, stop, device=out.device)
+            out[:, from_here - start :].masked_fill_(place > self.places[strip.rows, None], -torch.inf)
+        if stop > self.keys:
+            out[:, self.keys - start :] = -torch.inf
+        return out
+
+    def _mask_(self, out: Tensor, strip: Strip, columns: slice) -> None:
+        assert self.mask is not None
+        whole = strip.last - strip.first == strip.height - 1
+        rows = self.mask[strip.first : strip.last + 1] if whole else self.mask[self.places[strip.rows]]
+        tile = rows[:, columns]
+        if tile.dtype == torch.bool:
+            out.masked_fill_(~tile, -torch.inf)
+        else:
+            out.add_(tile)
+
+
+def row_log_sums(scores: HeadScores) -> tuple[Float[Tensor, " rows"], Float[Tensor, " rows"]]:
+    """By online softmax, the largest score of each row and the logarithm of its sum of exponentials less that.
+
+    Both are 0 for a row that sees no key.
+    """
+    found = [_log_sums_of_strip(scores, strip) for strip in scores.strips()]
+    if not found:
+        return scores.query.new_zeros(0), scores.query.new_zeros(0)
+    largest, rest = zip(*found, strict=True)
+    return torch.cat(largest), torch.cat(rest)
+
+
+def _log_sums_of_strip(scores: HeadScores, strip: Strip) -> tuple[Tensor, Tensor]:
+    S = scores.query.new_empty(strip.height, scores.width)
+    largest = S.new_full((strip.height, 1), -torch.inf)
+    total = torch.zeros_like(largest)
+    for tile in range(strip.tiles):
+        scores.put(S, strip, tile)
+        higher = torch.maximum(largest, S.amax(-1, keepdim=True))
+        base = higher.masked_fill(higher == -torch.inf, 0.0)
+        now = S.sub_(base).clamp_min_(LEAST).exp_().sum(-1, keepdim=True)
+        total, largest = total * (largest - base).exp_() + now, higher
+    sees_nothing = largest == -torch.inf
+    rest = total.log().masked_fill_(sees_nothing, 0.0)
+    return largest.masked_fill_(sees_nothing, 0.0).squeeze(-1), rest.squeeze(-1)

@@ -1,0 +1,37 @@
+"""What one application of attention cannot stretch differences between tokens beyond."""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor
+
+from rankscope._citations import Cite
+from rankscope.linalg.attention_view import AttentionView
+from rankscope.metrics._spec import CHANNEL_ORDER, TOKEN_ORDER, attention_metric
+
+
+@attention_metric(
+    symbol=r"\overline{s_1}(CP)",
+    range=(0.0, math.inf),
+    at_collapse=0.0,
+    invariant_to=TOKEN_ORDER | CHANNEL_ORDER,
+    needs="spectrum",
+    reads_deviation=True,
+    least_count=2,
+    cites=(Cite("wu2024role"),),
+)
+def attention_contraction_bound(attention: AttentionView) -> Tensor:
+    r"""Upper end of the interval that holds :math:`s_1(CP)`; ``attention_contraction`` is the lower one.
+
+    **Bound.** The two are equal wherever all probabilities are held in memory. Of attention gone through by tiles this
+    is the least of :math:`\sqrt{\max_j \sum_i P_{ij}}` and what the energy outside of the directions tried allows, both
+    up to rounding; it may lie far above although ``attention_contraction`` has converged. Undefined for fewer than two
+    rows and for P = 0.
+
+    Example:
+        >>> import torch
+        >>> round(attention_contraction_bound(torch.eye(4).unsqueeze(0)).item(), 12)
+        1.0
+    """
+    return attention.centred_singular_value_bound

@@ -1,0 +1,109 @@
+"""Whether a configuration asks for more than this machine can hold, found out before anything is built."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from rankscope._errors import LoadError, RankscopeError
+
+MANY_LAYERS = 512
+"""Up to so many a network is laid out on the meta device as it is; beyond, two small ones stand for it."""
+WORTH_A_LOOK = 10**8
+"""Configurations whose numbers multiply to fewer parameters than this are built without further ado."""
+MOST_LAYERS = 10**5
+LAYER_NAMES = ("num_hidden_layers", "num_layers", "encoder_layers", "decoder_layers", "num_decoder_layers", "n_layers")
+SIZE_NAMES = ("hidden_size", "intermediate_size", "vocab_size", "d_model", "d_ff", "encoder_ffn_dim", "decoder_ffn_dim")
+
+
+def refuse_unaffordable(
+    config: Any, build: Callable[[Any], torch.nn.Module], dtype: torch.dtype | None, memory: int | None = None
+) -> None:
+    """Raise if the parameters of a configuration alone are larger than memory.
+
+    Args:
+        config: a transformers configuration.
+        build: lays the network out; called on the meta device, where tensors have shapes and no numbers.
+        dtype: the parameters will have; None for float32.
+        memory: bytes; None for all that the machine has.
+
+    Raises:
+        LoadError: with the estimate.
+    """
+    layers = max((count for _, _, count in _layer_counts(config)), default=0)
+    sizes = [value for part in _parts(config) for name in SIZE_NAMES if (value := _whole(part, name))]
+    if layers > MOST_LAYERS:
+        raise LoadError(
+            f"The configuration asks for {layers:,} layers; more than {MOST_LAYERS:,} are not built. "
+            "Nothing was allocated."
+        )
+    widest = max(sizes, default=0)
+    if max(layers, 1) * 12 * widest**2 < WORTH_A_LOOK and layers <= MANY_LAYERS:
+        return
+    parameters = _counted(config, build, layers)
+    room = memory or _installed()
+    needed = parameters * (dtype or torch.float32).itemsize
+    if room is not None and needed > room:
+        raise LoadError(
+            f"The configuration asks for about {parameters:,} parameters, {needed / 2**30:.1f} GiB, and there are "
+            f"{room / 2**30:.1f} GiB of memory. Nothing was allocated. Use a smaller dtype, or measure --stream for a "
+            "model that lies on disk."
+        )
+
+
+def _counted(config: Any, build: Callable[[Any], torch.nn.Module], layers: int) -> int:
+    if layers <= MANY_LAYERS:
+        return _parameters(config, build)
+    one, two = (_parameters(_with_layers(config, count), build) for count in (1, 2))
+    return one + (layers - 1) * (two - one)
+
+
+def _parameters(config: Any, build: Callable[[Any], torch.nn.Module]) -> int:
+    try:
+        with torch.device("meta"):
+            return sum(parameter.numel() for parameter in build(copy.deepcopy(config)).parameters())
+    except RankscopeError:
+        raise
+    except Exception as error:  # sizes that overflow, or that a family refuses: each raises what it likes
+        raise LoadError(f"The configuration cannot be laid out: {' '.join(str(error).split())[:300]}") from error
+
+
+def _with_layers(config: Any, count: int) -> Any:
+    small = copy.deepcopy(config)
+    for part, name, _ in list(_layer_counts(small)):
+        setattr(part, name, count)
+    return small
+
+
+def _layer_counts(config: Any) -> Iterator[tuple[Any, str, int]]:
+    for part in _parts(config):
+        for name in LAYER_NAMES:
+            if count := _whole(part, name):
+                yield part, name, count
+
+
+def _parts(config: Any) -> Iterator[Any]:
+    """The configuration and those inside it (text, vision, encoder ...)."""
+    from transformers import PreTrainedConfig
+
+    yield config
+    for value in list(vars(config).values()):
+        if isinstance(value, PreTrainedConfig):
+            yield from _parts(value)
+
+
+def _whole(part: Any, name: str) -> int:
+    value = getattr(part, name, None)
+    return value if type(value) is int and value > 0 else 0
+
+
+def _installed() -> int | None:
+    """Memory of the machine; None where the system does not say."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return None

@@ -1,0 +1,49 @@
+"""Which safetensors files make up the model in a folder; what they are called is not trusted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rankscope._errors import LoadError
+from rankscope.results.plain_json import parse_json
+
+INDEX = "model.safetensors.index.json"
+LARGEST_INDEX = 64 * 2**20
+
+
+def safetensors_in(folder: Path) -> list[Path]:
+    """The safetensors files of a folder by name; links, as in the hub's cache, are followed to regular files.
+
+    Raises:
+        LoadError: one of them is a pipe, a device, a folder, or a link that leads nowhere.
+    """
+    found = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
+    for path in found:
+        if not path.is_file():
+            raise LoadError(f"{path} is no regular file, or a link that leads to none. Fetch the model again.")
+    return found
+
+
+def indexed_files(folder: Path) -> list[Path] | None:
+    """The files that a folder's index names; None without an index.
+
+    Raises:
+        LoadError: it is no index, or names something that is not a file of this very folder.
+    """
+    index = folder / INDEX
+    if not index.is_file():
+        return None
+    try:
+        if index.stat().st_size > LARGEST_INDEX:
+            raise LoadError(f"{index} has more than {LARGEST_INDEX:,} bytes; that is no index.")
+        names = set(parse_json(index.read_bytes())["weight_map"].values())
+    except (ValueError, KeyError, AttributeError, TypeError, OSError) as error:
+        raise LoadError(f"{index} is no index of safetensors files: {error!r}.") from error
+    present = {entry.name: entry for entry in folder.iterdir() if entry.is_file()}
+    for name in sorted(names, key=str):
+        if name not in present:
+            raise LoadError(
+                f"{index} names {str(name)!r:.200}, which is not a file of {folder}. A shard is missing, or the index "
+                "is damaged: fetch the model again."
+            )
+    return [present[name] for name in sorted(names)]

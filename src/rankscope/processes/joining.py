@@ -1,0 +1,58 @@
+"""From the environment a launcher sets to an initialised process group, and back."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+
+from rankscope._errors import InputError
+
+_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_TIMEOUT = timedelta(minutes=30)
+
+
+def launched(environment: Mapping[str, str] | None = None) -> tuple[int, int] | None:
+    """Number of this process and of all, as ``torchrun`` sets them; None where there is only one.
+
+    Example:
+        >>> launched({"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"})
+        (1, 4)
+        >>> launched({}) is None
+        True
+    """
+    found = os.environ if environment is None else environment
+    if any(not found.get(name) for name in _VARIABLES):
+        return None
+    try:
+        rank, world = int(found["RANK"]), int(found["WORLD_SIZE"])
+    except ValueError:
+        raise InputError(
+            f"RANK={found['RANK']!r} and WORLD_SIZE={found['WORLD_SIZE']!r} in the environment must be whole numbers. "
+            "Start the processes with torchrun, or unset both."
+        ) from None
+    if not 0 <= rank < world:
+        raise InputError(f"RANK={rank} in the environment must lie in 0..{world - 1}, since WORLD_SIZE={world}.")
+    return (rank, world) if world > 1 else None
+
+
+@contextmanager
+def joined() -> Iterator[None]:
+    """Belong to the process group of the launcher: gloo on a processor, torch's own choice where CUDA is there.
+
+    After an error the group is left as it is: taking it apart can wait for ranks that are stuck, ending cannot.
+    """
+    import torch
+
+    on_cuda = torch.cuda.is_available()
+    if on_cuda:
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    torch.distributed.init_process_group(None if on_cuda else "gloo", timeout=_TIMEOUT)
+    try:
+        yield
+    except SystemExit as left:
+        if not left.code:
+            torch.distributed.destroy_process_group()
+        raise
+    torch.distributed.destroy_process_group()

@@ -1,0 +1,65 @@
+"""NaN and infinity in a run: where they begin, said before anything else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rankscope._types import Status
+
+CODE = "not finite"
+ORDER = ("block.in", "attention.probs", "attention.mixed", "attention.out", "attention.sum", "cross_attention.probs",
+         "cross_attention.mixed", "cross_attention.out", "cross_attention.sum", "mixer.out", "mixer.sum", "mlp.out",
+         "mlp.sum", "both.out", "both.sum", "block.out", "final")  # fmt: skip
+"""Sites of a block in the order in which most blocks come to them."""
+
+
+@dataclass(frozen=True)
+class Lost:
+    """The first place at which a run is not finite.
+
+    Attributes:
+        stack: of the block, None in a model with one stack.
+        layer: number of the block.
+        site: the first of its measured sites.
+        sequences: how many sequences are lost there or later.
+        of: how many were measured.
+    """
+
+    stack: str | None
+    layer: int
+    site: str
+    sequences: int
+    of: int
+
+    def __str__(self) -> str:
+        stack = f"{self.stack} " if self.stack else ""
+        return (
+            f"Not finite: NaN or infinity at {stack}block {self.layer} ({self.site}), the first place "
+            f"measured where they are, in {self.sequences} of {self.of} sequence{'s' if self.of != 1 else ''}."
+        )
+
+    def evidence(self) -> Mapping[str, Any]:
+        """The place, as a verdict keeps it."""
+        return {"code": CODE, "site": self.site, "stack": self.stack, "layer": self.layer}
+
+
+def first_not_finite(table: pa.Table) -> Lost | None:
+    """Where a run stops being finite; None where it never does."""
+    lost = table.filter(pc.equal(pc.cast(table["status"], pa.string()), str(Status.NOT_FINITE)))
+    if lost.num_rows == 0:
+        return None
+    sites = lost["site"].to_pylist()
+    places = zip(lost["layer"].to_pylist(), (_rank(site) for site in sites), range(len(sites)), strict=True)
+    layer, _, row = min(places)
+    found, measured = (np.unique(rows["sequence"].to_numpy()).size for rows in (lost, table))
+    return Lost(lost["stack"][row].as_py(), int(layer), str(sites[row]), found, measured)
+
+
+def _rank(site: str) -> int:
+    return ORDER.index(site) if site in ORDER else len(ORDER)

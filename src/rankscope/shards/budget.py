@@ -1,0 +1,98 @@
+"""How much memory streaming takes, said before it is taken."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from rankscope._errors import InputError
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_UNITS |= {f"{letter}i": 2 ** (10 * power) for power, letter in enumerate("kmgt", start=1)}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?\s*", re.IGNORECASE)
+
+
+def parse_size(size: int | str) -> int:
+    """A number of bytes from words.
+
+    Example:
+        >>> parse_size("3GiB"), parse_size("1.5 MB"), parse_size(100)
+        (3221225472, 1500000, 100)
+
+    Raises:
+        InputError: words that are no size.
+    """
+    match = _SIZE.fullmatch(str(size))
+    if match is None or float(match[1]) <= 0:
+        raise InputError(f"memory={size!r} is no size. Write for example '3GiB', '800MB' or a number of bytes.")
+    return int(float(match[1]) * _UNITS[(match[2] or "").lower()])
+
+
+def in_words(size: int) -> str:
+    """A size as people read it."""
+    return f"{size / 2**30:.2f} GiB" if size >= 2**28 else f"{size / 2**20:.1f} MiB"
+
+
+def resident_bytes() -> int:
+    """Memory this process holds now; 0 where the system does not say."""
+    try:
+        words = Path("/proc/self/statm").read_text(encoding="ascii").split()
+        import resource
+
+        return int(words[1]) * resource.getpagesize()
+    except (OSError, ImportError, IndexError, ValueError):
+        return 0
+
+
+@dataclass(frozen=True)
+class Need:
+    """**Estimate** of what a run takes, in bytes.
+
+    Attributes:
+        process: Python, its libraries and everything held already.
+        block: the weights of the largest block.
+        widened: the same weights once more in float64, for a verb that computes so.
+        work: what one block computes with for one batch, statistics included.
+        states: the streams of all batches, twice (before and behind a block).
+    """
+
+    process: int
+    block: int
+    widened: int
+    work: int
+    states: int
+
+    def total(self, *, ahead: bool, in_memory: bool) -> int:
+        """With a second block read ahead or not, with the streams in memory or in files."""
+        return self.process + self.block * (1 + ahead) + self.widened + self.work + self.states * in_memory
+
+    def __str__(self) -> str:
+        return ", ".join(f"{item.name} {in_words(getattr(self, item.name))}" for item in fields(self))
+
+
+@dataclass(frozen=True)
+class Allowance:
+    """What the budget has room for."""
+
+    ahead: bool
+    in_memory: bool
+
+
+def allow(need: Need, memory: int | str | None) -> Allowance:
+    """Reading ahead and streams in memory where there is room, the streams given up first.
+
+    Raises:
+        InputError: not even one block at a time fits.
+    """
+    if memory is None:
+        return Allowance(ahead=True, in_memory=True)
+    budget = parse_size(memory)
+    for ahead, in_memory in ((True, True), (True, False), (False, False)):
+        if need.total(ahead=ahead, in_memory=in_memory) <= budget:
+            return Allowance(ahead, in_memory)
+    least = need.total(ahead=False, in_memory=False)
+    raise InputError(
+        f"memory={memory!r}: one block at a time takes about {in_words(least)} ({need}). Allow that much, or take "
+        "fewer tokens or a smaller batch if work is the larger part."
+    )

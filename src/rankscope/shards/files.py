@@ -1,0 +1,142 @@
+"""Tensors in (sharded) safetensors files, read straight into memory that is already there.
+
+A memory map would count every page that was touched as resident, and a copy would need room for two. The format is a
+length, a JSON header and plain bytes, so a read into a given place needs neither.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rankscope import _headers
+from rankscope._errors import LoadError
+from rankscope.models.loading.shard_files import indexed_files, safetensors_in
+
+_DTYPES: Mapping[str, torch.dtype] = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """Where the bytes of one tensor lie."""
+
+    path: Path
+    offset: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Size in the file."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def read_into(self, place: Tensor) -> None:
+        """Fill ``place``, a contiguous tensor of the same shape, converting its format where that differs."""
+        if place.dtype == self.dtype:
+            _read(self.path, self.offset, place)
+        else:
+            scratch = torch.empty(self.shape, dtype=self.dtype)
+            _read(self.path, self.offset, scratch)
+            place.copy_(scratch)
+
+    def read_rows(self, rows: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Some rows of a matrix, in the order asked for."""
+        width = math.prod(self.shape[1:])
+        found = torch.empty((len(rows), *self.shape[1:]), dtype=self.dtype)
+        with self.path.open("rb", buffering=0) as file:
+            for place, row in enumerate(rows):
+                _read_at(file, self.offset + row * width * self.dtype.itemsize, found[place], self.path)
+        return found.to(dtype)
+
+
+def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
+    """Every tensor of a model folder by name, from its index or from the headers of its files.
+
+    Raises:
+        LoadError: no safetensors there, or a file that is none.
+    """
+    files = _files_of(folder)
+    found: dict[str, StoredTensor] = {}
+    for path in files:
+        for name, entry in read_header(path).items():
+            if name in found:
+                raise LoadError(f"{path} and {found[name].path} both hold {name!r}. Remove the files that are stale.")
+            found[name] = entry
+    return found
+
+
+def _files_of(folder: Path) -> list[Path]:
+    paths = indexed_files(folder) or safetensors_in(folder)
+    if not paths:
+        raise LoadError(
+            f"Streaming reads a local folder with a config.json and *.safetensors, and {str(folder)!r} is none. Fetch "
+            "a hub model with `hf download NAME --local-dir FOLDER`, or save yours with save_pretrained."
+        )
+    return paths
+
+
+def read_header(path: Path) -> dict[str, StoredTensor]:
+    """The tensors of one safetensors file; nothing in the header is believed before it was checked."""
+    header = _headers.read_header(path)
+    return {
+        name: _checked(path, name, entry, header.start, header.size)
+        for name, entry in header.entries.items()
+        if name != "__metadata__"
+    }
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """What else the header says."""
+    found = _headers.read_header(path).entries.get("__metadata__", {})
+    return found if isinstance(found, dict) else {}
+
+
+def _checked(path: Path, name: str, entry: Any, start: int, size: int) -> StoredTensor:
+    try:
+        shape = tuple(int(axis) for axis in entry["shape"])
+        begin, end = (int(place) for place in entry["data_offsets"])
+        word = str(entry["dtype"])
+    except (TypeError, KeyError, ValueError) as error:
+        raise LoadError(f"{path}: the entry of {name!r} is not one of a safetensors header: {error!r}.") from error
+    if word not in _DTYPES:
+        raise LoadError(f"{path}: {name!r} is stored as {word}. Streaming reads {', '.join(_DTYPES)}.")
+    found = StoredTensor(path, start + begin, shape, _DTYPES[word])
+    if any(axis < 0 for axis in shape) or not 0 <= begin <= end <= size - start or end - begin != found.nbytes:
+        raise LoadError(
+            f"{path}: {name!r} of shape {shape} in {word} cannot be the bytes {begin} to {end} of this file. It is cut "
+            "short or damaged: fetch it again."
+        )
+    return found
+
+
+def _read(path: Path, offset: int, place: Tensor) -> None:
+    with path.open("rb", buffering=0) as file:
+        _read_at(file, offset, place, path)
+
+
+def _read_at(file: Any, offset: int, place: Tensor, path: Path) -> None:
+    if place.numel() == 0:
+        return
+    view = memoryview(place.reshape(-1).view(torch.uint8).numpy().data)
+    file.seek(offset)
+    done = 0
+    while done < len(view):
+        count = file.readinto(view[done:])
+        if not count:
+            raise LoadError(f"{path} ended {len(view) - done} bytes early: it was changed while it was being read.")
+        done += count

@@ -1,0 +1,112 @@
+"""The folder in which an unfinished run waits to be taken up again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from rankscope._errors import InputError, ResultError
+from rankscope.models.inputs import Prepared
+from rankscope.results.provenance import installed_versions
+
+
+class Progress(Protocol):
+    """What a verb has found so far."""
+
+    def added(self) -> bytes:
+        """What the stage that just ended added."""
+
+    def restore(self, added: bytes) -> None:
+        """Take in what a stage added in an earlier process."""
+
+
+class WorkFolder:
+    """One record per finished block, written whole or not at all.
+
+    Args:
+        place: the folder; None for a run that cannot be taken up again.
+    """
+
+    def __init__(self, place: Path | None) -> None:
+        self.place = place
+
+    def restore(self, progress: Progress) -> int:
+        """Take in the finished stages; returns how many there are."""
+        number = 0
+        while self.place is not None and self._record(number).is_file():
+            try:
+                progress.restore(self._record(number).read_bytes())
+            except (ResultError, ValueError, KeyError, TypeError) as error:
+                raise ResultError(
+                    f"{self._record(number)} is not what rankscope writes there: {error}. Remove {self.place}."
+                ) from error
+            number += 1
+        return number
+
+    def finish(self, number: int, progress: Progress) -> None:
+        """Stage ``number`` is done, and its states are written."""
+        if self.place is None:
+            return
+        path = self._record(number)
+        partial = path.with_suffix(".partial")
+        with partial.open("wb") as file:
+            file.write(progress.added())
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+
+    def _record(self, number: int) -> Path:
+        assert self.place is not None
+        return self.place / f"block-{number:05d}.arrow"
+
+
+@contextmanager
+def work_folder(work: str | Path | None, key: str, *, spills: bool) -> Iterator[tuple[WorkFolder, Path | None]]:
+    """The work folder and the folder for states; both are removed when the run is whole.
+
+    A run that fails or is killed leaves ``work/KEY`` behind, and the same run finds it again.
+    """
+    if work is None:
+        if not spills:
+            yield WorkFolder(None), None
+            return
+        with tempfile.TemporaryDirectory(prefix="rankscope-stream-") as passing:
+            yield WorkFolder(None), Path(passing)
+        return
+    place = Path(work).expanduser() / key
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"work={str(work)!r} cannot be written: {error.strerror or error}.") from error
+    yield WorkFolder(place), place
+    shutil.rmtree(place)
+    if not any(place.parent.iterdir()):
+        place.parent.rmdir()
+
+
+def content_key(paths: Sequence[Path], prepared: Prepared, options: Mapping[str, Any]) -> str:
+    """Names one run by what decides its values: files (name, size, time), inputs, options and library versions."""
+    digest = hashlib.sha256()
+    for path in paths:
+        facts = path.stat()
+        digest.update(f"{path.name}:{facts.st_size}:{facts.st_mtime_ns};".encode())
+    digest.update(json.dumps(dict(options), sort_keys=True, default=str).encode())
+    digest.update(json.dumps(installed_versions(), sort_keys=True).encode())
+    for part in prepared:
+        for name, value in (*part.inputs.items(), *enumerate(part.arguments), ("keep", part.keep)):
+            digest.update(str(name).encode())
+            if isinstance(value, torch.Tensor):
+                digest.update(str((value.shape, value.dtype)).encode())
+                digest.update(value.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+            else:
+                digest.update(str(value).encode())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,113 @@
+"""``sweep``: many models, checkpoints, variants, seeds and verbs; one data set that a kill cannot spoil."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from tqdm.auto import tqdm
+
+from rankscope._errors import ResultError
+from rankscope.results.sweep_folder import SweepFolder
+from rankscope.results.sweep_status import SweepStatus, status_of
+from rankscope.sweeps.plan import Plan, plan_of
+from rankscope.sweeps.tasks import Task, tasks_of
+from rankscope.sweeps.working import TRANSIENT, Outcome, do, failed
+
+
+def sweep(
+    plan: Plan | Mapping[str, Any] | str | Path,
+    folder: str | os.PathLike[str],
+    *,
+    serial: bool = False,
+    address: str | None = None,
+    workers: int | None = None,
+    progress: bool = False,
+) -> SweepStatus:
+    """Run every task of a plan that has no result in ``folder`` yet, and keep each result as it comes.
+
+    It can be killed at any moment and started again with the same words: finished tasks are not run again, failed and
+    lost ones are. A task is known by a hash of its description, of its weights' identity and of the version of
+    rankscope; run twice, it leaves one file.
+
+    Args:
+        plan: a YAML file, or the same as a mapping.
+        folder: where the data set lies or will lie.
+        serial: one task after the other in this process, without Ray.
+        address: of a Ray cluster, e.g. ``"auto"`` or ``"ray://host:10001"``; None starts one on this machine.
+        workers: cores of the one started here; None for all.
+        progress: show a progress bar.
+
+    Returns:
+        What is done, what failed and why.
+
+    Raises:
+        InputError: a plan that cannot be read.
+        MissingExtraError: without the packages of the extra ``sweep``.
+
+    Example:
+        >>> import tempfile
+        >>> plan = {"models": ["init:tiny-bert"], "verbs": ["measure"], "inputs": {"sequences": 1, "tokens": 8}}
+        >>> sweep(plan, tempfile.mkdtemp(), serial=True).counts
+        {'done': 1, 'failed': 0, 'missing': 0}
+    """
+    read = plan_of(plan)
+    home = SweepFolder(Path(folder))
+    tasks = {task.key: task for task in tasks_of(read)}
+    home.begin(task.expected for task in tasks.values())
+    done = home.done()
+    waiting = [task for key, task in tasks.items() if key not in done]
+    with ExitStack() as stack:
+        bar = stack.enter_context(
+            tqdm(total=len(tasks), initial=len(tasks) - len(waiting), desc="sweep", unit="task", disable=not progress)
+        )
+        if not waiting:
+            arriving: Iterator[Outcome] = iter(())
+        elif serial:
+            arriving = outcomes_here(waiting, read.retries)
+        else:
+            from rankscope.sweeps.on_ray import cluster, outcomes_on_ray
+
+            ray = stack.enter_context(cluster(address, workers))
+            arriving = outcomes_on_ray(ray, waiting, read.cpus, read.retries)
+        lost = 0
+        for outcome in arriving:
+            lost += _kept(home, outcome)
+            bar.set_postfix(failed=lost, refresh=False)
+            bar.update()
+    return status_of(home.home)
+
+
+def outcomes_here(tasks: Sequence[Task], retries: int) -> Iterator[Outcome]:
+    """Outcomes of one task after the other, in this process."""
+    for task in tasks:
+        yield _tried(task, retries)
+
+
+def _tried(task: Task, retries: int) -> Outcome:
+    for left in range(retries, -1, -1):
+        try:
+            return do(task)
+        except TRANSIENT as error:
+            last = error
+            if not left:
+                break
+    return failed(task, last)
+
+
+def _kept(home: SweepFolder, outcome: Outcome) -> int:
+    """Write an outcome down; 1 for a failure."""
+    try:
+        if outcome.table is None:
+            home.keep_failure(outcome.task.expected, outcome.facts)
+            return 1
+        home.keep_rows(outcome.task.expected, outcome.table, outcome.facts)
+    except OSError as error:
+        raise ResultError(
+            f"A result could not be written to {home.home} ({error.strerror}). What is there is whole: make room and "
+            "start the sweep again."
+        ) from error
+    return 0

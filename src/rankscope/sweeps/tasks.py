@@ -1,0 +1,161 @@
+"""From a plan to its tasks: one verb on one model, checkpoint, variant and seed, with the key that names its result."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from rankscope._errors import InputError
+from rankscope._version import __version__
+from rankscope.results.sweep_folder import Expected
+from rankscope.sweeps.identity import hash_of, identity_of, text_of
+from rankscope.sweeps.parts import Checkpoint, Inputs, Model, Variant, Verb
+from rankscope.sweeps.plan import OPERABLE, WHOLE, Plan
+
+KEY_LENGTH = 24
+
+
+@dataclass(frozen=True)
+class Task:
+    """One thing to do; everything that decides its rows is in ``facts``.
+
+    Attributes:
+        facts: verb, options, model, checkpoint, step, variant, seed, inputs and what identifies the weights.
+        spec: where the worker finds the model; paths are absolute.
+        text: what the model reads, where the plan names a file.
+        memory: bytes the plan says it needs; None where it is to be estimated.
+    """
+
+    facts: dict[str, Any]
+    spec: str
+    text: str | None = field(default=None, repr=False)
+    memory: int | None = None
+
+    @property
+    def key(self) -> str:
+        """Hash of what it is, of the weights, and of the version of rankscope."""
+        return hash_of([__version__, self.facts])[:KEY_LENGTH]
+
+    @property
+    def expected(self) -> Expected:
+        """As the folder of the sweep remembers it."""
+        return Expected(self.key, self.facts)
+
+
+def tasks_of(plan: Plan) -> Iterator[Task]:
+    """Every task of a plan, in its order; nothing heavy is imported and no weight is read.
+
+    Raises:
+        UnknownNameError: a preset or variant that does not exist.
+        LoadError: a path that holds no model.
+
+    Example:
+        >>> from rankscope.sweeps.plan import plan_of
+        >>> plan = plan_of({"models": ["init:tiny-bert"], "verbs": ["measure", "predict"], "seeds": [0, 1]})
+        >>> [(task.facts["verb"], task.facts["seed"]) for task in tasks_of(plan)]
+        [('measure', 0), ('measure', 1), ('predict', 0), ('predict', 1)]
+    """
+    operations = {variant.name: _operation(variant) for variant in plan.variants}
+    identified = lru_cache(maxsize=None)(identity_of)
+    read = lru_cache(maxsize=64)(text_of)
+    for model in plan.models:
+        inputs = model.inputs or plan.inputs
+        text = None if inputs.text is None else read(inputs.text)
+        for verb in plan.verbs:
+            if model.verbs is not None and verb.verb not in model.verbs:
+                continue
+            for moment in _moments(model, verb):
+                place, revision = _place(model, moment)
+                common = {
+                    **_coordinates(model, moment),
+                    "verb": verb.verb,
+                    "options": verb.model_dump(mode="json", exclude_none=True, exclude={"verb"}),
+                    "inputs": _described(inputs, text),
+                    "dtype": model.dtype or plan.dtype,
+                    "weights": identified(place, revision),
+                }
+                for name, operation in _variants(plan, verb, operations):
+                    for seed in model.seeds or plan.seeds:
+                        facts = {**common, "variant": name, "operation": operation, "seed": seed}
+                        yield Task(facts, _absolute(place), text, model.memory or plan.memory)
+
+
+def _moments(model: Model, verb: Verb) -> tuple[Checkpoint | None, ...]:
+    """A prediction is about the design, which checkpoints share."""
+    return model.moments[:1] if verb.verb == "predict" else model.moments
+
+
+def _place(model: Model, moment: Checkpoint | None) -> tuple[str, str | None]:
+    if moment is None or moment.path is None:
+        return str(model.model), None if moment is None else moment.revision
+    return moment.path, None
+
+
+def _coordinates(model: Model, moment: Checkpoint | None) -> dict[str, Any]:
+    place, revision = _place(model, moment)
+    return {
+        "model": model.label,
+        "spec": place,
+        "revision": revision,
+        "checkpoint": None if moment is None else moment.label,
+        "step": None if moment is None else moment.number,
+        "model_class": model.model_class,
+        "blocks": model.blocks,
+    }
+
+
+def _variants(plan: Plan, verb: Verb, operations: dict[str, Any]) -> Iterator[tuple[str | None, Any]]:
+    if verb.verb in OPERABLE and not (verb.verb == "bound" and verb.weights_only):
+        yield from operations.items()
+    else:
+        yield None, None
+
+
+def _operation(variant: Variant) -> dict[str, Any] | None:
+    """Settings of ``operate``; a bare name is one of the networks that ``ablate`` knows."""
+    if variant.settings:
+        _check(variant)
+        return variant.settings
+    if variant.name == WHOLE:
+        return None
+    from rankscope.verbs.variants import variant_named
+
+    return variant_named(variant.name).operation.describe() or None
+
+
+def _check(variant: Variant) -> None:
+    """Let the surgery itself judge the settings before anything runs."""
+    from rankscope.masks import parse_mask
+    from rankscope.surgery.operation import Operation
+
+    given = dict(variant.settings)
+    given.pop("skip", None)
+    if "mask" in given:
+        given["mask"] = parse_mask(given["mask"])
+    if "layers" in given:
+        given["layers"] = frozenset(given["layers"])
+    try:
+        Operation(**given)
+    except InputError as error:
+        raise InputError(f"variant {variant.name!r}: {error}") from error
+
+
+def _described(inputs: Inputs, text: str | None) -> dict[str, Any]:
+    facts = inputs.model_dump(mode="json", exclude_none=True)
+    if text is not None:
+        facts["text_sha256"] = hashlib.sha256(text.encode()).hexdigest()
+    return facts
+
+
+def _absolute(spec: str) -> str:
+    """Local paths as a worker in another directory can open them."""
+    from rankscope.models.presets import PRESETS
+
+    prefix = "init:" if spec.startswith("init:") else ""
+    name = spec.removeprefix(prefix)
+    path = Path(name).expanduser()
+    return f"{prefix}{path.resolve()}" if path.exists() and not (prefix and name in PRESETS) else spec

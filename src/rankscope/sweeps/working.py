@@ -1,0 +1,203 @@
+"""One task done: the model loaded, the verb run, its rows with the columns that tell them from those of other tasks."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from rankscope._deferred import resolve
+from rankscope._errors import RankscopeError
+from rankscope.results._frozen import thaw
+from rankscope.sweeps.identity import differs, identity_of
+from rankscope.sweeps.tasks import Task
+
+if TYPE_CHECKING:
+    from rankscope.results.run import Run
+
+VERBS = {
+    "measure": "verbs.measuring:measure",
+    "ablate": "verbs.ablating:ablate",
+    "exact": "verbs.exacting:exact",
+    "bound": "verbs.bounding:bound",
+    "predict": "verbs.predicting:predict",
+}
+TRANSIENT = (OSError, MemoryError)
+"""Errors after which a task is worth another try; anything else would only fail again."""
+LONGEST_TRACE = 20_000
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one task.
+
+    Attributes:
+        task: which.
+        table: its rows, None if it failed.
+        facts: verdict, provenance and cost, or the reason of the failure.
+    """
+
+    task: Task
+    table: pa.Table | None = field(repr=False)
+    facts: dict[str, Any] = field(repr=False)
+
+
+def do(task: Task) -> Outcome:
+    """Run a task here and now. A failure that another try could heal is raised, any other is an outcome.
+
+    Raises:
+        OSError, MemoryError: as they came.
+    """
+    started = time.perf_counter()
+    try:
+        _same_weights(task)
+        run = _run(task)
+        table = rows_of(run, task)
+    except TRANSIENT:
+        raise
+    except Exception as error:  # noqa: BLE001  (a model can fail in any way; the others go on)
+        return failed(task, error, time.perf_counter() - started)
+    facts = {
+        "state": "done",
+        "verdict": run.verdict,
+        "evidence": _plain(thaw(run.evidence)),
+        "floor": _plain(thaw(run.floor)),
+        "notes": list(run.notes),
+        "provenance": run.provenance.to_json(),
+        "seconds": round(time.perf_counter() - started, 4),
+        "peak_bytes": _peak(),
+        "finished": _now(),
+    }
+    return Outcome(task, table, facts)
+
+
+def failed(task: Task, error: BaseException, seconds: float | None = None) -> Outcome:
+    """The outcome of a task that raised ``error``."""
+    words = " ".join(str(error).split()) or type(error).__name__
+    trace = "" if isinstance(error, RankscopeError) else "".join(traceback.format_exception(error))[-LONGEST_TRACE:]
+    facts = {"state": "failed", "reason": words[:2000], "type": type(error).__name__, "trace": trace}
+    return Outcome(task, None, {**facts, "seconds": seconds, "finished": _now()})
+
+
+def rows_of(run: Run, task: Task) -> pa.Table:
+    """The rows of a run with the task's coordinates; names as plain strings, which every reader of Parquet takes."""
+    table = run.table
+    columns = {name: table[name].combine_chunks() for name in table.column_names}
+    for name, column in columns.items():
+        if pa.types.is_dictionary(column.type):
+            columns[name] = column.cast(pa.string())
+    count = table.num_rows
+    coordinates: dict[str, pa.DataType] = {"task": pa.string(), "model": pa.string(), "checkpoint": pa.string(),
+                                           "step": pa.int64(), "variant": pa.string(), "seed": pa.int64()}  # fmt: skip
+    values = {**task.facts, "task": task.key}
+    for name, kind in coordinates.items():
+        if name not in columns:  # ablate has variants of its own
+            columns[name] = pa.nulls(count, kind) if values[name] is None else _constant(values[name], kind, count)
+    order = [*coordinates, *(name for name in columns if name not in coordinates)]
+    return pa.table({name: columns[name] for name in order})
+
+
+def _constant(value: Any, kind: pa.DataType, count: int) -> pa.Array:
+    return pa.array([value], kind).take(pa.array([0] * count, pa.int32()))
+
+
+def _same_weights(task: Task) -> None:
+    here = identity_of(task.spec, task.facts["revision"])
+    if differs(task.facts["weights"], here):
+        raise RankscopeError(
+            f"{task.facts['spec']} has other files here than where the sweep was started. Every machine must see the "
+            "same weights at the same path."
+        )
+
+
+def _run(task: Task) -> Run:
+    facts = task.facts
+    if facts["verb"] == "predict":
+        return _predict(task)
+    if facts["verb"] == "bound" and facts["options"].get("weights_only"):
+        weights_alone: Run = resolve(VERBS["bound"])(
+            task.spec, theorems=facts["options"].get("theorems"), weights_only=True
+        )
+        return weights_alone
+    from rankscope.models.loading import load
+    from rankscope.surgery.operating import operate
+
+    loaded = load(
+        task.spec,
+        seed=facts["seed"],
+        dtype=facts["dtype"],
+        revision=facts["revision"],
+        model_class=facts["model_class"],
+    )
+    surgery: Any = nullcontext()
+    if facts["operation"]:
+        surgery = operate(loaded.model, blocks=facts["blocks"], **facts["operation"])
+    with _inputs(task) as given, surgery:
+        run: Run = resolve(VERBS[facts["verb"]])(
+            loaded, given, blocks=facts["blocks"], seed=facts["seed"], **_arguments(facts)
+        )
+    return run
+
+
+def _arguments(facts: dict[str, Any]) -> dict[str, Any]:
+    """Options of the verb, and those of the inputs that it takes."""
+    inputs = facts["inputs"]
+    names = ["sequences", "tokens", "random_tokens"]
+    names += ["batch"] if facts["verb"] != "exact" else []
+    names += ["tokens_policy"] if facts["verb"] != "bound" else []
+    return {**{name: inputs[name] for name in names}, **facts["options"]}
+
+
+def _predict(task: Task) -> Run:
+    facts = task.facts
+    run: Run = resolve(VERBS["predict"])(
+        task.spec,
+        seeds=1,
+        seed=facts["seed"],
+        tokens=facts["inputs"]["tokens"],
+        most_blocks=facts["options"].get("most_blocks"),
+    )
+    return run
+
+
+@contextmanager
+def _inputs(task: Task) -> Iterator[Any]:
+    """Texts, a file with the text the plan named, or None for the built-in sample."""
+    if task.text is None:
+        yield task.facts["inputs"].get("texts")
+        return
+    with tempfile.TemporaryDirectory(prefix="rankscope-") as folder:
+        path = Path(folder) / Path(task.facts["inputs"]["text"]).name
+        path.write_text(task.text, encoding="utf-8")
+        yield path
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no word for what is not finite."""
+    if isinstance(value, float):
+        return value if value == value and abs(value) != float("inf") else None
+    if isinstance(value, dict):
+        return {str(name): _plain(entry) for name, entry in value.items()}
+    return [_plain(entry) for entry in value] if isinstance(value, (list, tuple)) else value
+
+
+def _peak() -> int | None:
+    """The most this process has held so far, in bytes; None where the system does not say."""
+    if sys.platform == "win32":
+        return None
+    import resource
+
+    return int(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss) * (1 if sys.platform == "darwin" else 1024)
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")

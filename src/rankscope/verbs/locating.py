@@ -1,0 +1,69 @@
+"""Which module is the first to give out NaN or infinity."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rankscope.models.inputs import Batch
+from rankscope.stream.viewing import undisturbed
+
+
+def where_it_breaks(model: nn.Module, batches: Iterable[Batch]) -> list[str]:
+    """The first module whose inputs are finite and whose output is not, in words; looked for in one more pass.
+
+    Returns:
+        Nothing when every module's output is finite: then the numbers were lost between modules.
+    """
+    for batch in batches:
+        found = _in_batch(model, batch)
+        if found is not None:
+            return [found]
+    return []
+
+
+def _in_batch(model: nn.Module, batch: Batch) -> str | None:
+    names = {module: name for name, module in model.named_modules()}
+    found: list[nn.Module] = []
+
+    def look(module: nn.Module, inputs: Any, output: Any) -> None:
+        if not found and not _all_finite(output) and _all_finite(inputs):
+            found.append(module)
+
+    hooks = [module.register_forward_hook(look) for module in names]
+    try:
+        with undisturbed(model):
+            batch.run(model)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if not found:
+        return None
+    module = found[0]
+    return f"The first module to give out NaN or infinity is {names[module]} ({type(module).__name__}){_why(module)}."
+
+
+def _why(module: nn.Module) -> str:
+    for name, parameter in module.named_parameters():
+        lost = int((~torch.isfinite(parameter.detach())).sum())
+        if lost:
+            return f"; its {name} holds {lost} of {parameter.numel():,} values that are not finite"
+    return "; its own weights are finite, so its inputs are too large for the format it computes in"
+
+
+def _all_finite(value: Any) -> bool:
+    return all(bool(torch.isfinite(tensor).all()) for tensor in _tensors(value))
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        if value.is_floating_point():
+            yield value.detach()
+    elif isinstance(value, dict):
+        yield from _tensors(list(value.values()))
+    elif isinstance(value, Iterable) and not isinstance(value, (str, bytes)):
+        for item in value:
+            yield from _tensors(item)

@@ -1,0 +1,110 @@
+"""``torchrun -m rankscope``: several processes, one answer, one voice."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import rankscope
+from rankscope._errors import InputError
+from rankscope.cli.examples import UNDER_TORCHRUN
+from rankscope.processes.joining import launched
+
+ROOT = Path(__file__).parents[2]
+
+
+def torchrun(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", *words]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, env=environment, timeout=240)
+
+
+def test_two_processes_say_once_what_one_says(tmp_path: Path) -> None:
+    words = shlex.split(UNDER_TORCHRUN["measure"])
+    place = tmp_path / "run"
+    done = torchrun(*words[1:], "--json", "--out", str(place))
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        one = rankscope.measure("init:tiny-llama", sequences=8, tokens=16, batch=2)
+    finally:
+        torch.set_num_threads(threads)
+    assert found["processes"] == {"count": 2, "parallel": "data"}
+    assert found["rows"] == one.to_json()["rows"]
+    assert found["verdict"] == one.verdict
+    assert rankscope.load_run(place).table.equals(one.table)
+    assert done.stderr.count("saved in") == 1
+
+
+BROKEN = """
+import os, sys
+from rankscope._errors import LoadError
+from rankscope.cli.app import main
+from rankscope.verbs import sharing
+
+def fail(*_, **__):
+    raise LoadError("a test broke this")
+
+if os.environ["RANK"] == sys.argv[1]:
+    sharing.load = fail
+main(["measure", "init:tiny-lama", "--quiet"] if sys.argv[1] == "2" else ["measure", "init:tiny-bert", "--quiet"])
+"""
+
+
+@pytest.mark.parametrize("broken", [1, 2])
+def test_an_error_is_told_once(tmp_path: Path, broken: int) -> None:
+    """In one process alone, or (there is no third one) in both alike."""
+    program = tmp_path / "program.py"
+    program.write_text(BROKEN)
+    done = torchrun("--nproc-per-node", "2", str(program), str(broken))
+    assert done.returncode != 0
+    assert done.stdout == ""
+    told = "a test broke this" if broken == 1 else "There is no preset named 'tiny-lama'. Did you mean 'tiny-llama'"
+    assert done.stderr.count(told) == 1
+    if broken == 1:
+        assert "process 1 of 2" in done.stderr.casefold()
+
+
+def test_verbs_that_would_only_repeat_are_refused(monkeypatch: pytest.MonkeyPatch, cli) -> None:
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    outcome = cli("exact", "init:tiny-bert")
+    assert outcome.code == 2
+    assert "2 processes were started, and rankscope exact does not share its work" in outcome.err
+    monkeypatch.setenv("RANK", "1")
+    outcome = cli("exact", "init:tiny-bert")
+    assert (outcome.code, outcome.err) == (2, "")
+
+
+def test_help_needs_no_other_process(monkeypatch: pytest.MonkeyPatch, cli) -> None:
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    outcome = cli("measure", "--help")
+    assert outcome.code == 0
+    assert UNDER_TORCHRUN["measure"] in outcome.out
+
+
+def test_spreading_a_model_needs_several_processes(cli) -> None:
+    outcome = cli("measure", "init:tiny-llama", "--parallel", "tensor")
+    assert outcome.code == 2
+    assert "there is one. Start several, e.g. torchrun --nproc-per-node 2" in " ".join(outcome.err.split())
+
+
+@pytest.mark.parametrize(("rank", "world"), [("x", "2"), ("2", "2"), ("-1", "2")])
+def test_odd_surroundings_are_named(rank: str, world: str) -> None:
+    around = {"RANK": rank, "WORLD_SIZE": world, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    with pytest.raises(InputError, match=rf"RANK={rank!r}|RANK={rank} "):
+        launched(around)
+
+
+def test_one_process_of_one_is_alone() -> None:
+    assert launched({"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}) is None

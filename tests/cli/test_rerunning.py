@@ -1,0 +1,50 @@
+"""``rankscope rerun`` with real processes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rankscope._errors import InputError
+from rankscope.cli.rerunning import command_again
+
+
+def rankscope(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "rankscope", *words], capture_output=True, text=True, check=False)
+
+
+def test_a_saved_run_comes_out_again_to_the_bit(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    few = ("--sequences", "2", "--tokens", "8", "--seed", "3")
+    made = rankscope("measure", "init:tiny-bert", *few, "-q", "--out", str(run))
+    assert made.returncode == 0, made.stderr
+    again = rankscope("rerun", str(run), "--json")
+    assert again.returncode == 0, again.stderr
+    assert json.loads(again.stdout)["same"] is True
+    shown = rankscope("rerun", str(run), "--show")
+    assert shown.stdout.strip() == "rankscope measure init:tiny-bert --sequences 2 --tokens 8 --seed 3"
+
+
+def test_a_changed_number_is_found(tmp_path: Path) -> None:
+    run, other = tmp_path / "run", tmp_path / "other"
+    few = ("--sequences", "1", "--tokens", "8", "-q", "--metrics", "relative_residual")
+    rankscope("measure", "init:tiny-bert", *few, "--seed", "3", "--out", str(run))
+    rankscope("measure", "init:tiny-bert", *few, "--seed", "4", "--out", str(other))
+    facts, rows = json.loads((other / "run.json").read_text()), json.loads((run / "run.json").read_text())
+    facts["provenance"]["command"] = rows["provenance"]["command"]
+    (other / "run.json").write_text(json.dumps(facts))
+    again = rankscope("rerun", str(other))
+    assert again.returncode == 1
+    assert "Not the same" in again.stdout
+
+
+@pytest.mark.parametrize(
+    "command", [["rm", "-rf", "x"], ["rankscope"], ["rankscope", "play"], ["python", "measure", "x"], []]
+)
+def test_nothing_but_a_verb_of_rankscope_is_started(command: list[str]) -> None:
+    with pytest.raises(InputError, match="no single command"):
+        command_again(command)

@@ -1,0 +1,292 @@
+"""Files that are not what they seem: refused in words, within a moment, and without filling memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankscope.models.loading import load
+from tests.faults.conftest import Outcome, Warm
+from tests.faults.declaring import fault
+
+SMALL = ["--sequences", "1", "--tokens", "8", "--quiet"]
+INDEX = "model.safetensors.index.json"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model folder in several shards."""
+    place = tmp_path_factory.mktemp("model") / "sharded"
+    load("init:tiny-bert").model.save_pretrained(place, max_shard_size="60KB")
+    assert (place / INDEX).is_file()
+    return place
+
+
+def copied(model: Path, place: Path) -> tuple[Path, list[Path]]:
+    place.mkdir()
+    for path in model.iterdir():
+        (place / path.name).write_bytes(path.read_bytes())
+    return place, sorted(place.glob("*.safetensors"))
+
+
+def with_header(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    """The same bytes behind another header."""
+    raw = path.read_bytes()
+    length = int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8 : 8 + length])
+    text = json.dumps(change(header)).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + raw[8 + length :])
+
+
+def cut_short(folder: Path, shards: list[Path]) -> None:
+    os.truncate(shards[0], shards[0].stat().st_size - 100)
+
+
+def lying_length(folder: Path, shards: list[Path]) -> None:
+    shards[0].write_bytes((2**62).to_bytes(8, "little") + shards[0].read_bytes()[8:])
+
+
+def huge_header(folder: Path, shards: list[Path]) -> None:
+    """A header of 80 MB, which the format allows, all of it blanks, in a sparse file."""
+    with shards[0].open("wb") as stream:
+        stream.write((80_000_000).to_bytes(8, "little"))
+        stream.truncate(80_000_008)
+
+
+def missing(folder: Path, shards: list[Path]) -> None:
+    shards[0].unlink()
+
+
+def wrong_format(folder: Path, shards: list[Path]) -> None:
+    with_header(shards[0], lambda header: {name: {**one, "dtype": "F64"} for name, one in header.items()})
+
+
+def elsewhere(folder: Path, shards: list[Path]) -> None:
+    """The index names a good shard of another folder."""
+    shards[0].rename(folder.parent / shards[0].name)
+    found = json.loads((folder / INDEX).read_text())
+    names = {key: f"../{name}" if name == shards[0].name else name for key, name in found["weight_map"].items()}
+    (folder / INDEX).write_text(json.dumps({**found, "weight_map": names}))
+
+
+def linked_to_a_secret(folder: Path, shards: list[Path]) -> None:
+    (folder.parent / "secret.txt").write_text("the password is swordfish\n" * 9)
+    shards[0].unlink()
+    shards[0].symlink_to(folder.parent / "secret.txt")
+
+
+def linked_to_itself(folder: Path, shards: list[Path]) -> None:
+    shards[0].unlink()
+    shards[0].symlink_to(shards[0].name)
+
+
+def pipe(folder: Path, shards: list[Path]) -> None:
+    shards[0].unlink()
+    os.mkfifo(shards[0])
+
+
+def nested_index(folder: Path, shards: list[Path]) -> None:
+    (folder / INDEX).write_text("[" * 100_000)
+
+
+def nested_header(folder: Path, shards: list[Path]) -> None:
+    text = b'{"a":' * 50_000
+    shards[0].write_bytes(len(text).to_bytes(8, "little") + text)
+
+
+DAMAGE: dict[str, Callable[[Path, list[Path]], None]] = {
+    "shard cut short": cut_short,
+    "shard whose header length lies": lying_length,
+    "shard with a huge header": huge_header,
+    "shard missing": missing,
+    "shard in another format than its header says": wrong_format,
+    "index that names ../": elsewhere,
+    "shard that links to a secret": linked_to_a_secret,
+    "shard that links to itself": linked_to_itself,
+    "shard that is a pipe": pipe,
+    "index nested without end": nested_index,
+    "header nested without end": nested_header,
+}
+
+
+@fault("shard cut short", done="100 bytes taken off the end of a safetensors shard", expected="refused in words")
+@fault(
+    "shard whose header length lies",
+    done="a header length of 2^62 bytes",
+    expected="refused in words, nothing allocated",
+)
+@fault("shard with a huge header", done="80 MB of header in a sparse file", expected="refused in words")
+@fault("shard missing", done="a file that the index names is not there", expected="refused in words that name it")
+@fault(
+    "shard in another format than its header says",
+    done="the header says F64 over float32 bytes",
+    expected="refused in words",
+)
+@fault("index that names ../", done="the index names a good shard one folder up", expected="refused; it is not read")
+@fault(
+    "shard that links to a secret",
+    done="a shard is a link to a text file outside the folder",
+    expected="refused, and none of the text is shown",
+)
+@fault("shard that links to itself", done="a link in a loop", expected="refused in words")
+@fault("shard that is a pipe", done="a FIFO in place of a shard", expected="refused at once; it does not hang")
+@fault("index nested without end", done="100,000 brackets in the index", expected="refused in words")
+@fault("header nested without end", done="50,000 levels of JSON in a header", expected="refused in words")
+@pytest.mark.parametrize("way", ["whole", "streamed"])
+@pytest.mark.parametrize("name", DAMAGE)
+def test_damaged_weights_are_refused(warm: Warm, model: Path, tmp_path: Path, name: str, way: str) -> None:
+    folder, shards = copied(model, tmp_path / "model")
+    DAMAGE[name](folder, shards)
+    outcome = warm.run(["measure", "model", *SMALL, *(["--stream"] if way == "streamed" else [])], tmp_path)
+    assert outcome.explained, outcome
+    assert "swordfish" not in outcome.out + outcome.err
+
+
+@fault(
+    "shards that are links, as in the hub's cache",
+    done="each shard is a link to a file elsewhere, named by its hash",
+    expected="read, with the same bits",
+)
+def test_links_of_a_hub_cache_are_followed(warm: Warm, model: Path, tmp_path: Path) -> None:
+    _, shards = copied(model, tmp_path / "model")
+    for number, shard in enumerate(shards):
+        shard.rename(tmp_path / f"blob{number}")
+        shard.symlink_to(tmp_path / f"blob{number}")
+    linked = warm.run(["measure", "model", *SMALL[:-1], "--json"], tmp_path)
+    plain = warm.run(["measure", str(model), *SMALL[:-1], "--json"], tmp_path)
+    assert linked.code == plain.code == 0, linked.err
+    assert json.loads(linked.out)["rows"] == json.loads(plain.out)["rows"]
+
+
+def refused(warm: Warm, words: list[str], folder: Path, *said: str, megabytes: int = 700) -> Outcome:
+    """Refused in words, within an address space that leaves room for no bomb."""
+    outcome = warm.run(words, folder, "little_memory", megabytes=megabytes)
+    assert outcome.explained, outcome
+    assert all(word in outcome.err for word in said), outcome.err
+    return outcome
+
+
+@fault(
+    "a FIFO as config.json",
+    done="a FIFO that nobody writes to in place of config.json, in four commands",
+    expected="refused at once; it does not hang",
+)
+@fault("a device as config.json", done="a link to /dev/zero in place of config.json", expected="refused at once")
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_a_configuration_that_is_no_file(warm: Warm, model: Path, tmp_path: Path, kind: str) -> None:
+    folder, _ = copied(model, tmp_path / "model")
+    (folder / "config.json").unlink()
+    if kind == "pipe":
+        os.mkfifo(folder / "config.json")
+    else:
+        (folder / "config.json").symlink_to("/dev/zero")
+    for words in (
+        ["measure", "model"],
+        ["measure", "init:model"],
+        ["measure", "init:model/config.json"],
+        ["predict", "model"],
+    ):
+        refused(warm, words, tmp_path, "config.json")
+
+
+@fault(
+    "JSON nested without end",
+    done="100,000 brackets as config.json, run.json, a mask and a sweep plan",
+    expected="refused in words each time",
+)
+def test_brackets_without_end(warm: Warm, tmp_path: Path) -> None:
+    for name in ("config.json", "mask.json", "plan.yaml", "run.json"):
+        (tmp_path / name).write_text("[" * 100_000)
+    refused(warm, ["measure", "init:config.json"], tmp_path, "config.json")
+    refused(warm, ["masks", "adjacency('mask.json')", "--tokens", "4"], tmp_path, "mask.json")
+    refused(warm, ["sweep", "plan.yaml", "--dry-run"], tmp_path, "plan.yaml")
+    refused(warm, ["report", "."], tmp_path, "run.json")
+
+
+@fault(
+    "/dev/zero as text",
+    done="`--text /dev/zero`, and a sparse file of 1 TiB",
+    expected="refused in words behind 256 MiB; memory is not filled",
+)
+def test_text_without_end(warm: Warm, tmp_path: Path) -> None:
+    with (tmp_path / "long.txt").open("wb") as stream:
+        stream.truncate(2**40)
+    for name in ("/dev/zero", "long.txt"):
+        refused(warm, ["measure", "init:tiny-bert", "--text", name], tmp_path, "268,435,456 bytes", megabytes=1500)
+
+
+@fault(
+    "text of NULs, of half characters, and none",
+    done="`--text` names a file of NULs, of bytes that are no UTF-8, an empty one, and a link in a loop",
+    expected="NULs are tokens like others; the rest is refused in words",
+)
+def test_odd_texts(warm: Warm, tmp_path: Path) -> None:
+    (tmp_path / "nul.txt").write_bytes(b"\0" * 4096)
+    (tmp_path / "mixed.txt").write_bytes(b"some words\0and more\0" * 20)
+    (tmp_path / "half.txt").write_bytes(b"abc\xff\xfe")
+    (tmp_path / "empty.txt").write_bytes(b"")
+    (tmp_path / "loop.txt").symlink_to("loop.txt")
+    for name in ("mixed.txt", "nul.txt"):
+        assert warm.run(["measure", "init:tiny-bert", *SMALL, "--text", name], tmp_path).code == 0
+    for name in ("half.txt", "empty.txt"):
+        refused(warm, ["measure", "init:tiny-bert", "--text", name], tmp_path, name)
+    loop = warm.run(["measure", "init:tiny-bert", "--text", "loop.txt"], tmp_path)
+    assert loop.code == 2
+    assert "loop.txt" in loop.err
+    assert "Traceback" not in loop.err
+
+
+@fault(
+    "zip bomb as a mask",
+    done="a .npz of 1 MB whose arrays unpack to 1 GiB, and one whose directory lies about that",
+    expected="refused in words; memory is not filled",
+)
+def test_a_zip_bomb(warm: Warm, tmp_path: Path) -> None:
+    zeros = bytes(2**20)
+    with zipfile.ZipFile(tmp_path / "bomb.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in ("format", "shape"):
+            archive.writestr(f"{name}.npy", b"")
+        with archive.open("data.npy", "w", force_zip64=True) as entry:
+            for _ in range(1024):
+                entry.write(zeros)
+    raw = (tmp_path / "bomb.npz").read_bytes()
+    claimed = (2**30).to_bytes(4, "little")
+    (tmp_path / "liar.npz").write_bytes(raw.replace(claimed, (64).to_bytes(4, "little")))
+    for name in ("bomb.npz", "liar.npz"):
+        refused(warm, ["masks", f"adjacency('{name}')", "--tokens", "4"], tmp_path, name)
+
+
+@fault(
+    "a configuration of a billion layers",
+    done="10^9 layers, and a width of 10^9, asked of `measure init:`",
+    expected="refused with an estimate, before anything is allocated",
+)
+def test_a_huge_configuration(warm: Warm, tmp_path: Path) -> None:
+    small = {"model_type": "bert", "hidden_size": 32, "num_attention_heads": 2, "vocab_size": 99}
+    for change in ({"num_hidden_layers": 10**9}, {"hidden_size": 10**9, "num_hidden_layers": 2}):
+        (tmp_path / "config.json").write_text(json.dumps({**small, **change}))
+        refused(warm, ["measure", "init:config.json"], tmp_path, "Nothing was allocated")
+
+
+@fault(
+    "a saved run that was changed",
+    done="one bit of the rows flipped; the rows cut short, absent, and a pipe in their place",
+    expected="refused in words each time",
+)
+def test_changed_results(warm: Warm, tmp_path: Path) -> None:
+    assert warm.run(["measure", "init:tiny-bert", *SMALL, "--out", "run"], tmp_path).code == 0
+    (rows,) = (tmp_path / "run").glob("*.parquet")
+    content = rows.read_bytes()
+    for changed in (content[:-9] + bytes([content[-9] ^ 1]) + content[-8:], content[:100], b""):
+        rows.write_bytes(changed)
+        refused(warm, ["report", "run"], tmp_path, rows.name)
+    rows.unlink()
+    refused(warm, ["report", "run"], tmp_path, rows.name)
+    os.mkfifo(rows)
+    refused(warm, ["report", "run"], tmp_path, rows.name)

@@ -1,0 +1,142 @@
+"""A command that is stopped keeps what it had finished, says so, and leaves with the code a shell expects."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+import rankscope as rs
+from tests.faults.conftest import Warm
+from tests.faults.declaring import fault
+
+SMALL = ["--tokens", "8", "--no-progress"]
+MEASURE = ["measure", "init:tiny-bert", "--sequences", "4", "--batch", "1", *SMALL]
+
+
+def values(run: rs.Run) -> dict[tuple[object, ...], float]:
+    names = [name for name in run.table.column_names if name not in ("value", "status")]
+    keys = zip(*(run.table[name].to_pylist() for name in names), strict=True)
+    return dict(zip(keys, run.table["value"].to_pylist(), strict=True))
+
+
+@fault(
+    "SIGINT during measure",
+    done="SIGINT in the third of four forward passes of `measure --out`",
+    expected="exit code 130; the two finished sequences are saved, bit-equal to those of a whole run; it says so",
+)
+@fault(
+    "SIGTERM during measure",
+    done="SIGTERM at the same moment, as a batch system sends it before it kills",
+    expected="the same with exit code 143",
+)
+@pytest.mark.parametrize(("which", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
+def test_measure_keeps_whole_sequences(warm: Warm, tmp_path: Path, which: str, code: int) -> None:
+    # The first forward pass that is traced is that of the first sequence: discovery runs before the tracer is there.
+    outcome = warm.run([*MEASURE, "--out", "run"], tmp_path, "signal_in_batch", number=3, which=which)
+    assert outcome.code == code, outcome.err
+    assert "Interrupted: 2 of 4 sequences were finished" in outcome.err
+    assert "saved in run" in outcome.err
+    run = rs.load_run(tmp_path / "run")
+    assert run.notes[0].startswith("Interrupted: 2 of 4 sequences")
+    assert dict(run.extra["interrupted"]) == {"finished": 2, "of": 4, "what": "sequences"}
+    assert run.provenance.sequences == len(run.provenance.lengths) == 2
+    found = values(run)
+    assert {key[run.table.column_names.index("sequence")] for key in found} == {0, 1}
+    assert warm.run([*MEASURE, "--out", "whole", "--quiet"], tmp_path).code == 0
+    whole = values(rs.load_run(tmp_path / "whole"))
+    assert found == {key: value for key, value in whole.items() if key in found}
+
+
+@fault(
+    "SIGINT before anything is finished",
+    done="SIGINT in the first forward pass, over a run that is already in the folder",
+    expected="exit code 130; it says that nothing was saved, and the older run is as it was",
+)
+def test_an_older_run_outlives_an_early_interrupt(warm: Warm, tmp_path: Path) -> None:
+    assert warm.run([*MEASURE, "--out", "run", "--seed", "7"], tmp_path).code == 0
+    before = (tmp_path / "run" / "run.json").read_bytes()
+    outcome = warm.run([*MEASURE, "--out", "run"], tmp_path, "signal_in_batch", number=1, which="SIGINT")
+    assert (outcome.code, outcome.err) == (130, "Interrupted. Nothing was saved.\n")
+    assert (tmp_path / "run" / "run.json").read_bytes() == before
+    assert rs.load_run(tmp_path / "run").provenance.seed == 7
+
+
+@fault(
+    "SIGINT during ablate",
+    done="SIGINT in the second of three networks",
+    expected="exit code 130; the finished network is saved, the half-measured one is not; it says so",
+)
+def test_ablate_keeps_whole_networks(warm: Warm, tmp_path: Path) -> None:
+    words = ["ablate", "init:tiny-bert", "--variants", "pure,+skip,full", "--sequences", "2", "--batch", "1", *SMALL]
+    outcome = warm.run([*words, "--out", "run"], tmp_path, "signal_in_batch", number=4, which="SIGINT")
+    assert outcome.code == 130, outcome.err
+    assert "1 of 3 networks were finished" in outcome.err
+    run = rs.load_run(tmp_path / "run")
+    assert set(run.table["variant"].to_pylist()) == {"pure"}
+    assert set(run.table["sequence"].to_pylist()) == {0, 1}
+    assert str(run)
+
+
+@fault(
+    "SIGINT during sweep",
+    done="SIGINT in the second of two tasks of `sweep --serial`",
+    expected="exit code 130; the finished task is whole, it says how many are, and the same command runs the rest",
+)
+def test_a_sweep_goes_on_where_it_was_stopped(warm: Warm, tmp_path: Path) -> None:
+    plan = {
+        "models": ["init:tiny-bert", "init:tiny-gpt2"],
+        "verbs": ["measure"],
+        "inputs": {"sequences": 1, "tokens": 8},
+    }
+    (tmp_path / "plan.yaml").write_text(json.dumps(plan))
+    words = ["sweep", "plan.yaml", "--serial", "--out", "data", "--no-progress"]
+    outcome = warm.run(words, tmp_path, "signal_in_task", number=2, which="SIGINT")
+    assert outcome.code == 130, outcome.err
+    assert "1 of 2 tasks are done and whole in data" in outcome.err
+    kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "data").rglob("*.parquet")}
+    assert len(kept) == 1
+    assert warm.run(words, tmp_path).code == 0
+    assert warm.run(["sweep", "status", "data"], tmp_path).out.count("2 of 2 tasks done") == 1
+    assert all(path.stat().st_mtime_ns == when for path, when in kept.items())
+
+
+@fault(
+    "SIGINT during reproduce",
+    done="SIGINT behind the first finished part of a long reproduction with --keep",
+    expected="exit code 130; it says how many parts are kept, and every part that is there can be read",
+)
+def test_a_reproduction_keeps_its_parts(warm: Warm, tmp_path: Path) -> None:
+    words = ["reproduce", "dong2021-circle", "--small", "--keep", "parts", "--no-progress"]
+    outcome = warm.run(words, tmp_path, "signal_in_part", number=1, which="SIGINT")
+    assert outcome.code == 130, outcome.err
+    assert "1 finished parts are kept in parts" in outcome.err
+    (part,) = (tmp_path / "parts").iterdir()
+    assert json.loads(part.read_text())["rows"]
+
+
+@fault(
+    "SIGINT at any moment",
+    done="SIGINT at twelve moments of `measure --out`, from its start to its end",
+    expected="each time exit code 130 or 0, no traceback, and a folder that is empty, absent or holds a readable run",
+)
+def test_any_moment_will_do(warm: Warm, tmp_path: Path) -> None:
+    started = time.perf_counter()
+    assert warm.run([*MEASURE, "--out", "timed"], tmp_path).code == 0
+    lasts = time.perf_counter() - started
+    for moment in range(12):
+        child = warm.start([*MEASURE, "--out", f"run{moment}"], tmp_path)
+        time.sleep(lasts * (moment + 1) / 12)
+        try:
+            os.kill(child.pid, signal.SIGINT)
+        except ProcessLookupError:  # it had ended
+            continue
+        outcome = child.wait()
+        assert outcome.code in (0, 130), outcome.err
+        assert "Traceback" not in outcome.err
+        if (tmp_path / f"run{moment}" / "run.json").exists():
+            assert str(rs.load_run(tmp_path / f"run{moment}"))

@@ -1,0 +1,273 @@
+"""What is fuzzed: every place that reads something a stranger wrote.
+
+A target takes bytes and a folder. It may return, or raise a :class:`RankscopeError`; anything else is a finding.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from rankscope._errors import RankscopeError
+
+
+@dataclass(frozen=True)
+class Target:
+    """One reader.
+
+    Attributes:
+        name: as on the command line of ``scripts/fuzz.py``.
+        seeds: valid (or nearly valid) inputs to start from.
+        read: gives the bytes to the reader; the folder is empty and its own.
+        words: pieces worth inserting.
+        weight: share of a campaign's cases; slow readers have less.
+    """
+
+    name: str
+    seeds: Callable[[], tuple[bytes, ...]]
+    read: Callable[[bytes, Path], None]
+    words: tuple[bytes, ...] = ()
+    weight: float = 1.0
+
+
+def outcome(target: Target, data: bytes, folder: Path) -> str:
+    """``"read"`` or ``"refused"``; any other exception passes through, it is a finding.
+
+    A refusal must say something: an error without words is a finding as well.
+    """
+    try:
+        target.read(data, folder)
+    except RankscopeError as error:
+        if not str(error).strip():
+            raise AssertionError("an error without words") from error
+        return "refused"
+    return "read"
+
+
+def text_of(data: bytes) -> str:
+    """Bytes as a command line would carry them."""
+    return data.decode("utf-8", "surrogateescape")
+
+
+@cache
+def saved_run() -> tuple[bytes, bytes]:
+    """Sidecar and rows of a small run."""
+    import tempfile
+
+    from tests.results.builders import make_run, profile
+
+    with tempfile.TemporaryDirectory() as folder:
+        table = profile({"relative_residual": [0.9, 0.5], "stable_rank": [3.0, 2.0]}).table()
+        home = Path(make_run(table, model="m", verdict="No collapse: none.").save(folder))
+        (rows,) = home.glob("*.parquet")
+        return (home / "run.json").read_bytes(), rows.read_bytes()
+
+
+def _sidecar(data: bytes, folder: Path) -> None:
+    from rankscope.results.run import load_run
+
+    rows = saved_run()[1]
+    name = json.loads(saved_run()[0])["table"]["file"]
+    (folder / "run.json").write_bytes(data)
+    (folder / name).write_bytes(rows)
+    run = load_run(folder)
+    assert str(run)
+    json.dumps(run.to_json())
+
+
+def _rows(data: bytes, folder: Path) -> None:
+    from rankscope.results.run import load_run
+
+    facts = json.loads(saved_run()[0])
+    facts["table"]["sha256"] = hashlib.sha256(data).hexdigest()
+    (folder / "run.json").write_text(json.dumps(facts))
+    (folder / facts["table"]["file"]).write_bytes(data)
+    assert str(load_run(folder))
+
+
+def _record_seeds() -> tuple[bytes, ...]:
+    from tests.reporting.runs import training
+
+    lines = [{"rankscope_gauge": 1, "model": "m"}, *(one.to_json() for one in training().readings)]
+    return ("\n".join(json.dumps(line) for line in lines)[:20_000].encode(),)
+
+
+def _record(data: bytes, folder: Path) -> None:
+    from rankscope.reporting.page.training import training_chapter
+    from rankscope.results.gauge_record import read_record
+
+    (folder / "readings-00000.jsonl").write_bytes(data)
+    record = read_record(folder)
+    record.table()
+    training_chapter(record, 0)
+
+
+BERT = {"model_type": "bert", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "intermediate_size": 64, "vocab_size": 99, "architectures": ["BertModel"]}  # fmt: skip
+LLAMA = {"model_type": "llama", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 99,
+         "num_key_value_heads": 2, "intermediate_size": 64, "rope_parameters": {"rope_theta": 1e4}}  # fmt: skip
+GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 2, "vocab_size": 99}
+
+
+def _configs() -> tuple[bytes, ...]:
+    return tuple(json.dumps(config).encode() for config in (BERT, LLAMA, GPT2))
+
+
+def _config(data: bytes, folder: Path) -> None:
+    from rankscope.models.loading.config import config_from_json
+
+    (folder / "config.json").write_bytes(data)
+    config_from_json(folder / "config.json", None)
+
+
+def _design(data: bytes, folder: Path) -> None:
+    from rankscope.models.designs import design_of
+
+    (folder / "config.json").write_bytes(data)
+    design_of(folder / "config.json")
+
+
+def _weights_seeds() -> tuple[bytes, ...]:
+    header = {"encoder.layer.0.attention.self.query.weight": {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]}}
+    text = json.dumps(header).encode()
+    return (len(text).to_bytes(8, "little") + text + bytes(16),)
+
+
+def _weights(data: bytes, folder: Path) -> None:
+    from rankscope.models.lazy_blocks import lazy_model
+
+    (folder / "config.json").write_text(json.dumps(BERT))
+    (folder / "model.safetensors").write_bytes(data)
+    for _block in lazy_model(folder).blocks():
+        pass
+
+
+def _stored(data: bytes, folder: Path) -> None:
+    from rankscope.shards.files import stored_tensors
+
+    (folder / "config.json").write_text(json.dumps(BERT))
+    (folder / "model.safetensors").write_bytes(data)
+    for tensor in stored_tensors(folder).values():
+        assert tensor.nbytes <= len(data)
+
+
+def _index_seeds() -> tuple[bytes, ...]:
+    return (json.dumps({"metadata": {"total_size": 16}, "weight_map": {"a.weight": "model-1.safetensors"}}).encode(),)
+
+
+def _index(data: bytes, folder: Path) -> None:
+    from rankscope.shards.files import stored_tensors
+
+    (folder / "config.json").write_text(json.dumps(BERT))
+    (folder / "model-1.safetensors").write_bytes(_weights_seeds()[0])
+    (folder / "model.safetensors.index.json").write_bytes(data)
+    stored_tensors(folder)
+
+
+def _npy(matrix: np.ndarray) -> bytes:
+    stream = io.BytesIO()
+    np.save(stream, matrix)
+    return stream.getvalue()
+
+
+def _npz_seeds() -> tuple[bytes, ...]:
+    import scipy.sparse
+
+    stream, plain = io.BytesIO(), io.BytesIO()
+    scipy.sparse.save_npz(stream, scipy.sparse.csr_matrix(np.tri(4)))
+    np.savez(plain, matrix=np.tri(4))
+    return stream.getvalue(), plain.getvalue()
+
+
+def graph_reader(suffix: str) -> Callable[[bytes, Path], None]:
+    """Reads a mask's graph from a file that ends so."""
+
+    def read(data: bytes, folder: Path) -> None:
+        from rankscope.masks._graph_file import read_graph
+
+        (folder / f"graph{suffix}").write_bytes(data)
+        read_graph(str(folder / f"graph{suffix}"))
+
+    return read
+
+
+def _mask_words(data: bytes, folder: Path) -> None:
+    from rankscope.masks import parse_mask
+
+    parse_mask(text_of(data))
+
+
+def _condition(data: bytes, folder: Path) -> None:
+    from rankscope.results.conditions import parse_condition
+
+    parse_condition(text_of(data))
+
+
+def _sites(data: bytes, folder: Path) -> None:
+    from rankscope.stream.sites import SiteSelection
+
+    SiteSelection.parse(text_of(data).split(","))
+
+
+def _text(data: bytes, folder: Path) -> None:
+    from rankscope.models.inputs.rows import read_text
+
+    (folder / "text.txt").write_bytes(data)
+    read_text(folder / "text.txt")
+
+
+def _plan_seeds() -> tuple[bytes, ...]:
+    from rankscope.sweeps.example import EXAMPLE_PLAN
+
+    plain = "\n".join(line.partition("#")[0].rstrip() for line in EXAMPLE_PLAN.splitlines())
+    return EXAMPLE_PLAN.encode(), plain.encode()
+
+
+def _plan(data: bytes, folder: Path) -> None:
+    from rankscope.sweeps.plan import plan_of
+
+    (folder / "plan.yaml").write_bytes(data)
+    plan_of(folder / "plan.yaml")
+
+
+_JSON = (b"null", b"true", b"-1", b"1e999", b"NaN", b"10000000000", b'"\\ud800"', b"[]", b"{}", b'"x"', b"0.5", b"[[[[")
+_BERT_WORDS = (b'"hidden_size"', b'"num_hidden_layers"', b"1000000000", b'"auto_map"', b'"model_type"', b'"t5"',
+               b'"mamba"', b'"gemma3"', b'"_attn_implementation"', b'"quantization_config"', b'"dtype"',
+               b'"architectures"', b'"hidden_act"')  # fmt: skip
+
+_MASK_SEEDS = (b"causal & window(4)", b"bigbird(window=3, random=2, seed=1) | ~sink(1)")
+_MASK_WORDS = (b"(", b")", b"&", b"|", b"~", b"=", b"adjacency", b"10/11", b"1e9", b"99999999999", b"dilated")
+_GRAPH_SEEDS = (b"[[1,0],[1,1]]", b'{"tokens":3,"edges":[[0,1],[2,0]]}')
+_CONDITION_WORDS = (b"<", b">=", b"@", b"last", b"all", b"nan", b"-inf", b",", b"1_0")
+_TEXT_SEEDS = ("plain text, ümläute and 漢字".encode(), b"\xff\xfea\x00b\x00")
+_PLAN_WORDS = (b"&a", b"*a", b"!!python/object:os.system", b"---", b"{", b"[", b": ", b"seeds", b"variants")
+
+TARGETS = {
+    target.name: target
+    for target in (
+        Target("result-sidecar", lambda: (saved_run()[0],), _sidecar, _JSON),
+        Target("result-rows", lambda: (saved_run()[1],), _rows, weight=0.5),
+        Target("gauge-record", _record_seeds, _record, (*_JSON, b"\n")),
+        Target("config", _configs, _config, (*_JSON, *_BERT_WORDS), 0.3),
+        Target("design", _configs, _design, (*_JSON, *_BERT_WORDS), 0.3),
+        Target("safetensors", _weights_seeds, _weights, (*_JSON, b'"F32"', b'"BF16"', b'"shape"'), 0.3),
+        Target("stream-header", _weights_seeds, _stored, (*_JSON, b'"F32"', b'"BF16"', b'"shape"')),
+        Target("stream-index", _index_seeds, _index, (*_JSON, b"../", b"/etc/passwd", b"\\u0000", b".safetensors")),
+        Target("mask-npy", lambda: (_npy(np.tri(4)), _npy(np.eye(3, dtype=bool))), graph_reader(".npy"), (b"'|O'",)),
+        Target("mask-npz", _npz_seeds, graph_reader(".npz"), (b"PK\x03\x04", b"indices.npy"), 0.5),
+        Target("mask-json", lambda: _GRAPH_SEEDS, graph_reader(".json"), _JSON),
+        Target("mask-txt", lambda: (b"10\n11\n", b"1 0\n1 1\n"), graph_reader(".txt"), (b"\r\n", b" ", b"\x00")),
+        Target("mask-words", lambda: _MASK_SEEDS, _mask_words, _MASK_WORDS),
+        Target("condition", lambda: (b"any relative_residual@block.out@3,5 < 1e-3",), _condition, _CONDITION_WORDS),
+        Target("sites", lambda: (b"block.out,attention.probs,mlp.sum@0,2", b"block.in@1"), _sites, (b"@", b",", b"-1")),
+        Target("text", lambda: _TEXT_SEEDS, _text, (b"\xef\xbb\xbf", b"\x00", b"\xff", b"\xed\xa0\x80")),
+        Target("sweep-plan", _plan_seeds, _plan, _PLAN_WORDS, 0.3),
+    )
+}

@@ -1,0 +1,42 @@
+"""Models that accelerate has spread over devices and disk are measured where their layers run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rankscope._errors import LoadError, UnsupportedConfigError
+from rankscope.models.loading import load
+from rankscope.verbs.ablating import ablate
+from rankscope.verbs.bounding import bound
+from rankscope.verbs.exacting import exact
+from rankscope.verbs.measuring import measure
+from tests.shards.folders import same_bits, saved
+
+PLACES = {
+    "llama": {"embed_tokens": "disk", "layers.0": "cpu", "layers.1": "disk", "layers.2": "disk", "norm": "disk"},
+    "bert": {"embeddings": "cpu", "encoder.layer.0": "disk", "encoder.layer.1": "cpu", "encoder.layer.2": "disk"},
+}
+FURTHER = {"llama": {"rotary_emb": "cpu"}, "bert": {"pooler": "disk"}}
+SHAPE = {"sequences": 3, "tokens": 16, "batch": 2}
+
+
+@pytest.mark.parametrize("family", sorted(PLACES))
+def test_offloaded_layers_give_the_same_bits(tmp_path: Path, family: str) -> None:
+    folder = saved(f"init:tiny-{family}", tmp_path / family)
+    places = {**PLACES[family], **FURTHER[family]}
+    placed = load(folder, device_map=places, offload_folder=tmp_path / "disk")
+    assert any(value.is_meta for value in placed.model.parameters())
+    assert same_bits(measure(folder, **SHAPE), measure(placed.model, **SHAPE))
+    assert same_bits(ablate(folder, **SHAPE), ablate(placed.model, **SHAPE))
+    for verb in (exact, bound):
+        with pytest.raises(UnsupportedConfigError, match="stream=True"):
+            verb(placed.model, sequences=1, tokens=8)
+
+
+def test_a_map_goes_with_weights_that_are_read(tmp_path: Path) -> None:
+    with pytest.raises(LoadError, match="draws them"):
+        load("init:tiny-bert", device_map="auto")
+    with pytest.raises(LoadError, match="Add device_map"):
+        load(saved("init:tiny-bert", tmp_path / "bert"), offload_folder=tmp_path)

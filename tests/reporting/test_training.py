@@ -1,0 +1,136 @@
+"""The record of a gauge in the report: what was read, what was alarmed, and nothing a stranger may slip in."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rankscope
+from rankscope._errors import ResultError
+from rankscope.reporting.page.parts import Chart
+from rankscope.reporting.page.training import training_chapter
+from rankscope.results.gauge_record import Record, read_record
+from rankscope.results.readings import LOSS, Alarm, LayerValue, Reading
+
+SCRIPT = "<script>alert('x')</script>"
+
+
+def alarm(step: int, state: Any = "raised", name: str = "token_collapse", layer: int = 1) -> Alarm:
+    sentence = f"Tokens collapse at layer {layer}, step {step}."
+    return Alarm(name, state, step, None, layer, sentence, {"value": 0.01}, "skip", ("skipinit", "pre_norm"))
+
+
+def reading(step: int, levels: list[float], **more: Any) -> Reading:
+    table = tuple(LayerValue("relative_residual", "block.out", None, i, v, v, v) for i, v in enumerate(levels))
+    return Reading(step, {LOSS: 3.0 - step / 1000}, table, time=1000.0 + step, seconds=0.5, **more)
+
+
+def record(*readings: Reading, torn: int = 0, name: str = "run") -> Record:
+    return Record({"model": "GPT2LMHeadModel", "schedule": "every 10"}, readings, torn, name)
+
+
+def collapsing() -> Record:
+    return record(
+        reading(0, [0.9, 0.8]),
+        reading(10, [0.8, 1e-6], alarms=(alarm(10),), active=("token_collapse",)),
+        reading(20, [0.8, 1e-7], active=("token_collapse",)),
+    )
+
+
+def charts_of(found: Record, detail: int = 1) -> dict[str, Any]:
+    chapter = training_chapter(found, detail)
+    return {
+        part.title: part.payload() for section in chapter.sections for part in section.parts if isinstance(part, Chart)
+    }
+
+
+def test_a_collapse_is_the_headline() -> None:
+    chapter = training_chapter(collapsing(), 1)
+    assert chapter.headline == "Token collapse at step 10, block 1"
+    assert chapter.state == "bad"
+    assert ("cost", "1.50 s of 20.5 s") in chapter.tiles
+
+
+def test_a_run_without_an_alarm_says_so() -> None:
+    chapter = training_chapter(record(reading(0, [0.9]), reading(7, [0.8])), 1)
+    assert (chapter.headline, chapter.state) == ("No alarm", "good")
+    assert "steps 0 to 7" in chapter.verdict[0]
+    assert [section.title for section in chapter.sections] == ["Layer by layer over training", "The loss beside it"]
+
+
+def test_an_alarm_that_is_over_asks_for_care() -> None:
+    over = record(
+        reading(0, [0.1], alarms=(alarm(0),), active=("token_collapse",)),
+        reading(1, [0.9], alarms=(alarm(1, "cleared"),)),
+    )
+    chapter = training_chapter(over, 1)
+    assert chapter.state == "care"
+    assert chapter.verdict[-1] == "1 alarm over steps 0 to 1; none stands at the end."
+
+
+def test_the_map_has_blocks_upwards_and_rings_where_the_alarm_was_raised() -> None:
+    view = charts_of(collapsing())["Layers over training"]["views"][0]
+    assert view["rows"] == [1, 0]
+    assert view["columns"] == [0, 10, 20]
+    assert view["values"] == [[0.8, 1e-6, 1e-7], [0.9, 0.8, 0.8]]
+    assert view["marks"] == [[0, 1, "token collapse"]]
+    assert view["log"] is True
+
+
+def test_a_ring_stays_where_its_step_was_when_columns_are_thinned() -> None:
+    readings = [reading(step, [0.9, 0.8]) for step in range(1000)]
+    readings[501] = reading(501, [0.9, 0.1], alarms=(alarm(501),))
+    view = charts_of(record(*readings))["Layers over training"]["views"][0]
+    assert len(view["columns"]) <= 256
+    (row, column, _name) = view["marks"][0]
+    assert (row, view["columns"][column]) == (0, 500)
+
+
+def test_the_loss_is_shown_with_the_moment_of_the_alarm() -> None:
+    view = charts_of(collapsing())["Loss"]["views"][0]
+    assert view["series"][0]["y"] == [3.0, 2.99, 2.98]
+    assert view["when"] == [[10, "token collapse"]]
+
+
+def test_values_that_are_not_known_stay_open() -> None:
+    view = charts_of(record(reading(0, [math.nan]), reading(1, [0.5])))["Layers over training"]["views"][0]
+    assert view["values"] == [[None, 0.5]]
+
+
+def test_torn_lines_are_told() -> None:
+    assert "2 lines were cut off" in training_chapter(record(reading(0, [0.9]), torn=2), 1).notes[0]
+
+
+def test_a_folder_of_a_gauge_is_reported_beside_a_run(tmp_path: Path) -> None:
+    folder = tmp_path / "gauge"
+    folder.mkdir()
+    lines = [{"rankscope_gauge": 1, "model": f"Net{SCRIPT}"}, *(one.to_json() for one in collapsing().readings)]
+    (folder / "readings-00000.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    run = rankscope.measure("init:tiny-bert", sequences=1, tokens=8)
+    page = rankscope.report([run, folder], tmp_path / "page.html").read_text()
+    assert "Token collapse at step 10, block 1" in page
+    assert "monitor · gauge" in page
+    assert SCRIPT not in page
+
+
+def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ResultError):
+        rankscope.report(tmp_path, tmp_path / "page.html")
+
+
+def test_the_gauge_keeps_the_loss_it_is_told(tmp_path: Path) -> None:
+    from rankscope.models.loading import load
+    from rankscope.monitor import Gauge
+
+    with Gauge(
+        load("init:tiny-bert").model, None, schedule=1, sequences=1, tokens=8, record=tmp_path, strict=True
+    ) as gauge:
+        gauge.step(0, loss=2.5)
+        gauge.step(1)
+        gauge.step(2, loss=math.nan)
+    kept = [reading.scalars.get(LOSS) for reading in read_record(tmp_path).readings]
+    assert kept == [2.5, None, None]

@@ -1,0 +1,70 @@
+"""The same seed and versions give the same bits, in another process, folder and order of hashing."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import rankscope as rs
+from rankscope.results.reruns import judge_rerun
+
+PROGRAM = """
+import hashlib, json, sys
+import rankscope as rs
+
+def digest(run):
+    found = hashlib.sha256(run.table["value"].to_numpy().tobytes())
+    for name in run.table.column_names:
+        if name != "value":
+            found.update(repr(run.table[name].to_pylist()).encode())
+    return found.hexdigest()
+
+small = {"sequences": 2, "tokens": 12}
+seed = int(sys.argv[1])
+runs = {
+    "measure": rs.measure("init:tiny-bert", seed=seed, null=True, **small),
+    "measure, random tokens": rs.measure("init:tiny-llama", seed=seed, random_tokens=True, **small),
+    "ablate": rs.ablate("init:tiny-gpt2", seed=seed, variants=["pure", "+skip", "full"], **small),
+    "exact": rs.exact("init:tiny-bert", seed=seed, skip=0.0, **small),
+    "decompose": rs.decompose("init:tiny-bert", seed=seed, **small),
+    "predict": rs.predict("bert-base", {"depth": 3}, seed=seed, seeds=2, tokens=8, most_blocks=4),
+}
+print(json.dumps({name: [digest(run), run.verdict, json.dumps(run.to_json()["null"])] for name, run in runs.items()}))
+"""
+
+
+def digests(folder: Path, seed: int, hashing: str) -> dict[str, list[str]]:
+    environment = {**os.environ, "PYTHONHASHSEED": hashing, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    words = [sys.executable, "-c", PROGRAM, str(seed)]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=folder, env=environment, check=False, timeout=400)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return dict(json.loads(done.stdout))
+
+
+def test_two_processes_agree_to_the_bit_and_seeds_differ(tmp_path: Path) -> None:
+    once, again = digests(tmp_path, 3, "1"), digests(tmp_path, 3, "2")
+    assert once == again
+    assert {"measure", "exact", "decompose", "predict"} <= set(once)
+    other = digests(tmp_path, 4, "1")
+    assert all(once[name][0] != other[name][0] for name in once), "otherwise the test could not fail"
+
+
+@pytest.mark.parametrize("verb", ["measure", "ablate", "exact", "decompose"])
+def test_twice_in_one_process(verb: str) -> None:
+    options = {"variants": ["pure", "full"]} if verb == "ablate" else {}
+    once, again = (getattr(rs, verb)("init:tiny-bert", sequences=2, tokens=10, **options) for _ in range(2))
+    assert judge_rerun(once, again).same
+
+
+def test_what_was_measured_before_leaves_no_trace() -> None:
+    """Another model, other inputs and other random numbers in between change nothing."""
+    once = rs.measure("init:tiny-bert", sequences=2, tokens=10)
+    np.random.seed(5)
+    rs.measure("init:tiny-llama", sequences=3, tokens=7, seed=9, random_tokens=True)
+    assert judge_rerun(once, rs.measure("init:tiny-bert", sequences=2, tokens=10)).same

@@ -1,0 +1,62 @@
+"""NaN and infinity: located, and said before anything else."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+import rankscope as rs
+from rankscope.models.loading import load
+
+IDS = torch.randint(5, 60, (3, 8), generator=torch.Generator().manual_seed(0))
+
+
+def test_a_weight_that_is_not_a_number_is_found() -> None:
+    model = load("init:tiny-bert").model
+    with torch.no_grad():
+        model.encoder.layer[1].attention.output.dense.weight[0, 0] = math.nan
+    run = rs.measure(model, IDS)
+    assert run.verdict.startswith("Not finite: NaN or infinity at block 1 (block.out)")
+    assert "in 3 of 3 sequences" in run.verdict
+    assert run.evidence[0] == {"code": "not finite", "site": "block.out", "stack": None, "layer": 1}
+    assert "encoder.layer.1.attention.output.dense (Linear); its weight holds 1 of 1,024 values" in run.notes[-1]
+
+
+def test_sites_inside_the_block_locate_it_closer() -> None:
+    model = load("init:tiny-bert").model
+    with torch.no_grad():
+        model.encoder.layer[1].output.dense.bias[3] = math.inf
+    run = rs.measure(model, IDS, sites=["attention.out", "attention.sum", "mlp.out", "block.out"])
+    assert "at block 1 (mlp.out)" in run.verdict
+
+
+def test_an_overflow_is_told_from_a_broken_weight() -> None:
+    model = load("init:tiny-gpt2").model
+    with torch.no_grad():
+        model.h[1].mlp.c_proj.weight.fill_(1e38)
+        model.h[1].mlp.c_fc.bias.fill_(1e3)
+    run = rs.measure(model, IDS)
+    assert run.verdict.startswith("Not finite")
+    assert "h.1.mlp.c_proj" in run.notes[-1]
+    assert "too large for the format" in run.notes[-1]
+
+
+def test_one_bad_sequence_of_several_is_counted_and_the_others_are_judged() -> None:
+    model = load("init:tiny-gpt2").model
+    with torch.no_grad():
+        model.wte.weight[7] = math.nan
+    ids = IDS.clone()
+    ids[ids == 7] = 8
+    ids[1, 0] = 7
+    run = rs.measure(model, ids, batch=1)
+    assert "in 1 of 3 sequences. Where it is finite: no collapse" in run.verdict
+    assert "wte (Embedding)" in run.notes[-1]
+
+
+@pytest.mark.parametrize("spec", ["init:tiny-bert", "init:tiny-llama"])
+def test_a_whole_model_has_no_such_note(spec: str) -> None:
+    run = rs.measure(spec, IDS)
+    assert not run.verdict.startswith("Not finite")
+    assert run.notes == ()
