@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,25 @@ import torch.multiprocessing as mp
 
 Scenario = Callable[[int, int, Path], Any]
 """Rank, number of ranks and a folder of its own, to JSON."""
+
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def run_program(place: str, folder: Path, patience: float = 400) -> Path:
+    """Run a program of the tests in a Python of its own; gives back ``folder``, below which it writes its scenarios."""
+    words = [sys.executable, str(ROOT / place), str(folder)]
+    around = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(words, cwd=ROOT, env=around, capture_output=True, text=True, timeout=patience, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return folder
+
+
+def run_scenarios(scenarios: Mapping[str, tuple[int, Scenario]], words: list[str]) -> None:
+    """What such a program does: every scenario, or those named, each in a folder of its own below ``words[0]``."""
+    for name in words[1:] or list(scenarios):
+        world, scenario = scenarios[name]
+        run_forked(world, scenario, Path(words[0]) / name)
 
 
 def free_port() -> int:

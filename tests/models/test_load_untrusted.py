@@ -116,6 +116,14 @@ def test_a_configuration_larger_than_memory_is_refused_with_an_estimate(
         load(spec.format(folder))
 
 
+def test_a_billion_experts_are_refused_with_an_estimate(tmp_path: Path) -> None:
+    load("init:tiny-mixtral").model.config.save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "num_local_experts": 10**9}))
+    with pytest.raises(LoadError, match="GiB"):
+        load(f"init:{path}")
+
+
 def test_the_count_of_many_layers_is_that_of_the_whole_network() -> None:
     from transformers import BertConfig, BertModel
 

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import nn
 
 from rankscope.monitor import Gauge, Reading
-from tests.forked import run_forked
+from tests.forked import run_scenarios
 from tests.monitor.trainings import batches, bert, probe
 
 STEPS = 4
@@ -197,12 +197,6 @@ def import_everything() -> None:
     Gauge(bert(), probe(), strict=True).step(0)
 
 
-def main(folder: Path, names: list[str]) -> None:
-    import_everything()
-    for name in names or list(SCENARIOS):
-        world, scenario = SCENARIOS[name]
-        run_forked(world, scenario, folder / name)
-
-
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:])
+    import_everything()
+    run_scenarios(SCENARIOS, sys.argv[1:])

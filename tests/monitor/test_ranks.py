@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rankscope.monitor import Reading, read_record
+from tests.forked import run_program
 from tests.monitor.ranks_program import STEPS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -21,12 +19,7 @@ MANY = pytest.mark.parametrize("name", ["ddp2", "ddp4", "fsdp2", "fsdp4"])
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All scenarios, run once."""
-    folder = tmp_path_factory.mktemp("ranks")
-    program = [sys.executable, str(ROOT / "tests/monitor/ranks_program.py"), str(folder)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(program, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return folder
+    return run_program("tests/monitor/ranks_program.py", tmp_path_factory.mktemp("ranks"), patience=300)
 
 
 def codes(runs: Path, name: str) -> list[Any]:

@@ -21,7 +21,7 @@ from rankscope._errors import RankscopeError
 from rankscope.models.loading import load
 from rankscope.processes.meeting import Meeting, meeting
 from rankscope.verbs.sharing import Parallel
-from tests.forked import Scenario, run_forked
+from tests.forked import Scenario, run_scenarios
 from tests.verbs.sharing_models import fully_sharded, own_model, tensor_parallel
 
 SIZE: dict[str, Any] = {"sequences": 5, "tokens": 12, "batch": 2}
@@ -227,12 +227,6 @@ def import_everything() -> None:
         rs.measure(f"init:{family}", sequences=1, tokens=4)
 
 
-def main(folder: Path, names: list[str]) -> None:
-    import_everything()
-    for name in names or list(SCENARIOS):
-        world, scenario = SCENARIOS[name]
-        run_forked(world, scenario, folder / name)
-
-
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:])
+    import_everything()
+    run_scenarios(SCENARIOS, sys.argv[1:])

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.forked import run_program
 from tests.verbs.sharing_program import CUT_UP, FAMILIES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -21,12 +19,7 @@ UNIT = {"float32": 2.0**-24, "float64": 2.0**-53}
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All scenarios, run once."""
-    folder = tmp_path_factory.mktemp("sharing")
-    program = [sys.executable, str(ROOT / "tests/verbs/sharing_program.py"), str(folder)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(program, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=400, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return folder
+    return run_program("tests/verbs/sharing_program.py", tmp_path_factory.mktemp("sharing"))
 
 
 def said(runs: Path, name: str) -> list[dict[str, Any]]:

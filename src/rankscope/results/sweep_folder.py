@@ -25,6 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rankscope._errors import ResultError
+from rankscope.results.plain_json import parse_json
 from rankscope.results.storage import replace_file
 
 EXPECTED = "expected.jsonl"
@@ -158,9 +159,9 @@ def _expected_in(path: Path) -> Iterator[Expected]:
     with path.open(encoding="utf-8") as lines:
         for position, line in enumerate(lines, 1):
             try:
-                found = json.loads(line)
+                found = parse_json(line)
                 one = Expected(found["key"], found["task"])
-            except (ValueError, KeyError, TypeError, RecursionError) as error:
+            except (ValueError, KeyError, TypeError) as error:
                 raise ResultError(f"{path}, line {position} does not describe a task ({error}).") from error
             if not (isinstance(one.key, str) and KEY.fullmatch(one.key) and isinstance(one.task, dict)):
                 raise ResultError(f"{path}, line {position} does not describe a task; it was not written by rankscope.")
@@ -178,10 +179,10 @@ def _read_object(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > LARGEST_RECORD:
             raise ResultError(f"{path} has more than {LARGEST_RECORD} bytes; that is no record of a sweep.")
-        found = json.loads(path.read_bytes())
+        found = parse_json(path.read_bytes())
     except OSError as error:
         raise ResultError(f"{path} cannot be read ({error.strerror}).") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise ResultError(f"{path} is not JSON ({error}).") from error
     if not isinstance(found, dict) or found.get("schema") != SCHEMA:
         raise ResultError(f"{path} is not a record of schema {SCHEMA}. Run the sweep again in another folder.")

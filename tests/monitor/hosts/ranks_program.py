@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from rankscope.monitor import Gauge
-from tests.forked import Scenario, free_port, run_forked
+from tests.forked import Scenario, free_port, run_scenarios
 from tests.monitor.hosts import test_hugging_face as hugging_face
 from tests.monitor.hosts import test_lightning as lightning_tests
 from tests.monitor.trainings import batches, bert, probe
@@ -114,15 +114,13 @@ SCENARIOS: dict[str, tuple[int, Scenario]] = {
 }
 
 
-def main(folder: Path, names: list[str]) -> None:
+def import_everything() -> None:
     for name in ("torch._dynamo", "tensorboard", "torch.utils.tensorboard", "accelerate", "matplotlib.figure"):
         importlib.import_module(name)
     Gauge(bert(), probe(), strict=True).step(0)
-    for name in names or list(SCENARIOS):
-        world, scenario = SCENARIOS[name]
-        run_forked(world, scenario, folder / name)
 
 
 if __name__ == "__main__":
     assert not dist.is_initialized()
-    main(Path(sys.argv[1]), sys.argv[2:])
+    import_everything()
+    run_scenarios(SCENARIOS, sys.argv[1:])

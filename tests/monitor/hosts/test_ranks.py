@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -13,6 +10,7 @@ from typing import Any
 import pytest
 
 from rankscope.monitor import read_record
+from tests.forked import run_program
 
 pytestmark = pytest.mark.skipif(find_spec("lightning") is None, reason="needs lightning")
 ROOT = Path(__file__).resolve().parents[3]
@@ -22,12 +20,7 @@ HOSTS = pytest.mark.parametrize("host", ["trainer", "lightning"])
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All scenarios, run once."""
-    folder = tmp_path_factory.mktemp("hosts")
-    program = [sys.executable, str(ROOT / "tests/monitor/hosts/ranks_program.py"), str(folder)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(program, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=400, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return folder
+    return run_program("tests/monitor/hosts/ranks_program.py", tmp_path_factory.mktemp("hosts"))
 
 
 def said(runs: Path, name: str) -> list[dict[str, Any]]:

@@ -14,8 +14,8 @@ from rankscope.experiments.dynamics.arms import COORDINATES, FULL, SMALL, VARIAN
 from rankscope.experiments.dynamics.networks import network_for, probe_of, task_for
 from rankscope.experiments.dynamics.watching import Watcher
 from rankscope.experiments.measuring.answers import one_answer_per_sequence
-from rankscope.experiments.measuring.keeping import written
 from rankscope.experiments.training.fitting import Plan, fit, share_right
+from rankscope.experiments.training.keeping import written
 from rankscope.experiments.training.tasks import sort_task
 from rankscope.models.inputs import prepare_inputs
 from rankscope.models.loading import load
@@ -52,7 +52,7 @@ def measure_training(settings: Settings) -> Run:
             arithmetic_dtype="float32, exact at some steps",
             attention="sdpa",
             sequences=size.held,
-            wall_seconds=round(time.perf_counter() - started, 3),
+            wall_seconds=None if settings.keep else round(time.perf_counter() - started, 3),
         ),
         floor=exact_floors("float32"),
         verdict="",

@@ -15,7 +15,6 @@ from tqdm.auto import tqdm
 from rankscope._errors import DiscoveryError, UnsupportedArithmeticError, UnsupportedOperationError
 from rankscope.deviation.float64 import WideArithmetic
 from rankscope.experiments._recipe import Settings
-from rankscope.experiments.measuring.keeping import written
 from rankscope.experiments.measuring.one_network import measure_network
 from rankscope.experiments.mechanisms.building import built, initial_std, inputs_of, structure
 from rankscope.experiments.mechanisms.changes import CHANGES, Change
@@ -28,6 +27,7 @@ from rankscope.experiments.mechanisms.readings import (
     read_residuals_exactly,
 )
 from rankscope.experiments.mechanisms.table_rows import IN_SMALL, MECHANISMS
+from rankscope.experiments.training.keeping import written
 from rankscope.models.inputs import Batch, Prepared
 from rankscope.models.loading import LoadedModel
 from rankscope.models.loading.quiet import quiet_transformers
@@ -85,7 +85,11 @@ def measure_mechanisms(settings: Settings) -> Run:
     return Run(
         kind="reproduce:mechanisms",
         provenance=replace(
-            provenance, model=f"{len({p.mechanism.name for p in parts})} mechanisms", origin="init", config_hash=None
+            provenance,
+            model=f"{len({p.mechanism.name for p in parts})} mechanisms",
+            origin="init",
+            config_hash=None,
+            wall_seconds=None if settings.keep else provenance.wall_seconds,
         ),
         floor=floor_of({torch.float64}),
         verdict="",

@@ -17,9 +17,9 @@ from rankscope.experiments.measuring.answers import (
     one_answer_per_position,
     one_answer_per_sequence,
 )
-from rankscope.experiments.measuring.keeping import written
 from rankscope.experiments.trainability.grid import COORDINATES, FULL, RESIDUAL, SMALL, Cell, Size
 from rankscope.experiments.training.fitting import Plan, fit, share_right
+from rankscope.experiments.training.keeping import written
 from rankscope.experiments.training.networks import encoder_for
 from rankscope.experiments.training.tasks import Task, sort_task
 from rankscope.models.designs import design_from_config
@@ -60,7 +60,7 @@ def measure_map(settings: Settings) -> Run:
             attention="sdpa",
             sequences=size.held,
             lengths=(task.tokens,) * size.held,
-            wall_seconds=round(time.perf_counter() - started, 3),
+            wall_seconds=None if settings.keep else round(time.perf_counter() - started, 3),
         ),
         floor=exact_floors("float32"),
         verdict="",

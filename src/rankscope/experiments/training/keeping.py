@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from rankscope.results.rows import FIXED_COLUMNS, RowWriter
+from rankscope._types import Status
+from rankscope.results.rows import FIXED_COLUMNS, STATUS_CODE, RowWriter
 from rankscope.results.storage import replace_file
 
 Row = dict[str, Any]
-"""``metric``, ``layer`` and ``value``, ``sequence`` where there are several, and a recipe's own coordinates."""
+"""``metric``, ``layer`` and ``value``; other columns where they say something; and a recipe's own coordinates."""
 
 
 def kept(folder: Path | None, name: str, facts: Mapping[str, Any], make: Callable[[], list[Row]]) -> list[Row]:
@@ -51,17 +52,44 @@ def _read(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def write_rows(writer: RowWriter, rows: Iterable[Row], site: str) -> None:
-    """Rows into a table; whatever is no fixed column is a coordinate the writer must know."""
+def written(
+    writer: RowWriter, folder: Path | None, name: str, facts: Mapping[str, Any], make: Callable[[RowWriter], None]
+) -> None:
+    """Write the rows of one part that have every column: kept ones under the same facts, else those ``make`` writes.
+
+    Args:
+        writer: of the whole experiment.
+        folder: of all parts; None to keep none.
+        name: of the part.
+        facts: everything that decides its rows, in plain JSON types.
+        make: writes them into a writer of its own.
+    """
+
+    def rows() -> list[Row]:
+        own = RowWriter(coordinates=writer.coordinates)
+        make(own)
+        return [{key: value for key, value in row.items() if value is not None} for row in own.table().to_pylist()]
+
+    write_rows(writer, kept(folder, name, facts, rows))
+
+
+def write_rows(writer: RowWriter, rows: Iterable[Row], site: str | None = None) -> None:
+    """Rows into a table; whatever is no fixed column is a coordinate the writer must know.
+
+    Args:
+        writer: takes them.
+        rows: with a status where it is not ``ok``.
+        site: of all of them; None where each names its own.
+    """
     for row in rows:
         writer.add(
             metric=row["metric"],
-            site=site,
-            stack=None,
+            site=row["site"] if site is None else site,
+            stack=row.get("stack"),
             layer=row["layer"],
             first_sequence=row.get("sequence", 0),
             values=np.array([row["value"]], dtype=np.float64),
-            statuses=np.array([0]),
+            statuses=np.array([STATUS_CODE[Status(row.get("status", Status.OK))]]),
             head_axis=False,
             at={name: value for name, value in row.items() if name not in FIXED_COLUMNS},
         )

@@ -13,11 +13,8 @@ from rankscope._errors import LoadError, RankscopeError
 
 MANY_LAYERS = 512
 """Up to so many a network is laid out on the meta device as it is; beyond, two small ones stand for it."""
-WORTH_A_LOOK = 10**8
-"""Configurations whose numbers multiply to fewer parameters than this are built without further ado."""
 MOST_LAYERS = 10**5
 LAYER_NAMES = ("num_hidden_layers", "num_layers", "encoder_layers", "decoder_layers", "num_decoder_layers", "n_layers")
-SIZE_NAMES = ("hidden_size", "intermediate_size", "vocab_size", "d_model", "d_ff", "encoder_ffn_dim", "decoder_ffn_dim")
 
 
 def refuse_unaffordable(
@@ -35,15 +32,11 @@ def refuse_unaffordable(
         LoadError: with the estimate.
     """
     layers = max((count for _, _, count in _layer_counts(config)), default=0)
-    sizes = [value for part in _parts(config) for name in SIZE_NAMES if (value := _whole(part, name))]
     if layers > MOST_LAYERS:
         raise LoadError(
             f"The configuration asks for {layers:,} layers; more than {MOST_LAYERS:,} are not built. "
             "Nothing was allocated."
         )
-    widest = max(sizes, default=0)
-    if max(layers, 1) * 12 * widest**2 < WORTH_A_LOOK and layers <= MANY_LAYERS:
-        return
     parameters = _counted(config, build, layers)
     room = memory or _installed()
     needed = parameters * (dtype or torch.float32).itemsize
