@@ -1,14 +1,15 @@
 """Feed damaged input to every reader of something a stranger wrote, and keep what none should do.
 
-A finding is anything but a clean read or an error of ours in words: another exception, a case that takes longer than
-ten seconds, memory above the limit, a file opened for writing outside the case's folder, a program or a connection
-started. Findings are stored as ``tests/fuzz/findings/TARGET/HASH.bin`` and replayed by the tests ever after::
+A finding is anything but a clean read or an error of ours in words: another exception, a crash of the process, a case
+that takes longer than ten seconds, memory above the limit, a file changed outside the case's folder, a program or a
+connection started. Findings are stored as ``tests/fuzz/findings/TARGET/HASH.bin`` and replayed by the tests ever
+after::
 
     python scripts/fuzz.py --cases 1000000                    # over all targets, by their weights
     python scripts/fuzz.py --cases 20000 mask-npz condition   # over some
-    python scripts/fuzz.py --guided 60 mask-words             # guided by coverage (atheris), for so many seconds
+    python scripts/fuzz.py --guided 60 mask-words condition   # guided by coverage (atheris), so many seconds each
 
-The figures of a campaign are added to ``docs/data/fuzz.json``.
+The figures of a campaign are added to ``docs/data/fuzz.json``, and the table of ``docs/reliability.md`` follows.
 """
 
 from __future__ import annotations
@@ -19,175 +20,187 @@ import json
 import logging
 import os
 import random
-import resource
+import re
 import shutil
-import signal
+import subprocess
 import sys
 import tempfile
 import time
 import traceback
 import warnings
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
+sys.dont_write_bytecode = True
+os.environ |= {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "RUST_BACKTRACE": "0", "OMP_NUM_THREADS": "1"}
 
 from tests.fuzz.mutating import mutated  # noqa: E402
-from tests.fuzz.targets import TARGETS, Target, outcome  # noqa: E402
+from tests.fuzz.target import Target, outcome  # noqa: E402
+from tests.fuzz.targets import TARGETS  # noqa: E402
+from tests.fuzz.watching import Board, Guard, in_a_child, watched  # noqa: E402
 
 FINDINGS = ROOT / "tests" / "fuzz" / "findings"
 FIGURES = ROOT / "docs" / "data" / "fuzz.json"
-SECONDS_PER_CASE = 10
-MEMORY = 6 * 2**30
-WARM_UP = 200
-STARTERS = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "socket.connect", "pickle.find_class")
+TABLE = ROOT / "docs" / "data" / "fuzz.inc"
+_SEEN: set[tuple[str, str]] = set()
 
 
-class Trespass(BaseException):
-    """Something happened that reading a file must never do."""
-
-
-class Guard:
-    """An audit hook: while a case runs, nothing is written outside its folder and nothing is started."""
-
-    def __init__(self) -> None:
-        self.folder: str | None = None
-        sys.addaudithook(self._heard)
-
-    def _heard(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if self.folder is None:
-            return
-        if event in STARTERS:
-            raise Trespass(f"{event} {arguments!r:.200}")
-        if event == "open" and isinstance(arguments[0], str):
-            mode, flags = arguments[1], arguments[2] or 0
-            writes = any(letter in (mode or "") for letter in "wax+") or flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
-            place = os.path.realpath(arguments[0])
-            if writes and not place.startswith(self.folder) and place != "/dev/null":
-                raise Trespass(f"open {arguments[0]!r} for writing")
-
-
-@contextmanager
-def watched(guard: Guard, folder: Path) -> Iterator[None]:
-    """The guard is awake and the clock runs."""
-    signal.setitimer(signal.ITIMER_REAL, SECONDS_PER_CASE)
-    guard.folder = os.path.realpath(folder)
-    try:
-        yield
-    finally:
-        guard.folder = None
-        signal.setitimer(signal.ITIMER_REAL, 0)
-
-
-def campaign(target: Target, cases: int, seed: int, guard: Guard) -> dict[str, Any]:
-    """So many cases of one target; findings are stored as they come."""
-    chance = random.Random(f"{target.name}:{seed}")
-    seeds, counts, started = target.seeds(), Counter[str](), time.perf_counter()
+def campaign(target: Target, cases: int, seed: int) -> dict[str, Any]:
+    """So many cases of one target; findings are stored as they come, and a crash ends one case only."""
+    board, started, first = Board(), time.perf_counter(), 0
     scratch = Path(tempfile.mkdtemp(prefix="fuzz-"))
-    for number in range(cases):
-        data = chance.choice(seeds) if number == 0 else mutated(seeds, target.words, chance)
-        # Imports of the first cases may write caches and are not what is looked for.
-        counts[one_case(target, data, scratch, guard if number >= min(WARM_UP, cases // 2) else None)] += 1
+    while first < cases:
+        death = in_a_child(board, lambda: try_cases(target, range(first, cases), seed, scratch, board))  # noqa: B023
+        number, _, data = board.look()
+        if death is not None and not data:
+            raise SystemExit(f"{target.name}: {death} outside of any case")
+        if death is None:
+            break
+        keep_finding(target, data, death)
+        board.end("found")
+        first = number + 1
     shutil.rmtree(scratch)
-    seconds = round(time.perf_counter() - started, 1)
-    return {"cases": cases, "read": counts["read"], "refused": counts["refused"], "found": counts["found"],
-            "seconds": seconds, "seed": seed}  # fmt: skip
+    counts = dict(zip(Board.OUTCOMES, board.counts, strict=True))
+    return {"cases": cases, **counts, "seconds": round(time.perf_counter() - started, 1), "seed": seed}
 
 
-def one_case(target: Target, data: bytes, scratch: Path, guard: Guard | None) -> str:
+def try_cases(target: Target, numbers: range, seed: int, scratch: Path, board: Board) -> None:
+    """In the child: the seeds first, unwatched, for the imports they bring; then case by case."""
+    seeds = target.seeds()
+    for data in seeds:
+        _emptied(scratch)
+        outcome(target, data, scratch)
+    guard = Guard()
+    for number in numbers:
+        chance = random.Random(f"{target.name}:{seed}:{number}")
+        data = mutated(seeds, target.words, chance, target.structured)
+        _emptied(scratch)
+        board.begin(number, data)
+        board.end(one_case(target, data, scratch, guard))
+
+
+def one_case(target: Target, data: bytes, scratch: Path, guard: Guard) -> str:
     """``"read"``, ``"refused"`` or ``"found"``."""
-    for left in scratch.iterdir():
-        left.unlink()
     try:
-        if guard is None:
-            return outcome(target, data, scratch)
         with watched(guard, scratch):
             return outcome(target, data, scratch)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # noqa: BLE001 - anything at all is a finding
-        keep_finding(target, data, error)
+        frames = traceback.extract_tb(error.__traceback__)
+        place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "?"
+        keep_finding(target, data, f"{type(error).__name__} at {place}", f"{error!s:.200}")
         return "found"
 
 
-def keep_finding(target: Target, data: bytes, error: BaseException) -> None:
-    """Store the case under its hash, one per place of failure and run."""
-    frames = traceback.extract_tb(error.__traceback__)
-    place = f"{type(error).__name__} at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else repr(error)
+def keep_finding(target: Target, data: bytes, place: str, words: str = "") -> None:
+    """Store the case under its hash, one per place of failure and process."""
     if (target.name, place) in _SEEN:
         return
     _SEEN.add((target.name, place))
     folder = FINDINGS / target.name
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{hashlib.sha256(data).hexdigest()[:16]}.bin").write_bytes(data)
-    print(f"FOUND {target.name}: {place}: {error!s:.200}\n   {data[:160]!r}", flush=True)
+    print(f"FOUND {target.name}: {place}: {words}\n   {data[:160]!r}", flush=True)
 
 
-_SEEN: set[tuple[str, str]] = set()
+def _emptied(scratch: Path) -> None:
+    for left in scratch.iterdir():
+        shutil.rmtree(left) if left.is_dir() else left.unlink()
 
 
-def guided(target: Target, seconds: int) -> None:
-    """Coverage-guided cases of one target, until the time is up or something is found."""
+def guided(target: Target, seconds: int, seed: int) -> dict[str, Any]:
+    """Coverage-guided cases of one target in a process of its own, until the time is up or something is found."""
+    with tempfile.TemporaryDirectory(prefix="guided-") as folder:
+        corpus = Path(folder) / "corpus"
+        corpus.mkdir()
+        for number, data in enumerate(target.seeds()):
+            (corpus / str(number)).write_bytes(data)
+        command = [sys.executable, __file__, "--guide", target.name, f"-max_total_time={seconds}", f"-seed={seed}",
+                   "-rss_limit_mb=6000", "-timeout=10", "-print_final_stats=1", "-max_len=4096",
+                   f"-artifact_prefix={folder}/found-", str(corpus)]  # fmt: skip
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+        found = sorted(Path(folder).glob("found-*"))
+        for path in found:
+            keep_finding(target, path.read_bytes(), path.name.split("-")[1], done.stderr[-600:])
+        if done.returncode and not found:
+            raise SystemExit(done.stderr[-2000:])
+    tried = re.findall(r"stat::number_of_executed_units:\s*(\d+)", done.stderr)
+    edges = re.findall(r"cov: (\d+)", done.stderr)
+    return {"cases": int(tried[-1]), "edges": int(edges[-1]), "found": len(found), "seconds": seconds, "seed": seed}
+
+
+def guide(target: Target, arguments: list[str]) -> None:
+    """The process that libFuzzer drives; it never returns."""
     import atheris
 
     scratch = Path(tempfile.mkdtemp(prefix="fuzz-"))
-    corpus = Path(tempfile.mkdtemp(prefix="corpus-"))
-    for number, data in enumerate(target.seeds()):
-        (corpus / str(number)).write_bytes(data)
-    outcome(target, target.seeds()[0], scratch)
-    atheris.instrument_all()
+    with atheris.instrument_imports(include=["rankscope"]):
+        outcome(target, target.seeds()[0], scratch)
 
     def one(data: bytes) -> None:
-        for left in scratch.iterdir():
-            left.unlink()
+        _emptied(scratch)
         outcome(target, data, scratch)
 
-    atheris.Setup([sys.argv[0], f"-max_total_time={seconds}", "-rss_limit_mb=6000", str(corpus)], one)
+    atheris.Setup([sys.argv[0], *arguments], one)
     atheris.Fuzz()
 
 
-def add_figures(found: dict[str, dict[str, Any]]) -> None:
+def add_figures(kind: str, found: dict[str, dict[str, Any]]) -> None:
     """Put the campaign behind the earlier ones."""
     earlier = json.loads(FIGURES.read_text()) if FIGURES.exists() else {"campaigns": []}
-    total = {name: sum(one[name] for one in found.values()) for name in ("cases", "read", "refused", "found")}
-    earlier["campaigns"].append({"date": date.today().isoformat(), **total, "targets": found})
+    names = [name for name in ("cases", "read", "refused", "found") if all(name in one for one in found.values())]
+    total = {name: sum(one[name] for one in found.values()) for name in names}
+    earlier["campaigns"].append({"date": date.today().isoformat(), "kind": kind, **total, "targets": found})
     FIGURES.write_text(json.dumps(earlier, indent=1) + "\n")
+    TABLE.write_text(table(earlier["campaigns"]))
+
+
+def table(campaigns: list[dict[str, Any]]) -> str:
+    """Cases by target: of the first random campaign, of those after it, and of guided ones."""
+    first, *later = [one["targets"] for one in campaigns if one.get("kind") == "random"] or [{}]
+    steered = [one["targets"] for one in campaigns if one.get("kind") == "guided"]
+
+    def words(figures: list[dict[str, Any]]) -> str:
+        cases, found = (sum(one[name] for one in figures) for name in ("cases", "found"))
+        return f"{cases:,}" + (f", {found:,} found" if found else "") if figures else ""
+
+    lines = ["| target | cases | again, after repairs | guided |", "|---|--:|--:|--:|"]
+    for name in TARGETS:
+        of_target = [[one[name] for one in group if name in one] for group in ([first], later, steered)]
+        lines.append(f"| `{name}` | {' | '.join(words(one) for one in of_target)} |")
+    return "\n".join(lines) + "\n"
 
 
 def main() -> int:
     """Run the campaign asked for; exit code 1 when something was found."""
+    if sys.argv[1:2] == ["--guide"]:
+        guide(TARGETS[sys.argv[2]], sys.argv[3:])
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("targets", nargs="*", choices=[*TARGETS, []], help="all by default")
     parser.add_argument("--cases", type=int, default=10_000, help="over all targets")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--guided", type=int, metavar="SECONDS", help="one target under atheris")
+    parser.add_argument("--guided", type=int, metavar="SECONDS", help="under atheris, for so long each")
     parser.add_argument("--no-figures", action="store_true", help="do not add to docs/data/fuzz.json")
     options = parser.parse_args()
     chosen = [TARGETS[name] for name in options.targets] or list(TARGETS.values())
-    if options.guided:
-        guided(chosen[0], options.guided)
-        return 0
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
-    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
-    signal.signal(signal.SIGALRM, _too_slow)
-    guard, found = Guard(), {}
     weights = sum(target.weight for target in chosen)
+    found = {}
     for target in chosen:
-        found[target.name] = campaign(target, round(options.cases * target.weight / weights), options.seed, guard)
+        share = -(-round(options.cases * target.weight) // weights)
+        found[target.name] = (
+            guided(target, options.guided, options.seed) if options.guided
+            else campaign(target, int(share), options.seed)
+        )  # fmt: skip
         print(target.name, json.dumps(found[target.name]), flush=True)
     if not options.no_figures:
-        add_figures(found)
+        add_figures("guided" if options.guided else "random", found)
     return int(any(one["found"] for one in found.values()))
-
-
-def _too_slow(*_: object) -> None:
-    raise Trespass(f"more than {SECONDS_PER_CASE} seconds")
 
 
 if __name__ == "__main__":

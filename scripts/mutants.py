@@ -1,13 +1,16 @@
 """Do the tests bite? Change one thing in the source at a time, and see whether a test notices.
 
 Mutants are made by cosmic-ray's operators; annotations and docstrings are left alone, since nothing evaluates them. A
-sample is drawn from each package. A mutant is tried by the tests of its package first (the file that bears the module's
-name before the others), then by wider ones; it is killed when one fails or nothing ends in time. Survivors are written
-down to be judged by a person in ``docs/data/mutants.json``; what was judged before is kept::
+sample is drawn from each package. A mutant is tried by the tests that run its line, as a coverage run has recorded
+them, the quickest first; a line that runs on import, by the tests that run anything of its module. It is killed when
+one fails or hangs; it survives when all pass, or when those of the first two minutes do. Survivors are written down to
+be judged by a person in ``docs/data/mutants.json``; what was judged before is kept, and ``--again`` tries the survivors
+anew after tests were added::
 
     pip install cosmic-ray
-    python scripts/mutants.py --each 40            # per package; hours on one core
-    python scripts/mutants.py --each 5 metrics
+    ./dev coverage                                  # writes .coverage and .durations.xml: what runs a line, how long
+    python -m scripts.mutants --each 40             # per package; hours on one core
+    python -m scripts.mutants --each 5 metrics
 """
 
 from __future__ import annotations
@@ -20,169 +23,117 @@ import random
 import signal
 import sys
 import time
-from dataclasses import asdict, dataclass
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import date
-from importlib.machinery import ModuleSpec, SourceFileLoader
-from importlib.util import spec_from_loader
 from pathlib import Path
-from types import CodeType
 from typing import Any
+from xml.etree import ElementTree
 
-ROOT = Path(__file__).resolve().parents[1]
-SOURCE = ROOT / "src" / "rankscope"
+from scripts.mutant_source import SOURCE, Finder, Mutant, mutants_of, mutated_source
+
+ROOT = SOURCE.parents[1]
 FIGURES = ROOT / "docs" / "data" / "mutants.json"
-WIDER = {
-    "linalg": ("tests/metrics", "tests/contracts/test_metrics.py", "tests/theory/test_contraction.py"),
-    "metrics": ("tests/contracts/test_metrics.py", "tests/linalg"),
-    "theory": ("tests/contracts/test_theorems.py", "tests/verbs"),
-    "masks": ("tests/contracts/test_masks.py", "tests/surgery/test_operating.py"),
-    "deviation": ("tests/verbs",),
-    "paths": ("tests/verbs",),
-    "stream": ("tests/surgery", "tests/verbs", "tests/contracts/test_surgery.py"),
-    "surgery": ("tests/contracts/test_surgery.py", "tests/verbs", "tests/remedies"),
-}
-SECONDS = 300
-SKIPPED = ("ExceptionReplacer", "RemoveDecorator", "NoOp", "VariableInserter", "VariableReplacer")
-"""Not drawn: most of what they make cannot be told from the original by any call (an error nobody raises, @final)."""
+PACKAGES = ("linalg", "metrics", "theory", "masks", "deviation", "paths", "stream", "surgery")
+SECONDS = 120
+"""Of tests for one mutant; a test that takes this long beyond it hangs."""
 
 
-@dataclass(frozen=True)
-class Mutant:
-    """One change: the module, its operator, which occurrence, and the line."""
+class Covering:
+    """Which tests run a line, from the data of a coverage run with contexts."""
 
-    package: str
-    module: str
-    operator: str
-    occurrence: int
-    line: int
+    def __init__(self, place: Path, durations: Path, also: Sequence[str] = ()) -> None:
+        from coverage import CoverageData
 
+        data = CoverageData(str(place))
+        data.read()
+        self._lines = {
+            _below_source(name): {line: tests_of(found) for line, found in data.contexts_by_lineno(name).items()}
+            for name in data.measured_files()
+        }
+        self._seconds = seconds_of(durations)
+        self._also = list(also)
 
-def operators() -> dict[str, Any]:
-    """The operators of cosmic-ray by name."""
-    from cosmic_ray.operators.provider import OperatorProvider
-
-    provider = OperatorProvider()
-    return {name: provider[name] for name in provider if name not in SKIPPED}
-
-
-def mutants_of(package: str) -> list[Mutant]:
-    """Every mutant of a package that could make a difference."""
-    from cosmic_ray.ast import get_ast
-
-    found = []
-    for path in sorted((SOURCE / package).rglob("*.py")):
-        code = path.read_text(encoding="utf-8")
-        dead = dead_lines(code)
-        module = ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts).removesuffix(".__init__")
-        nodes = list(walked(get_ast(code)))
-        for name, kind in operators().items():
-            occurrence = 0
-            for node in nodes:
-                for (line, column), _ in kind().mutation_positions(node):
-                    if not any(first <= (line, column) < last for first, last in dead):
-                        found.append(Mutant(package, module, name, occurrence, line))
-                    occurrence += 1
-    return found
+    def of(self, path: Path, line: int) -> list[str]:
+        """The tests to try, quickest first."""
+        own = self._lines.get(_below_source(str(path)), {})
+        tests = own.get(line) or set().union(*own.values(), set())
+        return self._also + sorted(tests, key=lambda test: (self._seconds.get(test, SECONDS), test))
 
 
-def walked(node: Any) -> Any:
-    """All nodes in the order in which cosmic-ray counts occurrences."""
-    yield node
-    for child in getattr(node, "children", ()):
-        yield from walked(child)
+def seconds_of(durations: Path) -> dict[str, float]:
+    """What each test took, from a report of pytest in JUnit's format."""
+    seconds = {}
+    for case in ElementTree.parse(durations).iter("testcase"):
+        place = case.attrib["classname"].replace(".", "/")
+        seconds[f"{place}.py::{case.attrib['name']}"] = float(case.attrib["time"])
+    return seconds
 
 
-def dead_lines(code: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-    """Places that are never evaluated: annotations, and what only a type checker reads."""
-    spans: list[tuple[tuple[int, int], tuple[int, int]]] = []
-    for node in ast.walk(ast.parse(code)):
-        parts: list[ast.expr | ast.stmt | None] = []
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            parts = [node.returns]
-        elif isinstance(node, (ast.arg, ast.AnnAssign)):
-            parts = [node.annotation]
-        elif isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
-            parts = [node]
-        spans += [
-            ((part.lineno, part.col_offset), (part.end_lineno or 0, part.end_col_offset or 0))
-            for part in parts
-            if part is not None
-        ]
-    return spans
+def tests_of(contexts: list[str]) -> set[str]:
+    """Tests named by contexts such as ``tests/x.py::test_y|run``; what ran on import has none."""
+    return {test for test, _, when in (context.rpartition("|") for context in contexts) if when in ("run", "setup")}
 
 
-def mutated_source(mutant: Mutant) -> tuple[Path, str]:
-    """The file of a mutant and what it becomes."""
-    from cosmic_ray.mutating import mutate_code
-
-    place = SOURCE.parent / Path(*mutant.module.split("."))
-    path = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
-    changed = mutate_code(path.read_text(encoding="utf-8"), operators()[mutant.operator](), mutant.occurrence)
-    return path, changed or ""
+def _below_source(name: str) -> str:
+    return name.replace(os.sep, "/").rpartition("src/rankscope/")[2]
 
 
-class Changed(SourceFileLoader):
-    """Loads one module from changed source."""
-
-    def __init__(self, name: str, path: str, source: str) -> None:
-        super().__init__(name, path)
-        self._source = source
-
-    def get_code(self, fullname: str) -> CodeType:
-        """The changed code; nothing is cached."""
-        return compile(self._source, self.path, "exec", dont_inherit=True)
-
-
-class Finder:
-    """Finds the one changed module, and nothing else."""
-
-    def __init__(self, name: str, path: Path, source: str) -> None:
-        self._name, self._path, self._source = name, path, source
-
-    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
-        """The changed module's spec."""
-        if name != self._name:
-            return None
-        loader = Changed(name, str(self._path), self._source)
-        spec = spec_from_loader(name, loader, origin=str(self._path))
-        if spec is not None and self._path.name == "__init__.py":
-            spec.submodule_search_locations = [str(self._path.parent)]
-        return spec
-
-
-def tried(mutant: Mutant) -> str:
-    """``"killed"``, ``"timeout"``, ``"survived"`` or ``"same"`` (no change), in a process of its own."""
+def tried(mutant: Mutant, covering: Covering) -> str:
+    """``"killed"``, ``"timeout"``, ``"survived"``, ``"uncovered"``, or ``"none"`` where nothing changes or parses."""
     path, source = mutated_source(mutant)
-    if not source or ast.dump(ast.parse(source)) == ast.dump(ast.parse(path.read_text(encoding="utf-8"))):
-        return "same"
-    for stage in stages(mutant, path):
-        child = os.fork()
-        if child == 0:
-            os._exit(_test(mutant.module, path, source, stage))
-        ended = _waited(child)
-        if ended != 0:
-            return "timeout" if ended < 0 else "killed"
-    return "survived"
+    try:
+        changed = ast.dump(ast.parse(source)) if source else ""
+    except SyntaxError:
+        changed = ""
+    if changed in ("", ast.dump(ast.parse(path.read_text(encoding="utf-8")))):
+        return "none"
+    tests = covering.of(path, mutant.line)
+    if not tests:
+        return "uncovered"
+    ended = _in_a_child(mutant.module, path, source, tests)
+    return "timeout" if ended < 0 else "killed" if ended else "survived"
 
 
-def refuse_false_kills(package: str) -> None:
+def refuse_false_kills(package: str, covering: Covering) -> None:
     """The tests must pass on source that is served the same way and not changed."""
     path = SOURCE / package / "__init__.py"
-    mutant = Mutant(package, f"rankscope.{package}", "", 0, 0)
-    for stage in stages(mutant, path):
-        child = os.fork()
-        if child == 0:
-            os._exit(_test(mutant.module, path, path.read_text(encoding="utf-8"), stage))
-        if _waited(child) != 0:
-            raise SystemExit(f"The tests of {package} fail, or take more than {SECONDS} s, without any change: {stage}")
+    others = {test for file in (SOURCE / package).rglob("*.py") for test in covering.of(file, 0)[:2]}
+    if _in_a_child(f"rankscope.{package}", path, path.read_text(encoding="utf-8"), sorted(others)) != 0:
+        raise SystemExit(f"Tests of {package} fail without any change: {sorted(others)}")
 
 
-def stages(mutant: Mutant, path: Path) -> list[list[str]]:
-    """The package's own tests, nearest first; then wider ones."""
-    home = ROOT / "tests" / mutant.package
-    word = path.stem.strip("_")
-    files = sorted(home.rglob("test_*.py"), key=lambda file: (word not in file.stem, file.name))
-    return [[str(file) for file in files], [str(ROOT / place) for place in WIDER[mutant.package]]]
+def _in_a_child(module: str, path: Path, source: str, tests: list[str]) -> int:
+    """How the tests end in a forked process: 0 when all pass, -1 when it was killed for taking too long."""
+    child = os.fork()
+    if child == 0:
+        os._exit(_test(module, path, source, tests))
+    return _waited(child)
+
+
+class OnTime:
+    """Ends a session of pytest after :data:`SECONDS`, counted once its tests run."""
+
+    def __init__(self) -> None:
+        self.failed, self._until = False, 0.0
+
+    def pytest_runtestloop(self, session: Any) -> None:
+        """The clock starts when the tests are collected."""
+        self._until = time.monotonic() + SECONDS
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        """A test failed, in any of its phases."""
+        self.failed |= report.failed
+
+    def pytest_collectreport(self, report: Any) -> None:
+        """A file of tests could not be read."""
+        self.failed |= report.failed
+
+    def pytest_runtest_protocol(self, item: Any) -> None:
+        """No further test once time is up."""
+        if time.monotonic() > self._until:
+            item.session.shouldstop = "time is up"
 
 
 def _test(module: str, path: Path, source: str, tests: list[str]) -> int:
@@ -193,12 +144,16 @@ def _test(module: str, path: Path, source: str, tests: list[str]) -> int:
     os.dup2(out, 2)
     os.chdir(ROOT)
     sys.meta_path.insert(0, Finder(module, path, source))
-    return int(pytest.main(["-x", "-q", "-m", "not slow", "-p", "no:cacheprovider", *tests]) != 0)
+    watch = OnTime()
+    loaded_before = "ignore::pytest.PytestAssertRewriteWarning"
+    words = ["-x", "-q", "-W", loaded_before, "-p", "no:cacheprovider", "-p", "no:xdist", *tests]
+    ended = pytest.main(words, plugins=[watch])
+    return int(watch.failed or ended not in (pytest.ExitCode.OK, pytest.ExitCode.INTERRUPTED))
 
 
 def _waited(child: int) -> int:
     """Exit code; -1 when it was killed for taking too long."""
-    until = time.monotonic() + SECONDS
+    until = time.monotonic() + 3 * SECONDS
     while time.monotonic() < until:
         done, status = os.waitpid(child, os.WNOHANG)
         if done:
@@ -209,33 +164,76 @@ def _waited(child: int) -> int:
     return -1
 
 
+def drawn_from(package: str, each: int, seed: int, facts: dict[str, Any]) -> list[Mutant]:
+    """A sample of a package's mutants; the first of a longer one with the same seed."""
+    every = mutants_of(package)
+    facts.setdefault("possible", {})[package] = len(every)
+    random.Random(f"{package}:{seed}").shuffle(every)
+    return every[:each]
+
+
+def summary(facts: dict[str, Any]) -> str:
+    """Kill rate per package and of all that are no empty change."""
+    counts: dict[str, Counter[str]] = {package: Counter() for package in (*PACKAGES, "all")}
+    for one in facts["tried"]:
+        for name in (one["package"], "all"):
+            alive = one["outcome"] in ("survived", "uncovered")
+            counts[name]["equivalent" if alive and one["judged"].startswith("equivalent") else one["outcome"]] += 1
+    lines = []
+    for name, found in counts.items():
+        dead, alive = found["killed"] + found["timeout"], found["survived"] + found["uncovered"]
+        rate = f"{dead / (dead + alive):.1%}" if dead + alive else "none tried"
+        lines.append(f"{name:10} {dead:4} killed, {alive:3} survived, {found['equivalent']:3} equivalent: {rate}")
+    return "\n".join(lines)
+
+
 def main() -> None:
     """Draw, try, write down after each mutant."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("packages", nargs="*", help=f"of {', '.join(WIDER)}; all by default")
+    parser.add_argument("packages", nargs="*", help=f"of {', '.join(PACKAGES)}; all by default")
     parser.add_argument("--each", type=int, default=40)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--map", type=Path, default=ROOT / ".coverage", help="data of a coverage run with contexts")
+    parser.add_argument("--durations", type=Path, default=ROOT / ".durations.xml", help="what its tests took")
+    parser.add_argument("--also", nargs="*", default=[], help="tests written since that run, tried before the others")
+    parser.add_argument("--figures", type=Path, default=FIGURES)
+    parser.add_argument("--again", action="store_true", help="try the survivors in the figures again, draw none")
+    parser.add_argument("--summary", action="store_true", help="only print the rates of what was tried")
     options = parser.parse_args()
-    import torch  # noqa: F401 - imported once here, so that the forked children need not
-    import transformers.models.bert.modeling_bert  # noqa: F401
+    facts = json.loads(options.figures.read_text()) if options.figures.exists() else {"tried": []}
+    if options.summary:
+        print(summary(facts))
+        return
+    import numpy  # noqa: F401 - imported once here, so that the forked children need not
+    import pyarrow  # noqa: F401
+    import torch  # noqa: F401
+    import transformers.models.bert.modeling_bert
+    import transformers.models.gpt2.modeling_gpt2
+    import transformers.models.llama.modeling_llama  # noqa: F401
 
-    facts = json.loads(FIGURES.read_text()) if FIGURES.exists() else {"tried": []}
-    done = {tuple(one[name] for name in Mutant.__dataclass_fields__) for one in facts["tried"]}
-    drawn: list[Mutant] = []
-    for package in options.packages or WIDER:
-        every = mutants_of(package)
-        facts.setdefault("possible", {})[package] = len(every)
-        drawn += random.Random(f"{package}:{options.seed}").sample(every, min(options.each, len(every)))
+    packages = tuple(options.packages) or PACKAGES
+    covering = Covering(options.map, options.durations, options.also)
+    for package in packages:
+        refuse_false_kills(package, covering)
+    fields = tuple(Mutant.__dataclass_fields__)
+    known = {Mutant(**{name: one[name] for name in fields}): one for one in facts["tried"]}
+    if options.again:
+        drawn = [m for m, one in known.items() if one["outcome"] in ("survived", "uncovered") and m.package in packages]
+    else:
+        drawn = [m for package in packages for m in drawn_from(package, options.each, options.seed, facts)]
+        drawn = [mutant for mutant in drawn if mutant not in known]
     random.Random(options.seed).shuffle(drawn)
-    for package in options.packages or WIDER:
-        refuse_false_kills(package)
     for mutant in drawn:
-        if tuple(asdict(mutant).values()) not in done:
-            outcome = tried(mutant)
-            facts["tried"].append({**asdict(mutant), "outcome": outcome, "judged": ""})
-            facts["date"] = date.today().isoformat()
-            FIGURES.write_text(json.dumps(facts, indent=1) + "\n")
-            print(outcome, mutant, flush=True)
+        outcome = tried(mutant, covering)
+        if mutant not in known:
+            known[mutant] = {**asdict(mutant), "judged": ""}
+            facts["tried"].append(known[mutant])
+        known[mutant]["outcome"] = outcome
+        known[mutant].setdefault("first", outcome)
+        facts["date"] = date.today().isoformat()
+        options.figures.write_text(json.dumps(facts, indent=1) + "\n")
+        print(outcome, mutant, flush=True)
+    print(summary(facts))
 
 
 if __name__ == "__main__":

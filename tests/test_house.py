@@ -162,6 +162,6 @@ def test_the_way_in_named_by_the_readme_is_true() -> None:
     assert [name for name in way_in if not (ROOT / name).is_file()] == []
 
 
-@pytest.mark.parametrize("script", ["dev", ".ci/run"])
+@pytest.mark.parametrize("script", ["dev", ".ci/run", ".ci/versions"])
 def test_scripts_can_be_run(script: str) -> None:
     assert (ROOT / script).stat().st_mode & 0o111

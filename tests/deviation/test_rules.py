@@ -137,6 +137,27 @@ def test_products_and_quotients(seed: int, log_scale: float) -> None:
             assert error(out, expected, x) <= 1e-12
 
 
+@pytest.mark.parametrize("name", ["aten._grouped_mm", "transformers.grouped_mm_fallback"])
+@given(seed=seeds, log_scale=scales)
+def test_products_with_the_weights_of_experts(name: str, seed: int, log_scale: float) -> None:
+    import transformers.integrations.moe  # noqa: F401  (registers an operation of its own for torch without this one)
+
+    library, _, operation = name.partition(".")
+    product = getattr(getattr(torch.ops, library), operation, None)
+    if product is None:
+        pytest.skip(f"torch {torch.__version__} has no {name}")
+    x = tokens(seed, log_scale)
+    weight = torch.randn(3, 6, 5, generator=torch.Generator().manual_seed(seed)).double()
+    with mp.workdps(760):
+        sent_to = zip(in_digits(x), (0, 2, 2, 2), strict=True)  # the second expert gets none
+        expected = [reference.linear([row], reference.numbers(weight[g].t().tolist()))[0] for row, g in sent_to]
+        assert error(product(x, weight, offs=torch.tensor([1, 1, 4], dtype=torch.int32)), expected, x, 0) <= 1e-12
+        together = product(x, weight, offs=torch.tensor([0, 4, 4], dtype=torch.int32))
+        assert (together.base == together.base[:1]).all()
+        expected = reference.linear(in_digits(x), reference.numbers(weight[1].t().tolist()))
+        assert error(Deviation(together.base[:1], together.terms, together.shape), expected, x) <= 1e-12
+
+
 @given(seed=seeds, log_scale=scales)
 def test_softmax(seed: int, log_scale: float) -> None:
     x = tokens(seed, log_scale)

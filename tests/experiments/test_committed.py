@@ -31,6 +31,13 @@ def test_data_text_and_figures_belong_together(name: str) -> None:
     assert (HOME / name / "figure.svg").is_file()
 
 
+def test_all_figures_are_made_again_within_three_hours() -> None:
+    assert sum(recipe.minutes for recipe in RECIPES.values()) < 180
+    timed = {name: Run.load(HOME / name).provenance.wall_seconds for name in RECIPES}
+    for name, seconds in timed.items():
+        assert seconds is None or seconds < 60 * (RECIPES[name].minutes + 1), name
+
+
 def test_dong_figure_2_at_initialisation_is_reproduced() -> None:
     """BERT and ALBERT: every block inside the stated spread plus ours, and no further than a single draw may stray."""
     found = compare(Run.load(HOME / "dong2021-fig2"))

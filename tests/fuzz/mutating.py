@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 ODD = (None, True, False, 0, -1, 1, 2**31, 2**63, 10**30, 1e308, -0.0, 0.5, "", "x", "\ud800", "../../x", [], {}, [[]],
@@ -12,17 +13,30 @@ ODD = (None, True, False, 0, -1, 1, 2**31, 2**63, 10**30, 1e308, -0.0, 0.5, "", 
 LONGEST = 1 << 16
 
 
-def mutated(seeds: Sequence[bytes], words: Sequence[bytes], chance: random.Random) -> bytes:
-    """One of the seeds with one to six changes, some of them aware of JSON."""
+def mutated(seeds: Sequence[bytes], words: Sequence[bytes], chance: random.Random, structured: float = 0.5) -> bytes:
+    """One of the seeds with one to six changes, a share of them (``structured``) to values of JSON."""
     data = chance.choice(seeds)
-    if chance.random() < 0.35 and (changed := _as_json(data, chance)) is not None:
+    if chance.random() < structured and (changed := _as_json(data, pieces(tuple(words)), chance)) is not None:
         return changed
     for _ in range(chance.randint(1, 6)):
         data = chance.choice(_CHANGES)(data, words, chance)
     return data[:LONGEST]
 
 
-def _as_json(data: bytes, chance: random.Random) -> bytes | None:
+@cache
+def pieces(words: tuple[bytes, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The words that are values of JSON, and those that are a key with its value."""
+    values, pairs = [], {}
+    for word in words:
+        for text, keep in ((word, values.append), (b"{" + word + b"}", pairs.update)):
+            try:
+                keep(json.loads(text))
+            except (ValueError, RecursionError):
+                continue
+    return tuple(values), pairs
+
+
+def _as_json(data: bytes, known: tuple[tuple[Any, ...], dict[str, Any]], chance: random.Random) -> bytes | None:
     """The same document (or one line of it) with some values replaced or dropped; None where it is not JSON."""
     try:
         found = json.loads(data)
@@ -31,24 +45,31 @@ def _as_json(data: bytes, chance: random.Random) -> bytes | None:
         if len(lines) == 1:
             return None
         place = chance.randrange(len(lines))
-        line = _as_json(lines[place], chance)
+        line = _as_json(lines[place], known, chance)
         return None if line is None else b"\n".join((*lines[:place], line, *lines[place + 1 :]))
     for _ in range(chance.randint(1, 3)):
-        found = _changed(found, chance)
+        found = _changed(found, known, chance)
     return json.dumps(found).encode("utf-8", "surrogatepass")
 
 
-def _changed(value: Any, chance: random.Random) -> Any:
-    if isinstance(value, dict) and value and chance.random() < 0.85:
+def _changed(value: Any, known: tuple[tuple[Any, ...], dict[str, Any]], chance: random.Random) -> Any:
+    values, pairs = known
+    if isinstance(value, dict) and value and chance.random() < 0.95:
         name = chance.choice(list(value))
         what = chance.random()
         if what < 0.15:
             return {key: item for key, item in value.items() if key != name}
-        return {**value, name: _changed(value[name], chance)}
+        if what < 0.3 and pairs:
+            key = chance.choice(list(pairs))
+            return {**value, key: pairs[key]}
+        return {**value, name: _changed(value[name], known, chance)}
     if isinstance(value, list) and value and chance.random() < 0.8:
         place = chance.randrange(len(value))
-        return [*value[:place], _changed(value[place], chance), *value[place + chance.choice((0, 1, 1, 1)) :]]
-    return chance.choice(ODD)
+        if chance.random() < 0.1:
+            return [*value[:place], *[value[place]] * chance.choice((2, 8, 50)), *value[place + 1 :]]
+        inner = _changed(value[place], known, chance)
+        return [*value[:place], inner, *value[place + chance.choice((0, 1, 1, 1)) :]]
+    return chance.choice((*ODD, *values))
 
 
 def _flip(data: bytes, words: Sequence[bytes], chance: random.Random) -> bytes:

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.fuzz.mutating import mutated
-from tests.fuzz.targets import TARGETS, Target, outcome
+from tests.fuzz.target import Target, outcome
+from tests.fuzz.targets import TARGETS
 
 FINDINGS = Path(__file__).parent / "findings"
 FOUND = sorted(path for path in FINDINGS.glob("*/*") if path.is_file())
@@ -37,7 +38,7 @@ def test_damage_is_refused_in_words(name: str, tmp_path: Path) -> None:
     seen = set()
     for number in range(CASES):
         (folder := tmp_path / str(number)).mkdir()
-        seen.add(outcome(target, mutated(target.seeds(), target.words, chance), folder))
+        seen.add(outcome(target, mutated(target.seeds(), target.words, chance, target.structured), folder))
     assert "refused" in seen
 
 

@@ -66,3 +66,12 @@ def test_one_bad_sequence_does_not_spoil_the_batch() -> None:
     got = Tokens(x)
     torch.testing.assert_close(got.singular_values[[0, 2]], clean[[0, 2]], rtol=1e-14, atol=0)
     assert got.finite.tolist() == [True, False, True]
+
+
+@pytest.mark.parametrize("size", [1e-3, 1.0, 1e5])
+@pytest.mark.parametrize(("least", "lost"), [(0.011, False), (0.009, True), (0.0, True)])
+def test_what_a_gram_matrix_loses_is_told_by_the_ratio_of_the_ends(size: float, least: float, lost: bool) -> None:
+    """Below a hundredth of the largest, at any scale; values beyond the rank are not looked at."""
+    values = size * torch.tensor([[1.0, 0.5, least], [1.0, 0.5, 0.0]], dtype=torch.float64)
+    assert spectrum.is_lost_in_gram(values, torch.tensor([3.0, 2.0])).tolist() == [lost, False]
+    assert spectrum.is_lost_in_gram(values, torch.tensor([1.0, 0.0])).tolist() == [False, False]

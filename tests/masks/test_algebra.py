@@ -123,8 +123,9 @@ def test_long_sequences_stay_sparse(expression: str, edges: int, monkeypatch: py
 
 def test_bigbird_at_65536() -> None:
     sparse = parse_mask("bigbird(window=3, random=3, global_tokens=2)").sparse(65536)
-    assert (sparse.count_nonzero(axis=1)[:2] == 65536).all()
-    assert sparse.count_nonzero(axis=1)[2:].max() <= 7 + 3 + 2
+    seen = sparse.astype(int).sum(axis=1)
+    assert (seen[:2] == 65536).all()
+    assert seen[2:].max() <= 7 + 3 + 2
 
 
 @pytest.mark.parametrize(
@@ -138,8 +139,37 @@ def test_what_does_not_fit_is_refused_at_once(expression: str) -> None:
 
 
 def test_a_dense_mask_that_does_not_fit_is_refused() -> None:
-    with pytest.raises(InputError, match=r"Use sparse\(\)"):
+    words = r"131,072 queries and 131,072 keys has 17,179,869,184 cells, more than the 4,294,967,296 .*Use sparse\(\)"
+    with pytest.raises(InputError, match=words):
         parse_mask("causal").dense(1 << 17)
+
+
+def test_limits_are_the_last_that_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rankscope.masks._mask.DENSE_LIMIT", 12)
+    monkeypatch.setattr("rankscope.masks._mask.SCAN_LIMIT", 9)
+    monkeypatch.setattr("rankscope.masks._edges.EDGE_LIMIT", 4)
+    assert parse_mask("causal").dense(3, 4).shape == (3, 4)
+    with pytest.raises(InputError, match="has 15 cells, more than the 12 of"):
+        parse_mask("causal").dense(3, 5)
+    odd = parse_mask("~causal")
+    assert odd.sparse(3, allow_empty=True).nnz == 3
+    with pytest.raises(InputError, match="every pair of 4 tokens is refused above 9 pairs"):
+        odd.sparse(4, allow_empty=True)
+    assert parse_mask("window(0)").sparse(4).nnz == 4
+    with pytest.raises(InputError, match="up to 5 pairs"):
+        parse_mask("window(0)").sparse(5)
+
+
+@pytest.mark.parametrize("cells", [1, 5, 7, 20])
+@pytest.mark.parametrize(("query", "key"), [(7, 7), (3, 7), (7, 3), (1, 1)])
+def test_rows_are_looked_at_some_at_a_time(cells: int, query: int, key: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    mask = parse_mask("~(causal & window(2))")
+    own, keys = torch.arange(query)[:, None] + key - query, torch.arange(key)
+    want = ~((keys <= own) & ((keys - own).abs() <= 2))
+    monkeypatch.setattr("rankscope.masks._mask._CELLS_AT_ONCE", cells)
+    assert torch.equal(mask.dense(query, key, allow_empty=True), want)
+    if query == key:
+        assert mask.sparse(query, allow_empty=True).toarray().tolist() == want.tolist()
 
 
 def test_wide_masks_are_counted_and_cut_into_stretches() -> None:

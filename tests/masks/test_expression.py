@@ -167,3 +167,51 @@ def test_a_deep_description_is_refused() -> None:
         description = {"not": {"all": [description]}}
     with pytest.raises(InputError, match="levels"):
         mask_from_description(description)
+
+
+@pytest.mark.parametrize("inside", [{"mask": "causal"}, 3])
+def test_fifty_levels_are_read_and_no_more(inside: Any) -> None:
+    """At the last level allowed, what is wrong there is named; one deeper, the depth is."""
+    description = inside
+    for _ in range(50):
+        description = {"not": description}
+    if isinstance(inside, dict):
+        assert mask_from_description(description) == CAUSAL
+    else:
+        with pytest.raises(InputError, match=r"mask: 3\. Expected"):
+            mask_from_description(description)
+    with pytest.raises(InputError, match="more than 50 levels"):
+        mask_from_description({"not": description})
+
+
+def test_fifty_levels_of_an_expression_are_read_and_no_more() -> None:
+    assert parse_mask("(" * 49 + "causal" + ")" * 49) == CAUSAL
+    assert parse_mask("~" * 48 + "causal") == CAUSAL
+    with pytest.raises(InputError, match="more than 50 levels"):
+        parse_mask("(" * 50 + "causal" + ")" * 50)
+    # levels are those that are open, not those that were
+    assert parse_mask("&".join(["((causal))"] * 60)) == Both((CAUSAL,) * 60)
+
+
+def test_twenty_thousand_characters_are_read_and_no_more() -> None:
+    assert parse_mask("causal".ljust(20_000)) == CAUSAL
+    with pytest.raises(InputError, match="at most 20,000 characters, this one 20,001"):
+        parse_mask("causal".ljust(20_001))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("window('1')", r"window: width \(.*\) is a whole number, not '1'"),
+        ("adjacency(1)", r"adjacency: source \(.*\) is a string, not 1"),
+        ("window(2147483648)", r"window\(width=2147483648\): width goes from 0 to 2147483647"),
+        ("dilated(1, 0)", r"dilated\(step=0\): step goes from 1 to"),
+        ("window(1, 2)", "takes 1 parameters, got 2"),
+        ("window()", r"needs width, e\.g\. window\("),
+        ("window(1, width=1)", "width is given twice"),
+    ],
+)
+def test_what_is_wrong_with_a_parameter_is_said(text: str, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        parse_mask(text)
+    assert parse_mask("window(2147483647)") == MASKS["window"](2147483647)

@@ -119,6 +119,7 @@ def hostile() -> dict[str, bytes]:
         "flat.npy": npy(np.zeros(4)),
         "oblong.npy": npy(np.zeros((2, 3))),
         "fields.npy": npy(np.zeros((2, 2), dtype=[("a", "f4")])),
+        "version3.npy": header.replace(b"NUMPY\x01", b"NUMPY\x03"),
         "cut.npz": npz()[:-40],
         "outside.npz": npz(indices=[0, 4]),
         "negative.npz": npz(indices=[0, -1]),
@@ -127,6 +128,11 @@ def hostile() -> dict[str, bytes]:
         "short.npz": npz(indptr=[0, 1, 2]),
         "values.npz": npz(data=[1, 1, 1]),
         "missing.npz": npz(indptr=None),
+        "pointers.npz": npz(indptr=[0.0, 1.0, 2.0, 2.0, 2.0]),
+        "late.npz": npz(indptr=[1, 1, 2, 2, 2]),
+        "early.npz": npz(indptr=[0, 1, 1, 1, 1]),
+        "uneven.npz": npz(row=[0, 1], col=[0, 1, 2]),
+        "void.npz": npz(shape=[0, 0], data=[], indices=[], indptr=[0]),
         "huge.npz": npz(shape=[2**62, 2**62]),
         "oblong.npz": npz(shape=[4, 5]),
         "deep.json": b"[" * 200_000,
@@ -196,6 +202,22 @@ def test_a_zip_bomb_is_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert (tmp_path / "bomb.npz").stat().st_size < 5_000
     with pytest.raises(InputError, match=r"unpacks to 2,000,|compressed in a way"):
         MASKS["adjacency"](str(tmp_path / "bomb.npz"))
+
+
+@pytest.mark.parametrize(("size", "words"), [((1 << 28) + 1, "unpacks to 268,435,457 bytes"), (1 << 28, "promises")])
+def test_a_directory_that_promises_too_much_is_refused_before_anything_is_read(
+    tmp_path: Path, size: int, words: str
+) -> None:
+    """The size in the zip directory is what memory would be taken for, whatever really follows."""
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as file:
+        file.writestr("shape.npy", npy(np.array([4, 4])).replace(b"(2,)", b"(9,)"))
+    content = bytearray(stream.getvalue())
+    directory = content.index(b"PK\x01\x02")
+    content[directory + 24 : directory + 28] = size.to_bytes(4, "little")
+    (tmp_path / "lying.npz").write_bytes(content)
+    with pytest.raises(InputError, match=words):
+        MASKS["adjacency"](str(tmp_path / "lying.npz"))
 
 
 @given(st.sampled_from(KINDS), st.data())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import numpy as np
@@ -118,6 +119,13 @@ def test_only_a_square_is_written_out(source: str) -> None:
             MASKS["adjacency"](source)
 
 
-def test_a_large_matrix_belongs_in_a_file() -> None:
-    with pytest.raises(InputError, match=r"numpy\.save"):
-        written_out(np.eye(129))
+@pytest.mark.parametrize("shape", [(129, 129), (2, 3), (3, 2), (0, 0), (4,), (2, 2, 2), (0, 3)])
+def test_only_a_small_square_matrix_is_written_out(shape: tuple[int, ...]) -> None:
+    with pytest.raises(InputError, match=rf"this one is {re.escape(str(shape))}.*numpy\.save"):
+        written_out(np.ones(shape))
+
+
+@pytest.mark.parametrize("n", [1, 128])
+def test_a_square_of_up_to_128_tokens_is_written_out(n: int) -> None:
+    matrix = np.arange(n)[:, None] >= np.arange(n)
+    assert written_out(matrix) == "/".join("1" * (i + 1) + "0" * (n - 1 - i) for i in range(n))

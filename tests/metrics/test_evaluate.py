@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -68,3 +70,32 @@ def test_the_wrong_side_is_refused_by_name() -> None:
 def test_an_unknown_name_brings_the_nearest() -> None:
     with pytest.raises(UnknownNameError, match="'stable_rank'"):
         METRICS["stabel_rank"]
+
+
+@pytest.mark.parametrize("name", [name for name in METRICS if METRICS[name].side == "tokens"])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_called_by_itself_a_metric_makes_no_number_of_what_is_none(name: str, bad: float) -> None:
+    x = torch.randn(3, 5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    clean = METRICS[name].function(x)
+    x[1, 2, 3] = bad
+    got = METRICS[name].function(x)
+    assert torch.isfinite(got).tolist() == [True, False, True]
+    torch.testing.assert_close(got[[0, 2]], clean[[0, 2]], rtol=1e-13, atol=0)
+
+
+def test_no_metric_gives_an_empty_reading() -> None:
+    reading = evaluate([], Tokens(torch.randn(2, 3, 5, 4)), 1e-7)
+    assert reading.values.shape == reading.statuses.shape == (0, 2, 3)
+    assert (reading.values.dtype, reading.statuses.dtype) == (torch.float64, torch.int8)
+    assert evaluate([], AttentionMatrix(torch.rand(2, 6, 5, 5)), 1e-7).values.shape == (0, 2, 6)
+
+
+@pytest.mark.parametrize("name", ["least_singular_value", "relative_residual", "attention_rank_one_distance"])
+@pytest.mark.parametrize(("factor", "status"), [(0.999, Status.OK), (1.001, Status.FLOOR)])
+def test_the_floor_is_where_it_is_said_to_be(name: str, factor: float, status: Status) -> None:
+    """A floor just below and just above the value itself."""
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(6, 6, dtype=torch.float64, generator=generator)
+    view = Tokens(x) if METRICS[name].side == "tokens" else AttentionMatrix(torch.softmax(x, -1).unsqueeze(0))
+    own = METRICS[name].function(view) if METRICS[name].floors_itself else view.relative_deviation
+    assert STATUS[int(evaluate(specs(name), view, factor * float(own)).statuses)] is status

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rankscope._errors import InputError
-from rankscope.paths.beam import top_paths
+from rankscope.paths.beam import chain_norm, head_norms, top_paths
 from rankscope.paths.census import census
 from rankscope.paths.lengths import length_sums
 from rankscope.paths.single import follow, median_interval, sample_paths
@@ -59,6 +59,32 @@ def test_median_interval_covers() -> None:
     missed = sum(not entry.low <= true <= entry.high for entry in found)
     assert missed < 50 + 5 * math.sqrt(1000 * 0.05 * 0.95)
     assert all(math.isinf(bound) for bound in (median_interval(torch.ones(3)).low, median_interval(torch.ones(3)).high))
+
+
+def test_median_intervals_of_the_sign_test() -> None:
+    """Ranks as tables of the sign test give them: between these order statistics with at least this confidence."""
+    for number, confidence, rank in ((6, 0.95, 1), (10, 0.95, 2), (20, 0.95, 6), (20, 0.99, 4), (9, 0.5, 3)):
+        found = median_interval(torch.arange(number, 0, -1), confidence)
+        assert (found.low, found.high) == (rank, number + 1 - rank)
+        assert found.estimate == (number + 1) / 2
+        assert found.confidence == confidence
+    assert median_interval(torch.arange(5.0)).high == math.inf, "31/32 of each side is all that five values can give"
+    nothing = median_interval(torch.empty(0))
+    assert (nothing.low, nothing.high) == (-math.inf, math.inf)
+    assert math.isnan(nothing.estimate)
+
+
+def test_gains_of_heads_are_those_of_their_matrices(small: Small) -> None:
+    for step in small.network.steps:
+        if step.heads is None:
+            continue
+        around = chain_norm(step.before) * chain_norm(step.after)
+        for head, bound in enumerate(head_norms(step)):
+            part = slice(4 * head, 4 * head + 4)
+            matrix = step.heads.values[:, part] @ step.heads.output[part]
+            mixing = max(float(torch.linalg.svdvals(probs[head])[0]) for probs in step.heads.probs)
+            expected = around * mixing * float(torch.linalg.svdvals(matrix)[0])
+            assert expected <= bound <= expected * (1 + 1e-8)
 
 
 @pytest.mark.parametrize("length", [None, 2])

@@ -7,7 +7,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from rankscope.stream.attention_calls import AttentionCall, from_sdpa, from_softmax, is_attention_shaped
+from rankscope.stream.attention_calls import (
+    AttentionCall,
+    from_sdpa,
+    from_softmax,
+    is_attention_shaped,
+    is_over_keys,
+)
 from rankscope.stream.discovery import discover
 from rankscope.stream.sites import SiteSelection
 from rankscope.stream.tracer import trace
@@ -98,3 +104,82 @@ def test_a_query_that_sees_no_key_has_no_probabilities() -> None:
         call = AttentionCall(query=query, key=key, value=torch.eye(5).expand(1, 2, 5, 5), mask=mask)
         assert torch.equal(call.probs()[:, :, 0], torch.zeros(1, 2, 5))
         assert call.mismatch() < 1e-6
+
+
+def test_what_the_probabilities_take_in_memory_and_how_many_tokens_meet() -> None:
+    seen = AttentionCall(weights=torch.zeros(2, 3, 4, 5, dtype=torch.float16))
+    assert seen.lengths == (4, 5)
+    assert seen.probs_bytes == 2 * 3 * 4 * 5 * 2
+    for dtype, size in ((torch.float16, 4), (torch.float32, 4), (torch.float64, 8)):
+        query, key = torch.zeros(2, 3, 4, 8, dtype=dtype), torch.zeros(2, 1, 6, 8, dtype=dtype)
+        fused = AttentionCall(query=query, key=key, value=key)
+        assert fused.lengths == (4, 6)
+        assert fused.probs_bytes == 2 * 3 * 4 * 6 * size
+
+
+def test_the_support_says_which_keys_are_seen() -> None:
+    probs = torch.tensor([[[[1.0, 0.0], [0.5, 0.5]]]])
+    assert AttentionCall(weights=probs).support().tolist() == [[[[True, False], [True, True]]]]
+    query, key = torch.zeros(1, 1, 3, 2), torch.zeros(1, 1, 4, 2)
+    assert AttentionCall(query=query, key=key).support() is None
+    causal = torch.tensor([[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0]]).bool()
+    assert torch.equal(AttentionCall(query=query, key=key, is_causal=True).support(), causal)
+    last = torch.tensor([1, 1, 0, 1]).bool()
+    for mask in (last, torch.tensor([0.5, 0.0, -torch.inf, -3.0]), torch.tensor([0.0, 0.0, -1e30, 9.0])):
+        assert torch.equal(AttentionCall(query=query, key=key, mask=mask).support(), last)
+        both = AttentionCall(query=query, key=key, mask=mask, is_causal=True)
+        assert torch.equal(both.support(), causal & last)
+
+
+def test_in_half_precision_probabilities_are_those_of_the_rounded_arguments() -> None:
+    query, key, value = (t.bfloat16() for t in tensors())
+    probs = AttentionCall(query=query, key=key, value=value).probs()
+    assert probs.dtype == torch.float32
+    exactly = (query.double() @ key.double().mT / 8**0.5).softmax(-1)
+    torch.testing.assert_close(probs.double(), exactly, rtol=1e-5, atol=0)
+
+
+def test_edits_act_in_their_order_and_get_the_support() -> None:
+    query, key, value = tensors()
+    plain = AttentionCall(query=query, key=key, value=value, is_causal=True)
+    heard = []
+
+    def double(probs: torch.Tensor, support: torch.Tensor | None) -> torch.Tensor:
+        heard.append(support)
+        return 2 * probs
+
+    edited = AttentionCall(
+        query=query, key=key, value=value, is_causal=True, edits=(double, lambda probs, support: probs + 1)
+    )
+    assert torch.equal(edited.probs(), 2 * plain.probs() + 1)
+    assert torch.equal(heard[0], torch.ones(5, 5).tril().bool())
+    # P V becomes 2 P V + the sum of the values, against P V of the kernel
+    own = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+    away = (own + value.sum(-2, keepdim=True)).abs().max() / own.abs().max()
+    assert edited.mismatch() == pytest.approx(float(away), rel=1e-12)
+
+
+def test_what_is_read_of_a_call() -> None:
+    query, key, value = tensors()
+    mask = torch.zeros(5, 5)
+    call = from_sdpa((query, key, value, mask, 0.0, True), {"scale": 0.25})
+    assert call is not None
+    assert (call.query is query, call.key is key, call.value is value, call.mask is mask) == (True,) * 4
+    assert (call.is_causal, call.scale) == (True, 0.25)
+    assert from_sdpa((query[0], key[0], value[0]), {}) is None
+    assert AttentionCall(weights=torch.eye(3)[None, None]).mismatch() == 0.0
+
+
+def test_a_softmax_over_another_axis_is_no_attention() -> None:
+    scores = torch.zeros(2, 3, 4, 5)
+    assert is_over_keys((scores, -1), {})
+    assert is_over_keys((scores, 3), {})
+    assert is_over_keys((scores,), {"dim": -1})
+    assert not is_over_keys((scores, 1), {})
+    assert not is_over_keys((scores,), {"dim": 2})
+    assert not is_over_keys((scores,), {})
+    assert not is_over_keys((), {"dim": -1})
+    assert not is_attention_shaped(scores, batch=3, tokens=4, inside_attention=True)
+    assert not is_attention_shaped(scores[0], batch=2, tokens=4, inside_attention=True)
+    assert not is_attention_shaped(scores[0, 0], batch=1, tokens=4, inside_attention=True)
+    assert from_softmax(scores, tokens=5).probs().shape == (2, 3, 4, 5)

@@ -63,3 +63,11 @@ def test_the_tracer_hands_them_on_and_shows_what_is_mixed(monkeypatch: pytest.Mo
     assert call.value is not None
     values = call.value.repeat_interleave(mixed.shape[1] // call.value.shape[1], dim=1)
     torch.testing.assert_close(mixed, call.probs() @ values, rtol=1e-4, atol=1e-6)
+
+
+def test_only_long_sequences_of_plain_tensors_are_watched() -> None:
+    query, key = torch.zeros(2, 4, 256, 1), torch.zeros(1, 1, 512, 1)
+    assert isinstance(watching_kernel(query, key), KernelSums), "2 x 4 x 256 x 512 entries are 2^20"
+    assert not isinstance(watching_kernel(query, key[:, :, 1:]), KernelSums)
+    assert not isinstance(watching_kernel(query.to("meta"), key), KernelSums)
+    assert not isinstance(watching_kernel(torch.nn.Parameter(query), key), KernelSums)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import FrozenInstanceError
+
 import pytest
 
 from rankscope._errors import InputError, UnknownNameError
@@ -38,3 +40,11 @@ def test_a_place_reads_as_words() -> None:
     assert str(SiteRef(None, 0, "block.in")) == "block 0 block.in"
     assert SiteRef(None, 0, "block.in") not in SiteSelection.parse(["block.out"])
     assert "block.in" not in SiteSelection.parse(["block.in"])
+
+
+def test_places_and_choices_do_not_change_once_made() -> None:
+    chosen = SiteSelection.parse(["block.out"])
+    for made, name in ((SiteRef(None, 0, "final"), "layer"), (chosen, "layers")):
+        with pytest.raises(FrozenInstanceError):
+            setattr(made, name, {})
+    assert (chosen.wants("block.out"), chosen.wants("final")) == (True, False)

@@ -78,6 +78,24 @@ def test_one_head_of_full_width_has_an_exact_interval() -> None:
     assert gains.any_residual.lower == pytest.approx(float(values[-1]), rel=1e-9)
 
 
+def test_ends_are_widened_by_sixteen_times_the_larger_side_in_units_of_rounding() -> None:
+    """A permutation and the identity: every gain is 1, so that an end is 1 and the widening it was given."""
+    n, dim = 7, 6
+    eye = torch.eye(dim, dtype=torch.float64)[None]
+    R = torch.linalg.svd(torch.eye(n, dtype=torch.float64) - 1 / n).U[:, :dim]
+    gains = layer_gains(R, torch.eye(n, dtype=torch.float64).roll(1, 0)[None], eye, eye, steps=0)
+    eps = torch.finfo(torch.float64).eps
+    attention, values, weights = 16 * n, 16 * n, 16 * dim
+    ends = {
+        "any lower": ((1 - gains.any_residual.lower) / eps, attention + 2 * weights),
+        "any upper": ((gains.any_residual.upper - 1) / eps, attention + weights),
+        "given lower": ((1 - gains.given_values.lower) / eps, attention + values + weights),
+        "given upper": ((gains.given_values.upper - 1) / eps, attention + values + weights + 16),
+    }
+    # LAPACK itself is off by a few units
+    assert {name: got for name, (got, want) in ends.items() if abs(got - want) > 24} == {}
+
+
 def test_rows_that_do_not_add_up_to_one_are_refused() -> None:
     R, P, W_V, W_O = layer(0, 4, 3, 1, 2)
     with pytest.raises(InputError, match="adds up to 1 only within"):

@@ -72,6 +72,31 @@ def test_uniform_interval_holds_with_a_definite_head() -> None:
     assert positive > 20
 
 
+@pytest.mark.parametrize("log_r", [-40.0, -3.0, -1.0, 0.0, 2.0])
+@pytest.mark.parametrize("base", [0.0, 0.4])
+def test_uniform_interval_in_one_dimension_is_its_formula(log_r: float, base: float) -> None:
+    """A = a, W = w, n tokens: constants aw/n both ways, remainder (kappa a w / sqrt 2) r + (a^2 w / sqrt 8) r^2."""
+    W_Q, W_K, b_Q, w, n = 0.5, 0.6, 0.2, 0.7, 3
+    a, kappa, r = W_Q * W_K, abs(W_K * (base * W_Q + b_Q)), math.exp(log_r)
+
+    def one(value: float) -> torch.Tensor:
+        return torch.full((1, 1, 1), value, dtype=torch.float64)
+
+    heads = head_tensors(
+        one(W_Q), one(W_K), one(w), one(1.0), b_Q=torch.tensor([[b_Q]], dtype=torch.float64), scale=1.0
+    )
+    low, high = uniform_interval(heads, log_r, n, torch.tensor([base], dtype=torch.float64))
+    remainder = kappa * a * w / math.sqrt(2) * r + a * a * w / math.sqrt(8) * r * r
+    least, most = a * w / n - remainder, min(a * w / n + remainder, a * w / 2)
+    want_low = 3 * log_r + math.log(least) if least > 0 else -math.inf
+    want_high = 3 * log_r + math.log(most)
+    assert low == pytest.approx(want_low, rel=1e-12)
+    assert high == pytest.approx(want_high, rel=1e-12)
+    # widened by rounding, never narrowed
+    assert high > want_high
+    assert low < want_low or least <= 0
+
+
 def test_remainders_hold_far_from_collapse() -> None:
     """Nothing is asymptotic: K_2 and K_1 bound the differences at norms from 1e-2 to 1e2."""
     rng = np.random.default_rng(2)

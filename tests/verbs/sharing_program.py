@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,8 @@ import rankscope as rs
 from rankscope._errors import RankscopeError
 from rankscope.models.loading import load
 from rankscope.processes.meeting import Meeting, meeting
-from rankscope.verbs.sharing import Parallel
+from rankscope.verbs.sharing_watch import Watch
+from rankscope.verbs.sharing_ways import Parallel
 from tests.forked import Scenario, run_scenarios
 from tests.verbs.sharing_models import fully_sharded, own_model, tensor_parallel
 
@@ -145,6 +147,37 @@ def failing(rank: int, world: int, folder: Path) -> dict[str, Any]:
     return found
 
 
+def late(rank: int, world: int, folder: Path) -> dict[str, Any]:
+    """One rank alone goes wrong, and is slow to say so: the others are at their next forward pass by then."""
+    from rankscope.verbs.reader import SiteReader
+
+    spec = "init:tiny-llama"
+    found: dict[str, Any] = {}
+    ways: tuple[Parallel, ...] = ("fsdp", "tensor")
+    sharded = fully_sharded(load(spec).model)
+    read, settle = SiteReader._read_tokens, Watch.settle
+    if rank == 1:
+        SiteReader._read_tokens = _broken  # type: ignore[method-assign]
+        Watch.settle = _slowly(settle)  # type: ignore[method-assign]
+    for way in ways:
+        found[way] = error_of(lambda way=way: rs.measure(spec, **SIZE, parallel=way))  # type: ignore[misc]
+    found["ablate"] = error_of(lambda: rs.ablate(sharded, **{**ABLATED, "sequences": 4}))
+    SiteReader._read_tokens, Watch.settle = read, settle  # type: ignore[method-assign]
+    policy: Any = "no-verbs" if rank == 1 else "content"
+    found["preparing"] = error_of(lambda: rs.measure(sharded, **SIZE, tokens_policy=policy))
+    found["batches"] = error_of(lambda: rs.measure(sharded, **{**SIZE, "sequences": 5 - 3 * rank}))
+    found["afterwards"] = told(rs.measure(sharded, **SIZE, null=True, similarity=True))
+    return found
+
+
+def _slowly(settle: Callable[[Watch], None]) -> Callable[[Watch], None]:
+    def run(watch: Watch) -> None:
+        time.sleep(0.3)
+        settle(watch)
+
+    return run
+
+
 def _broken(*seen: Any) -> None:
     raise ArithmeticError("a metric that a test broke")
 
@@ -214,6 +247,7 @@ SCENARIOS: dict[str, tuple[int, Scenario]] = {
     "folder2": (2, folder_in_parts),
     "folder4": (4, folder_in_parts),
     "failing": (2, failing),
+    "late": (2, late),
     "refused4": (4, refused),
     "meetings": (2, meetings),
 }

@@ -55,6 +55,58 @@ def test_one_bad_sequence_of_several_is_counted_and_the_others_are_judged() -> N
     assert "wte (Embedding)" in run.notes[-1]
 
 
+def test_an_ablation_says_first_which_networks_are_not_finite_and_where() -> None:
+    model = load("init:tiny-bert").model
+    with torch.no_grad():
+        model.encoder.layer[1].output.dense.weight[0, 0] = math.nan
+    run = rs.ablate(model, IDS, variants=["pure", "+skip", "+mlp", "full"])
+    first, rest = run.verdict.split(" Where it is finite: ")
+    assert first == (
+        "Not finite in +mlp, full: NaN or infinity at block 1 (block.out), the first place measured where they are, "
+        "in 3 of 3 sequences."
+    )
+    assert "pure attention collapses" in rest
+    assert "nan" not in rest
+    place = {"code": "not finite", "site": "block.out", "stack": None, "layer": 1}
+    lost = [{**place, "weights": "given", "mask": "own", "variant": variant} for variant in ("+mlp", "full")]
+    assert [dict(item) for item in run.evidence if "code" in item] == lost
+    assert run.evidence[0] == lost[0]
+    assert {item["variant"] for item in run.evidence if "metric" in item} == {"pure", "+skip"}
+    assert run.notes[-1].startswith(
+        "In +mlp (given weights, own mask): the first module to give out NaN or infinity is"
+    )
+    assert "encoder.layer.1.output.dense (Linear); its weight holds 1 of 2,048 values" in run.notes[-1]
+
+
+def test_an_ablation_tells_networks_under_other_masks_apart() -> None:
+    model = load("init:tiny-gpt2").model
+    with torch.no_grad():
+        model.h[0].attn.c_proj.bias[0] = math.inf
+    run = rs.ablate(model, IDS, variants=["full"], masks=["own", "window(1)"])
+    assert run.verdict.startswith("Not finite in full (given weights, own mask), full (given weights, window(1) mask):")
+    assert "Where it is finite" not in run.verdict
+
+
+def test_one_bad_sequence_of_an_ablation_leaves_the_others_to_be_judged() -> None:
+    model = load("init:tiny-gpt2").model
+    with torch.no_grad():
+        model.wte.weight[7] = math.nan
+    ids = IDS.clone()
+    ids[ids == 7] = 8
+    ids[1, 0] = 7
+    run = rs.ablate(model, ids, variants=["full"], batch=1)
+    assert "in 1 of 3 sequences. Where it is finite: the whole model ends at 0." in run.verdict
+
+
+def test_a_random_twin_is_finite_where_the_given_weights_are_not() -> None:
+    model = load("init:tiny-bert").model
+    with torch.no_grad():
+        model.encoder.layer[0].attention.output.dense.weight[0, 0] = math.nan
+    run = rs.ablate(model, IDS, variants=["full"], weights="both")
+    assert run.verdict.startswith("Not finite in full (given weights, own mask): NaN or infinity at block 0")
+    assert "Where it is finite: init weights, own mask: the whole model ends at" in run.verdict
+
+
 @pytest.mark.parametrize("spec", ["init:tiny-bert", "init:tiny-llama"])
 def test_a_whole_model_has_no_such_note(spec: str) -> None:
     run = rs.measure(spec, IDS)

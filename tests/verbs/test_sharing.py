@@ -150,6 +150,23 @@ def test_ranks_measure_again_after_an_error(runs: Path) -> None:
         assert rank["afterwards"]["rows"] == one["rows"]
 
 
+@pytest.mark.parametrize("what", ["fsdp", "tensor", "ablate"])
+def test_no_rank_enters_a_forward_pass_that_another_will_not_come_to(runs: Path, what: str) -> None:
+    first, second = said(runs, "late")
+    assert second[what]["kind"] == "ArithmeticError"
+    assert first[what]["message"] == "Process 1 of 2 failed: ArithmeticError: a metric that a test broke"
+
+
+def test_inputs_that_one_rank_alone_refuses_or_has_less_of_hold_up_nobody(runs: Path) -> None:
+    first, second = said(runs, "late")
+    assert second["preparing"]["kind"] == "InputError"
+    assert first["preparing"]["message"].startswith("Process 1 of 2 failed: tokens_policy 'no-verbs' is not one of")
+    one = said(runs, "alone")[0]["tiny-llama"]
+    for rank in (first, second):
+        assert "Process 1 was given other inputs than process 0" in rank["batches"]["message"]
+        assert rank["afterwards"]["rows"] == one["rows"]
+
+
 def test_other_inputs_on_a_rank_are_noticed(runs: Path) -> None:
     for rank in said(runs, "failing"):
         assert rank["inputs"]["kind"] == "InputError"

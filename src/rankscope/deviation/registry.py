@@ -19,14 +19,16 @@ RULES: dict[Any, Callable[..., Any]] = {}
 def rule(*operations: Any) -> Callable[[RuleFunction], RuleFunction]:
     """Register a function as the rule of these ATen operations (``torch.ops.aten.mm``).
 
-    An operation that not every torch has is given by name (``"_grouped_mm"``). The function gets the arguments of the
+    An operation that not every torch has is given by name (``"_grouped_mm"``), and one that another library registers,
+    perhaps later, by both names (``"transformers.grouped_mm_fallback"``). The function gets the arguments of the
     operation, of which at least one is a Deviation, and gives back what the operation gives. The rule of ``add`` serves
     ``add_`` too.
     """
 
     def register(function: RuleFunction) -> RuleFunction:
         for named in operations:
-            operation = getattr(torch.ops.aten, named, None) if isinstance(named, str) else named
+            is_atens = isinstance(named, str) and "." not in named
+            operation = getattr(torch.ops.aten, named, None) if is_atens else named
             if operation in RULES:
                 raise ValueError(f"{operation} has two rules.")
             if operation is not None:

@@ -82,7 +82,7 @@ class Deviation(Tensor):
 
         kwargs = kwargs or {}
         packet = func.overloadpacket
-        found = RULES.get(packet)
+        found = RULES.get(packet) or RULES.get(str(packet))
         if found is not None:
             return found(*args, **kwargs)
         name = packet.__name__

@@ -20,6 +20,6 @@ RECIPES.add(
         draw=deferred("experiments.dong2021.long_paths_figure:draw_long_paths"),
         describe=deferred("experiments.dong2021.long_paths_text:describe_long_paths"),
         conclude=deferred("experiments.dong2021.long_paths_text:conclude_long_paths"),
-        minutes=8,
+        minutes=10,
     ),
 )

@@ -16,7 +16,7 @@ _TITLES = {
     "hull": "Do short paths carry the signal? Convex hull",
     "memory": "Do short paths carry the signal? Memorisation",
 }
-_MINUTES = {"sort": 6, "hull": 4, "memory": 10}
+_MINUTES = {"sort": 5, "hull": 7, "memory": 16}
 
 for _task, _title in _TITLES.items():
     RECIPES.add(

@@ -22,7 +22,7 @@ RECIPES.add(
         draw=deferred("experiments.mechanisms.figure:draw_table"),
         describe=deferred("experiments.mechanisms.text:describe_table"),
         conclude=deferred("experiments.mechanisms.text:conclude_table"),
-        minutes=10,
+        minutes=8,
         rows=tuple(MECHANISMS),
     ),
 )

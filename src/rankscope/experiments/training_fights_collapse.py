@@ -21,6 +21,6 @@ RECIPES.add(
         draw=deferred("experiments.dynamics.figure:draw_training"),
         describe=deferred("experiments.dynamics.text:describe_training"),
         conclude=deferred("experiments.dynamics.text:conclude_training"),
-        minutes=12,
+        minutes=10,
     ),
 )

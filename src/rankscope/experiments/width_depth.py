@@ -20,6 +20,6 @@ RECIPES.add(
         draw=deferred("experiments.trainability.figure:draw_map"),
         describe=deferred("experiments.trainability.text:describe_map"),
         conclude=deferred("experiments.trainability.text:conclude_map"),
-        minutes=16,
+        minutes=12,
     ),
 )

@@ -24,6 +24,6 @@ RECIPES.add(
         describe=deferred("experiments.wu2024.text:describe_figure"),
         conclude=deferred("experiments.wu2024.text:conclude_figure"),
         checkpoints=("bert",),
-        minutes=30,
+        minutes=42,
     ),
 )

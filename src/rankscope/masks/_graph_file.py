@@ -110,8 +110,8 @@ def _from_npz(content: bytes) -> Rows:
         owners = _owners(held["indptr"], len(held["indices"]), tokens)
         by_column = "format" in held and _text(held["format"]) == "csc"
         queries, keys = (held["indices"], owners) if by_column else (owners, held["indices"])
-    if values.shape != queries.shape or values.dtype.kind not in "biuf":
-        raise ValueError(f"it has {values.shape} values of {values.dtype} for {queries.shape} pairs")
+    if not values.shape == queries.shape == keys.shape or values.dtype.kind not in "biuf":
+        raise ValueError(f"it has {values.shape} values of {values.dtype} for {queries.shape} and {keys.shape} indices")
     return graph_from_edges(tokens, queries[values != 0], keys[values != 0])
 
 

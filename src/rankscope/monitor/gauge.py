@@ -22,7 +22,7 @@ from rankscope.monitor.ledger import likely_component
 from rankscope.monitor.outlets import Outlets
 from rankscope.monitor.probing import Given, ProbePlan, Prober
 from rankscope.monitor.protocol import Sink
-from rankscope.monitor.ranks import Ranks, same_as_first
+from rankscope.monitor.ranks import Ranks
 from rankscope.monitor.references import References, random_null
 from rankscope.monitor.schedules import Schedule, as_schedule
 from rankscope.monitor.watching import Watch, chosen_alarms
@@ -222,7 +222,7 @@ class Gauge:
         if (self._where == "inside" and not read) or not self._meets(step):
             return ()
         values = (*(read or self._prober.look()), *gradients)
-        return same_as_first(values, self._prober.model) if self._prober.needs_all_ranks else values
+        return self._ranks.same_as_first(step, values) if self._prober.needs_all_ranks else values
 
     def _conclude(self, step: int, values: tuple[LayerValue, ...]) -> Reading:
         if not self._references.null:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from rankscope.results.curves import Curve, curve, names_in
+from rankscope.results.not_finite import Lost, first_not_finite
 from rankscope.results.summary import stacks_of
 from rankscope.results.text import number
 
@@ -49,20 +51,74 @@ def _only(table: pa.Table, **wanted: str) -> pa.Table:
     return table
 
 
+@dataclass(frozen=True)
+class LostNetwork:
+    """A network of the grid with NaN or infinity in it."""
+
+    weights: str
+    mask: str
+    variant: str
+    lost: Lost
+
+    @property
+    def name(self) -> str:
+        """The network in words."""
+        return f"{self.variant} ({self.weights} weights, {self.mask} mask)"
+
+
+def lost_networks(table: pa.Table) -> list[LostNetwork]:
+    """Which networks stop being finite and where each does first, in the order in which they were run."""
+    if first_not_finite(table) is None:
+        return []
+    found = []
+    for weights in names_in(table, "weights"):
+        for variant in names_in(table, "variant"):
+            for mask in names_in(table, "mask"):
+                lost = first_not_finite(_only(table, weights=weights, mask=mask, variant=variant))
+                found += [] if lost is None else [LostNetwork(weights, mask, variant, lost)]
+    return found
+
+
 def judge_ablation(table: pa.Table, floor_relative: float | None) -> tuple[str, tuple[Mapping[str, Any], ...]]:
-    """One sentence per mask and kind of weights: what collapses, and which components prevent it. Heuristic."""
+    """One sentence per mask and kind of weights: what collapses, and which components prevent it. Heuristic.
+
+    NaN and infinity are said before anything else, and a network that has no finite value left is not judged.
+    """
+    lost = lost_networks(table)
+    gone = {(network.weights, network.mask, network.variant) for network in lost}
     groups: dict[tuple[str, str, str | None], dict[str, Curve]] = {}
     for arm in arms(table):
-        groups.setdefault((arm.weights, arm.mask, arm.stack), {})[arm.variant] = arm.line
-    sentences, evidence = [], []
+        lines = groups.setdefault((arm.weights, arm.mask, arm.stack), {})
+        if (arm.weights, arm.mask, arm.variant) not in gone or np.isfinite(arm.line.mean).all():
+            lines[arm.variant] = arm.line
+    sentences, evidence = [], [_evidence_of(network) for network in lost]
     for (weights, mask, stack), lines in groups.items():
-        sentences.append(_sentence(weights, mask, stack, lines, floor_relative, alone=len(groups) == 1))
+        if lines:
+            sentences.append(_sentence(weights, mask, stack, lines, floor_relative, alone=len(groups) == 1))
         for variant, line in lines.items():
             last = {"layer": int(line.layers[-1]), "value": float(line.mean[-1])}
             evidence.append(
                 {"metric": MEASURE, "weights": weights, "mask": mask, "stack": stack, "variant": variant, **last}
             )
-    return " ".join(sentences) or "No verdict: the relative residual was not measured.", tuple(evidence)
+    finite = " ".join(sentences)
+    if lost:
+        rest = f" Where it is finite: {finite[:1].lower()}{finite[1:]}" if finite else ""
+        alone = len({(weights, mask) for weights, mask, _ in groups}) == 1
+        return f"{_not_finite(lost, alone=alone)}{rest}", tuple(evidence)
+    return finite or "No verdict: the relative residual was not measured.", tuple(evidence)
+
+
+def _evidence_of(network: LostNetwork) -> dict[str, Any]:
+    at = {"weights": network.weights, "mask": network.mask, "variant": network.variant}
+    return {**network.lost.evidence(), **at}
+
+
+def _not_finite(networks: Sequence[LostNetwork], *, alone: bool) -> str:
+    """One sentence per place, with the networks that are lost there."""
+    places: dict[Lost, list[str]] = {}
+    for network in networks:
+        places.setdefault(network.lost, []).append(network.variant if alone else network.name)
+    return " ".join(lost.sentence(f"Not finite in {', '.join(names)}") for lost, names in places.items())
 
 
 def _sentence(

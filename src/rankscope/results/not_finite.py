@@ -38,9 +38,13 @@ class Lost:
     of: int
 
     def __str__(self) -> str:
+        return self.sentence("Not finite")
+
+    def sentence(self, beginning: str) -> str:
+        """The place and how many sequences, after these words."""
         stack = f"{self.stack} " if self.stack else ""
         return (
-            f"Not finite: NaN or infinity at {stack}block {self.layer} ({self.site}), the first place "
+            f"{beginning}: NaN or infinity at {stack}block {self.layer} ({self.site}), the first place "
             f"measured where they are, in {self.sequences} of {self.of} sequence{'s' if self.of != 1 else ''}."
         )
 

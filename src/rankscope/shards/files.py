@@ -108,8 +108,8 @@ def read_metadata(path: Path) -> dict[str, str]:
 
 def _checked(path: Path, name: str, entry: Any, start: int, size: int) -> StoredTensor:
     try:
-        shape = tuple(int(axis) for axis in entry["shape"])
-        begin, end = (int(place) for place in entry["data_offsets"])
+        shape = tuple(_whole(axis) for axis in entry["shape"])
+        begin, end = (_whole(place) for place in entry["data_offsets"])
         word = str(entry["dtype"])
     except (TypeError, KeyError, ValueError) as error:
         raise LoadError(f"{path}: the entry of {name!r} is not one of a safetensors header: {error!r}.") from error
@@ -122,6 +122,12 @@ def _checked(path: Path, name: str, entry: Any, start: int, size: int) -> Stored
             "short or damaged: fetch it again."
         )
     return found
+
+
+def _whole(value: Any) -> int:
+    if type(value) is not int:
+        raise ValueError(f"{value!r:.40} is no whole number")
+    return value
 
 
 def _read(path: Path, offset: int, place: Tensor) -> None:

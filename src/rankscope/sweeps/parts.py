@@ -39,7 +39,7 @@ def sized(given: Any) -> Any:
 class Part(BaseModel):
     """A piece of a plan: frozen, and unknown keys are refused."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, str_strip_whitespace=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, str_strip_whitespace=True, protected_namespaces=())
 
 
 class Inputs(Part):

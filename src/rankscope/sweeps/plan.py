@@ -104,11 +104,14 @@ def plan_of(given: Plan | Mapping[str, Any] | str | Path) -> Plan:
 
 def _words(entry: Any) -> str:
     """One line about one mistake, without what pydantic adds for programmers."""
-    place = [str(step) for step in entry["loc"] if step not in get_args(VerbName)]
+    unknown_key = entry["type"] == "extra_forbidden"
+    *before, last = entry["loc"] or ("",)
+    place = [str(step) for step in before if step not in get_args(VerbName)]
+    place += [str(last)] if unknown_key or last not in get_args(VerbName) else []
     at = ".".join(place)
-    if entry["type"] == "extra_forbidden":
+    if unknown_key:
         known = _fields_at(entry["loc"])
-        near = difflib.get_close_matches(place[-1], known, n=1, cutoff=0.5)
+        near = difflib.get_close_matches(str(last), known, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(sorted(known))}"
         return f"{at} is not a key of a plan ({hint})"
     if entry["type"] == "union_tag_invalid":

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rankscope._citations import Cite
+from rankscope.theory.graphs.reachability import reach_of_all
 
 DEFINED_IN = Cite("wu2024role", "sec. 3")
 
@@ -52,26 +55,17 @@ def attention_graph(edges: Bool[Tensor, "query key"]) -> AttentionGraph:
 @lru_cache(maxsize=64)
 def _graph(n: int, cells: bytes) -> AttentionGraph:
     """Kept, because all layers of a model have the same graph as a rule."""
-    edges = torch.frombuffer(bytearray(cells), dtype=torch.bool).view(n, n)
-    step = edges.double()
-    reached = torch.eye(n, dtype=torch.bool)
-    distance = torch.where(reached.all(0), 0, -1)
-    for layers in range(1, n):
-        wider = reached | (step @ reached.double() > 0)
-        distance = torch.where((distance < 0) & wider.all(0), layers, distance)
-        if bool((wider == reached).all()):
-            break
-        reached = wider
-    known = distance[distance >= 0]
-    radius = int(known.min()) if known.numel() else None
-    strong = bool((distance >= 0).all())
+    edges = np.frombuffer(cells, dtype=np.bool_).reshape(n, n)
+    layers = reach_of_all(edges)
+    radius = float(layers.min())
+    strong = bool(np.isfinite(layers).all())
     return AttentionGraph(
         complete=bool(edges.all()),
         self_loops=bool(edges.diagonal().all()),
         strongly_connected=strong,
-        radius=radius,
-        centres=int((distance == radius).sum()) if radius is not None else 0,
-        diameter=int(distance.max()) if strong else None,
+        radius=int(radius) if math.isfinite(radius) else None,
+        centres=int((layers == radius).sum()) if math.isfinite(radius) else 0,
+        diameter=int(layers.max()) if strong else None,
     )
 
 

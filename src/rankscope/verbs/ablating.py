@@ -3,41 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
-from tqdm.auto import tqdm
 
-from rankscope._errors import InputError, UnsupportedOperationError
-from rankscope.masks import parse_mask
-from rankscope.metrics import METRICS, NORM_METRICS
-from rankscope.models.inputs import Prepared, TokensPolicy, prepare_inputs
-from rankscope.models.loading import LoadedModel, load_initialised_twin
-from rankscope.models.loading.quiet import quiet_transformers
-from rankscope.processes.sharded import spread_of
+from rankscope._errors import InputError
+from rankscope.metrics import NORM_METRICS
+from rankscope.models.inputs import InputPlan, TokensPolicy, prepare_planned
 from rankscope.results.ablation import judge_ablation
-from rankscope.results.rows import RowWriter
 from rankscope.results.run import Run
-from rankscope.stream.sites import SiteSelection
-from rankscope.stream.tracer import trace
-from rankscope.stream.viewing import undisturbed, view_of
-from rankscope.surgery.operating import operating
-from rankscope.surgery.operation import Operation
-from rankscope.verbs.ablating_by_blocks import Arm, BlockGrid
-from rankscope.verbs.interrupting import Finished
+from rankscope.verbs.ablating_grid import OWN_MASK, Grid, Weights, arms_of, models_of
 from rankscope.verbs.origin import floor_of, provenance_of
-from rankscope.verbs.reader import SiteReader
-from rankscope.verbs.sharing import Parallel, Share, sharing
-from rankscope.verbs.streaming import Streaming, described, streaming_of
-from rankscope.verbs.variants import DEFAULT_VARIANTS, variant_named
+from rankscope.verbs.sharing import sharing
+from rankscope.verbs.sharing_ways import Parallel
+from rankscope.verbs.streaming import described, streaming_of
+from rankscope.verbs.variants import DEFAULT_VARIANTS
 
-OWN_MASK = "own"
 DEFAULT_METRICS = (*NORM_METRICS, "stable_rank")
-Weights = Literal["given", "init", "both"]
 
 
 def ablate(
@@ -105,37 +90,16 @@ def ablate(
         )
     with sharing(model, parallel) as share:
         loaded = share.load(model, seed=seed, dtype=dtype) if streaming is None else streaming.loaded
-        prepared = prepare_inputs(
-            loaded,
-            inputs,
-            sequences=sequences,
-            tokens=tokens,
-            batch=batch,
-            tokens_policy=tokens_policy,
-            seed=seed,
-            random_tokens=random_tokens,
-        )
-        arms = list(_arms(variants or DEFAULT_VARIANTS, masks or (OWN_MASK,)))
-        grid = _Grid(metrics or DEFAULT_METRICS, tokens_policy, prepared, blocks, share)
+        plan = InputPlan(sequences, tokens, batch, tokens_policy, seed, random_tokens)
+        prepared = prepare_planned(loaded, inputs, plan)
+        arms = list(arms_of(variants or DEFAULT_VARIANTS, masks or (OWN_MASK,)))
         shown = progress and share.is_first
-        finished = Finished(grid.writer, 0, "networks")
-        if streaming is not None:
-            grid.run_by_blocks(streaming, arms, shown=shown)
+        grid = Grid(arms, metrics or DEFAULT_METRICS, tokens_policy, prepared, blocks, shown=shown)
+        if streaming is None:
+            grid.in_memory(models_of(loaded, weights, seed), loaded, share)
         else:
-            models = _models(loaded, weights, seed)
-            order = [(variant, mask, origin) for origin in models for variant, mask, _ in arms]
-            finished = Finished(grid.writer, len(order), "networks")
-            bar = tqdm(total=len(order), desc="ablate", unit="network", disable=not shown)
-            with bar, finished.kept(alone=share.is_alone):
-                for origin, candidate in models.items():
-                    for variant, mask, operation in arms:
-                        grid.run(candidate, operation, {"variant": variant, "mask": mask, "weights": origin})
-                        finished.add()
-                        bar.update()
-            grid.collect(loaded, order)
-    table = grid.writer.table()
-    if table.num_rows == 0:
-        raise InputError("None of the variants could be run. " + " ".join(grid.refused))
+            grid.by_blocks(streaming)
+    table = grid.table()
     floor = floor_of(grid.reader.dtypes)
     verdict, evidence = judge_ablation(table, floor["relative"])
     run = Run(
@@ -145,82 +109,7 @@ def ablate(
         verdict=verdict,
         evidence=evidence,
         table=table,
-        notes=(*loaded.notes, *prepared.notes, *grid.refused),
+        notes=(*loaded.notes, *prepared.notes, *grid.refused, *grid.where_it_breaks(table)),
         extra={**share.described, **described(streaming)},
     )
-    return finished.checked(run)
-
-
-def _arms(variants: Sequence[str], masks: Sequence[str]) -> Iterator[tuple[str, str, Operation]]:
-    for name in variants:
-        variant = variant_named(name)
-        for mask in masks:
-            if mask == OWN_MASK:
-                yield name, mask, variant.operation
-            else:
-                parsed = parse_mask(mask)
-                yield name, str(parsed), replace(variant.operation, mask=parsed)
-
-
-def _models(loaded: LoadedModel, weights: Weights, seed: int) -> dict[str, nn.Module]:
-    given = "init" if loaded.origin == "init" else "given"
-    if weights == "given" or loaded.origin == "init":
-        return {given: loaded.model}
-    if spread_of(loaded.model) is not None:
-        raise InputError(f"weights={weights!r}: the random twin of a model spread over processes would be whole.")
-    twin = load_initialised_twin(loaded, seed=seed).model
-    return {"init": twin} if weights == "init" else {"given": loaded.model, "init": twin}
-
-
-class _Grid:
-    """Measures one network after the other into one table."""
-
-    def __init__(
-        self,
-        metrics: Sequence[str],
-        policy: TokensPolicy,
-        prepared: Prepared,
-        blocks: str | Sequence[str] | None,
-        share: Share,
-    ) -> None:
-        self.writer = RowWriter(coordinates=("variant", "mask", "weights"))
-        self.refused: list[str] = []
-        self._specs = [METRICS[name] for name in dict.fromkeys(metrics)]
-        self._policy = policy
-        self._prepared = prepared
-        self._blocks = blocks
-        self._share = share
-        self._selection = SiteSelection.parse(("block.in@0", "block.out"))
-        self.reader = SiteReader(self._specs, policy, self.writer)
-
-    def run_by_blocks(self, streaming: Streaming, arms: Sequence[Arm], *, shown: bool) -> None:
-        names = [spec.name for spec in self._specs]
-        walk = streaming.walk(
-            self._prepared, ("ablate", names, self._policy, arms), blocks=self._blocks, lanes=len(arms)
-        )
-        grid = BlockGrid(arms, self._specs, self._policy, self.writer, self._selection)
-        grid.run(walk, shown=shown)
-        self.reader = grid.reader
-        self.refused += grid.refused
-
-    def run(self, model: nn.Module, operation: Operation, at: dict[str, str | int | None]) -> None:
-        reader = SiteReader(self._specs, self._policy, self.writer, at)
-        with undisturbed(model), quiet_transformers():
-            view = view_of(model, self._prepared[0], blocks=self._blocks)
-            try:
-                observe = self._share.watch(reader)
-                with operating(model, operation, view=view), trace(view, self._selection, observe):
-                    for part in self._share.parts(self._prepared, model):
-                        reader.start(part)
-                        part.run(model)
-            except UnsupportedOperationError as error:
-                self.refused.append(f"{at['variant']} under the mask {at['mask']} was left out: {error}")
-                return
-        self.reader = reader
-
-    def collect(self, loaded: LoadedModel, order: Sequence[tuple[str, str, str]]) -> None:
-        """Put the rows of all processes together."""
-        told = self._share.collect(
-            self.writer, self.reader, loaded, self._prepared, {"refused": self.refused}, order=order
-        )
-        self.refused = list(dict.fromkeys(sentence for remarks in told for sentence in remarks["refused"]))
+    return grid.finished.checked(run)

@@ -14,7 +14,8 @@ from rankscope.theory.contraction import Gains, Interval
 from rankscope.theory.lanczos import LanczosEnds
 from rankscope.theory.lipschitz import LipschitzConstants
 from rankscope.theory.theorems import HeadSizes, LayerQuantities, Passage, StreamState
-from rankscope.verbs.bound_reading import BoundReader, Found, Measured, StepFacts
+from rankscope.verbs.bound_found import Found, Measured, StepFacts
+from rankscope.verbs.bound_reading import BoundReader
 from rankscope.verbs.reader import SiteReader
 from rankscope.verbs.streaming import RowProgress, each_stage
 
@@ -43,17 +44,19 @@ class BoundByBlocks:
         config: of the model.
         steps: of Lanczos; None leaves the gains out.
         has_norm: whether a norm acts anywhere in a block.
-        counted: notes formats and lengths.
+
+    Attributes:
+        counted: has seen formats and lengths.
     """
 
-    def __init__(self, config: Any, steps: int | None, has_norm: bool, counted: SiteReader) -> None:
+    def __init__(self, config: Any, steps: int | None, has_norm: bool) -> None:
         self._config, self._steps, self._has_norm = config, steps, has_norm
-        self._counted = counted
+        self.counted = SiteReader([], "content", RowWriter())
         self._found: dict[tuple[str | None, int], Found] = {}
 
     def run(self, walk: Walk, *, shown: bool) -> list[Measured]:
         """All blocks."""
-        progress = RowProgress(RowWriter(), self._counted, rest=self._known, learn=self._learn)
+        progress = RowProgress(RowWriter(), self.counted, rest=self._known, learn=self._learn)
         for stage in each_stage(walk, progress, verb="bound", shown=shown):
             reader = BoundReader(stage.view, self._config, self._steps, self._has_norm)
             for part in walk.prepared:
@@ -63,9 +66,9 @@ class BoundByBlocks:
                 for stack, new in found.items():
                     key = (stack, part.first_sequence)
                     self._found[key] = new if key not in self._found else _joined(self._found[key], new)
-            self._counted.dtypes |= reader.dtypes
+            self.counted.dtypes |= reader.dtypes
             for stack, lengths in reader.lengths.items():
-                self._counted.lengths.setdefault(stack, {}).update(lengths)
+                self.counted.lengths.setdefault(stack, {}).update(lengths)
         whole = BoundReader(walk.view, self._config, self._steps, self._has_norm)
         ends = [
             (part.first_sequence, key) for part in walk.prepared for key in self._found if key[1] == part.first_sequence

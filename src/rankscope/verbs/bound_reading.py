@@ -1,4 +1,4 @@
-"""The two ways to a network's numbers: one forward pass of the model, or its weights alone."""
+"""A network's numbers from one forward pass of the model."""
 
 from __future__ import annotations
 
@@ -14,81 +14,16 @@ from rankscope.linalg.precision import float_floor
 from rankscope.models.heads import HeadWeights, head_weights
 from rankscope.models.heads.family import family_of
 from rankscope.models.inputs import Batch
-from rankscope.models.lazy_blocks import LazyModel
 from rankscope.models.view import ModelView
 from rankscope.paths.capture import run_frozen
-from rankscope.paths.network import FrozenBlock, Step
+from rankscope.paths.network import FrozenBlock
 from rankscope.theory.theorems import LayerQuantities, Network
-from rankscope.verbs.bound_quantities import (
-    head_sizes,
-    mlp_size,
-    passage_of,
-    read_by_attention,
-    skip_gain_of,
-    stream_state,
-)
+from rankscope.verbs.bound_found import Found, Measured, StepFacts
+from rankscope.verbs.bound_passage import passage_of
+from rankscope.verbs.bound_quantities import read_by_attention, skip_gain_of, stream_state
+from rankscope.verbs.bound_weights import layer_weights
 
 _UNIT = 1e-6
-
-
-@dataclass(frozen=True)
-class Measured:
-    """One sequence in one stack."""
-
-    stack: str | None
-    sequence: int
-    network: Network
-    layers: tuple[LayerQuantities, ...]
-
-
-@dataclass
-class StepFacts:
-    """What the steps of a network have in common, learnt block by block.
-
-    Attributes:
-        bare: attention reads the stream itself, and what it gives is added as it is.
-        has_skip: a skip passes attention.
-        has_source: something besides attention is added.
-        nothing_else: a step without attention passes the stream on as it is.
-        any_skip: a skip passes anything.
-        kinds: of each step whether it attends, and whether it adds an MLP.
-        width: of the stream.
-        qk_norm: queries or keys are normed somewhere.
-    """
-
-    bare: bool = True
-    has_skip: bool = False
-    has_source: bool = False
-    nothing_else: bool = True
-    any_skip: bool = False
-    kinds: list[tuple[bool, bool]] = field(default_factory=list)
-    width: int = 0
-    qk_norm: bool = False
-
-    @property
-    def only_mlp(self) -> bool:
-        """Whether attention and an MLP take turns, without skips."""
-        turns = [(True, False), (False, True)] * (len(self.kinds) // 2)
-        return not self.any_skip and self.kinds == turns
-
-    def see(self, steps: Sequence[Step], weights: HeadWeights) -> None:
-        """One block more."""
-        attends = [step for step in steps if step.heads is not None]
-        self.bare &= all(step.before.is_identity and step.after.is_identity for step in attends)
-        self.has_skip |= any(step.skip is not None for step in attends)
-        self.has_source |= any(step.source is not None for step in steps)
-        self.nothing_else &= all(step.heads is not None or _is_nothing(step) for step in steps)
-        self.any_skip |= any(step.skip is not None for step in steps)
-        self.kinds += [(step.heads is not None, step.source is not None and step.origin == "mlp") for step in steps]
-        self.width, self.qk_norm = self.width or weights.W_Q.shape[1], self.qk_norm or weights.qk_norm
-
-
-@dataclass
-class Found:
-    """What was read of one batch: per sequence one entry for each layer, and the facts about the steps."""
-
-    layers: list[list[LayerQuantities]]
-    facts: StepFacts = field(default_factory=StepFacts)
 
 
 @dataclass(eq=False)
@@ -206,11 +141,6 @@ class BoundReader:
         )
 
 
-def _is_nothing(step: Step) -> bool:
-    """Whether the stream passes as it is: what is left of a branch that surgery took out."""
-    return step.skip is not None and step.skip.is_identity and not step.constants()
-
-
 def _on_sphere(mu: float, unit_mu: float) -> bool:
     return abs(mu - unit_mu) <= _UNIT * max(mu, unit_mu)
 
@@ -230,27 +160,3 @@ def position_of(config: Any) -> str:
         return str(family_of(config).position)
     except UnsupportedConfigError:
         return "unknown"
-
-
-def layer_weights(layer: int, weights: HeadWeights, block: torch.nn.Module, config: Any) -> LayerQuantities:
-    """The norms of one layer's weights."""
-    mlp, note = mlp_size(block, config)
-    return LayerQuantities(layer, head_sizes(weights), weights.scale, mlp, note)
-
-
-def read_weights(model: LazyModel) -> Measured:
-    """The norms of every layer, one block in memory at a time."""
-    layers: list[LayerQuantities] = []
-    qk_norm, width = False, 0
-    for block in model.blocks():
-        weights = head_weights(block.module, model.config)
-        known = layer_weights(block.layers[0], weights, block.module, model.config)
-        layers += [replace(known, layer=layer) for layer in block.layers]
-        qk_norm, width = qk_norm or weights.qk_norm, weights.W_Q.shape[1]
-    network = Network(
-        depth=len(layers),
-        heads=max(len(layer.heads) for layer in layers),
-        width=width,
-        bilinear=model.family.position == "none" and not qk_norm,
-    )
-    return Measured(None, 0, network, tuple(layers))

@@ -10,7 +10,7 @@ import numpy as np
 from rankscope._types import Status
 from rankscope.results.rows import STATUS_CODE, RowWriter
 from rankscope.theory.theorems import Evaluation, Hypothesis, LayerBound
-from rankscope.verbs.bound_reading import Measured
+from rankscope.verbs.bound_found import Measured
 
 COORDINATES = ("theorem", "scope", "hypothesis")
 SITE = "attention.out"

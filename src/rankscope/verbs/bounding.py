@@ -12,24 +12,22 @@ from torch import nn
 from tqdm.auto import tqdm
 
 from rankscope._errors import InputError, UnsupportedConfigError
-from rankscope.models.inputs import prepare_inputs
+from rankscope.models.inputs import InputPlan, prepare_planned
 from rankscope.models.lazy_blocks import lazy_model
 from rankscope.models.loading import load
 from rankscope.models.loading.config import config_hash
 from rankscope.models.loading.quiet import quiet_transformers
 from rankscope.models.view import ModelView
-from rankscope.results.bounds import judge_bounds
 from rankscope.results.provenance import Provenance
-from rankscope.results.rows import RowWriter
 from rankscope.results.run import Run
 from rankscope.stream.viewing import undisturbed, view_of
 from rankscope.surgery.session import operations_on
-from rankscope.theory.theorems import THEOREMS, Evaluation, Theorem
+from rankscope.theory.theorems import THEOREMS, Theorem
 from rankscope.verbs.bound_by_blocks import BoundByBlocks
-from rankscope.verbs.bound_reading import BoundReader, Measured, read_weights
-from rankscope.verbs.bound_rows import COORDINATES, write_evaluation, write_gains
-from rankscope.verbs.origin import floor_of, provenance_of
-from rankscope.verbs.reader import SiteReader
+from rankscope.verbs.bound_conclusion import concluded
+from rankscope.verbs.bound_reading import BoundReader
+from rankscope.verbs.bound_weights import read_weights
+from rankscope.verbs.origin import Counted, floor_of, provenance_of
 from rankscope.verbs.streaming import described, need_weights, streaming_of
 
 _WITHOUT_ACTIVATIONS = ("nothing", "weights")
@@ -106,15 +104,14 @@ def bound(
             f"Theorems need the weights of single heads, and {type(loaded.model).__name__} is no transformers model "
             "with a family description. measure and ablate work without."
         )
-    prepared = prepare_inputs(
-        loaded, inputs, sequences=sequences, tokens=tokens, batch=batch, seed=seed, random_tokens=random_tokens
-    )
-    counted = SiteReader([], "content", RowWriter())
+    plan = InputPlan(sequences, tokens, batch, "content", seed, random_tokens)
+    prepared = prepare_planned(loaded, inputs, plan)
     steps = lanczos if any(entry.name in _ON_GAINS for entry in chosen) else None
     if streaming is not None:
         walk = streaming.walk(prepared, ("bound", steps), blocks=blocks, widened=True)
-        reading = BoundByBlocks(loaded.config, steps, _has_norm(loaded.model, walk.view), counted)
-        measured = reading.run(walk, shown=progress)
+        by_blocks = BoundByBlocks(loaded.config, steps, _has_norm(loaded.model, walk.view))
+        measured = by_blocks.run(walk, shown=progress)
+        counted: Counted = by_blocks.counted
     else:
         need_weights(loaded.model, "bound")
         measured = []
@@ -123,12 +120,12 @@ def bound(
             reader = BoundReader(view, loaded.config, steps, _has_norm(loaded.model, view))
             for part in tqdm(prepared, desc="bound", unit="batch", disable=not progress):
                 measured += reader.read(part)
-        counted.dtypes, counted.lengths = reader.dtypes, reader.lengths
+        counted = reader
     if not measured:
         raise InputError("No sequence has two tokens or more, and fewer have no residual. Pass longer inputs.")
     provenance = provenance_of(loaded, prepared, counted, seed, time.perf_counter() - started)
     notes = (*loaded.notes, *prepared.notes)
-    return _run(chosen, measured, provenance, floor_of(counted.dtypes), notes, described(streaming))
+    return concluded(chosen, measured, provenance, floor_of(counted.dtypes), notes, described(streaming))
 
 
 def _has_norm(model: nn.Module, view: ModelView) -> bool:
@@ -156,53 +153,4 @@ def _of_weights(model: str | Path | nn.Module, chosen: Sequence[Theorem], *, exp
     )
     note = f"only weights were read; not evaluated: {', '.join(beyond)}" if beyond else "only weights were read"
     kept = [entry for entry in chosen if entry.needs in _WITHOUT_ACTIVATIONS]
-    return _run(kept, [found], provenance, floor_of(set()), (note,))
-
-
-def _run(
-    chosen: Sequence[Theorem],
-    measured: Sequence[Measured],
-    provenance: Provenance,
-    floor: Mapping[str, Any],
-    notes: tuple[str, ...],
-    further: Mapping[str, Any] | None = None,
-) -> Run:
-    writer = RowWriter(coordinates=COORDINATES)
-    first: dict[str, dict[str | None, Evaluation]] = {}
-    applies: dict[str, bool] = {}
-    failed: dict[str, list[str]] = {}
-    for part in measured:
-        for entry in chosen:
-            evaluation = entry.function(part.network, part.layers)
-            first.setdefault(entry.name, {}).setdefault(part.stack, evaluation)
-            applies[entry.name] = applies.get(entry.name, True) and evaluation.applies
-            failed[entry.name] = list(dict.fromkeys([*failed.get(entry.name, []), *evaluation.failed]))
-            write_evaluation(writer, evaluation, part.stack, part.sequence)
-        if any(entry.name == "contraction_interval" for entry in chosen):
-            write_gains(writer, part)
-    table = writer.table()
-    verdict, evidence = judge_bounds(table, applies)
-    return Run(
-        kind="bound",
-        provenance=provenance,
-        floor=floor,
-        verdict=verdict,
-        evidence=evidence,
-        table=table,
-        notes=notes,
-        extra={
-            "sentences": {name: _said(found) for name, found in first.items()},
-            "quantities": {name: next(iter(found.values())).quantity for name, found in first.items()},
-            "applies": applies,
-            "failed_hypotheses": failed,
-            "citations": {entry.name: [str(cite) for cite in entry.cites] for entry in chosen},
-            **(further or {}),
-        },
-    )
-
-
-def _said(found: Mapping[str | None, Evaluation]) -> str:
-    """What a theorem comes to on the first sequence, stack by stack where there are several."""
-    if len(found) == 1:
-        return next(iter(found.values())).sentence
-    return " ".join(f"{str(stack).capitalize()}: {evaluation.sentence}" for stack, evaluation in found.items())
+    return concluded(kept, [found], provenance, floor_of(set()), (note,))

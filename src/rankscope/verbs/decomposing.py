@@ -4,38 +4,35 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from tqdm.auto import tqdm
 
 from rankscope._errors import InputError, UnknownNameError
 from rankscope.metrics import METRICS
-from rankscope.models.inputs import Prepared, TokensPolicy, prepare_inputs
+from rankscope.models.inputs import InputPlan, TokensPolicy, prepare_planned
 from rankscope.models.loading import load
 from rankscope.models.loading.dtypes import parse_dtype
 from rankscope.models.loading.quiet import quiet_transformers
 from rankscope.models.view import ModelView
 from rankscope.paths.capture import CONVENTIONS, Convention
-from rankscope.paths.lengths import ORIGINS, MemoryPlan, plan_memory
+from rankscope.paths.lengths import MemoryPlan
 from rankscope.paths.reading import COORDINATES, PathReader
 from rankscope.paths.task import PathTask
 from rankscope.results.decomposition import judge_decomposition
 from rankscope.results.rows import RowWriter
 from rankscope.results.run import Run
-from rankscope.stream.attention_calls import AttentionCall
-from rankscope.stream.sites import SiteRef, SiteSelection
-from rankscope.stream.tracer import trace
 from rankscope.stream.viewing import undisturbed, view_of
+from rankscope.verbs.decomposing_memory import planned_memory
 from rankscope.verbs.origin import floor_of, provenance_of
-from rankscope.verbs.reader import SiteReader
 from rankscope.verbs.unembedding import check_reads_the_stream, unembedding_of
 
 DEFAULT_METRICS = ("relative_residual", "stable_rank")
 Marginal = Literal["heads", "layers", "pairs"]
-GIB = float(2**30)
 
 
 def decompose(
@@ -102,10 +99,10 @@ def decompose(
     started = time.perf_counter()
     _check_names(convention, marginals)
     loaded = load(model, seed=seed, dtype=dtype)
-    options: dict[str, Any] = {"sequences": sequences, "tokens": tokens, "tokens_policy": tokens_policy, "seed": seed}
     # Under a budget the model is looked at with one sequence, and only then is the number in a pass decided.
     looked_at = batch if memory is None else 1
-    prepared = prepare_inputs(loaded, inputs, batch=looked_at, random_tokens=random_tokens, **options)
+    plan = InputPlan(sequences, tokens, looked_at, tokens_policy, seed, random_tokens)
+    prepared = prepare_planned(loaded, inputs, plan)
     specs = [METRICS[name] for name in dict.fromkeys(DEFAULT_METRICS if metrics is None else metrics)]
     unembedding, direction = (None, None) if token is None else unembedding_of(loaded, token)
     reader = PathReader(specs, tokens_policy, RowWriter(coordinates=COORDINATES), direction)
@@ -115,89 +112,40 @@ def decompose(
         if unembedding is not None:
             check_reads_the_stream(unembedding, view, prepared[0])
         wanted = parse_dtype(arithmetic)
-        plan = MemoryPlan(batch, max(stack.depth for stack in view.stacks) + 1)
+        fitting = MemoryPlan(batch, max(stack.depth for stack in view.stacks) + 1)
         if memory is not None:
-            plan = _planned(
-                view,
-                prepared,
-                memory,
-                wanted,
-                batch=batch,
-                origins=len(ORIGINS) if origins else 1,
-                kept=bool(marginals),
-                rerun=convention == "linearised",
+            kept, rerun = bool(marginals), convention == "linearised"
+            fitting = planned_memory(
+                view, prepared, memory, wanted, batch=batch, origins=origins, kept=kept, rerun=rerun
             )
-            prepared = prepare_inputs(loaded, inputs, batch=plan.sequences, random_tokens=random_tokens, **options)
-        task = PathTask(
-            view, loaded.config, reader, convention, frozenset(marginals), layers, origins, plan.chunk, wanted
-        )
+            prepared = prepare_planned(loaded, inputs, replace(plan, batch=fitting.sequences))
+        kinds = frozenset(marginals)
+        task = PathTask(view, loaded.config, reader, convention, kinds, layers, origins, fitting.chunk, wanted)
         for part in tqdm(prepared, desc="decompose", unit="batch", disable=not progress):
             task.run(part)
     table = reader.writer.table()
     verdict, evidence = judge_decomposition(table, reader.sum_error)
-    site_reader = SiteReader([], tokens_policy, reader.writer)
-    site_reader.dtypes, site_reader.lengths = reader.dtypes, reader.lengths
     return Run(
         kind="decompose",
-        provenance=provenance_of(loaded, prepared, site_reader, seed, time.perf_counter() - started),
+        provenance=provenance_of(loaded, prepared, reader, seed, time.perf_counter() - started),
         floor=floor_of(reader.dtypes),
         verdict=verdict,
         evidence=evidence,
         table=table,
         notes=(*loaded.notes, *prepared.notes),
-        extra={
-            "sum_error": reader.sum_error,
-            "convention": convention,
-            "applications": task.applications,
-            "needed_applications": task.needed,
-            "path_counts": {str(name or ""): [str(n) for n in counts] for name, counts in task.counts.items()},
-        },
+        extra=_described(task, reader, convention),
     )
 
 
-def _planned(
-    view: ModelView,
-    prepared: Prepared,
-    memory: float,
-    dtype: torch.dtype | None,
-    *,
-    batch: int,
-    origins: int,
-    kept: bool,
-    rerun: bool,
-) -> MemoryPlan:
-    """Read the sizes of the stream off one pass, and fit the budget."""
-    sizes: dict[str, torch.Size] = {}
-    itemsize = 4
-
-    def observe(ref: SiteRef, seen: Tensor | AttentionCall) -> None:
-        nonlocal itemsize
-        if isinstance(seen, Tensor):
-            itemsize = max(4, seen.element_size()) if dtype is None else dtype.itemsize
-            sizes.setdefault("stream", seen.shape)
-        elif seen.weights is not None:
-            sizes.setdefault("heads", seen.weights.shape)
-        elif seen.query is not None:
-            sizes.setdefault("heads", seen.query.shape)
-
-    with trace(view, SiteSelection.parse(["block.in@0", "attention.probs@0"]), observe):
-        prepared[0].run(view.model)
-    _, tokens, dim = sizes["stream"]
-    heads = sizes["heads"][1] if "heads" in sizes else 1
-    depth = max(stack.depth for stack in view.stacks)
-    most = min(batch, sum(part.sequences for part in prepared))
-    return plan_memory(
-        memory * GIB,
-        sequences=most,
-        tokens=tokens,
-        dim=dim,
-        depth=depth,
-        heads=heads,
-        itemsize=itemsize,
-        origins=origins,
-        kept=kept,
-        rerun=rerun,
-    )
+def _described(task: PathTask, reader: PathReader, convention: Convention) -> dict[str, Any]:
+    """What a run says besides its rows."""
+    return {
+        "sum_error": reader.sum_error,
+        "convention": convention,
+        "applications": task.applications,
+        "needed_applications": task.needed,
+        "path_counts": {str(name or ""): [str(n) for n in counts] for name, counts in task.counts.items()},
+    }
 
 
 def _check_names(convention: str, marginals: Collection[str]) -> None:

@@ -4,30 +4,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from tqdm.auto import tqdm
 
 from rankscope.masks import Mask
-from rankscope.models.inputs import TokensPolicy, prepare_inputs
+from rankscope.models.inputs import InputPlan, TokensPolicy, prepare_planned
 from rankscope.models.loading import load
 from rankscope.models.loading.quiet import quiet_transformers
 from rankscope.results.exactness import judge_exact
-from rankscope.results.rows import RowWriter
 from rankscope.results.run import Run
-from rankscope.stream.viewing import undisturbed, view_of
+from rankscope.stream.viewing import undisturbed
 from rankscope.surgery.operating import operating, operation_of
 from rankscope.surgery.operation import AttentionChoice, MaskChoice, MlpChoice, NormChoice
-from rankscope.verbs.exact_by_blocks import ExactByBlocks
-from rankscope.verbs.exact_readings import Readings, read_exactly, read_in_float64, read_plainly
-from rankscope.verbs.laws import predicted_residuals
+from rankscope.verbs.exact_passes import ExactPasses
 from rankscope.verbs.origin import exact_floors, provenance_of
-from rankscope.verbs.reader import SiteReader
-from rankscope.verbs.streaming import described, need_weights, streaming_of
+from rankscope.verbs.streaming import described, streaming_of
 
 
 def exact(
@@ -114,41 +108,14 @@ def exact(
         attention=attention,
         layers=layers,
     )
-    prepared = prepare_inputs(
-        loaded,
-        inputs,
-        sequences=4 if sequences is None and inputs is None else sequences,
-        tokens=tokens,
-        batch=1,
-        tokens_policy=tokens_policy,
-        seed=seed,
-        random_tokens=random_tokens,
-    )
-    writer = RowWriter(coordinates=("arithmetic",))
-    counted = SiteReader([], tokens_policy, writer)
-    with ExitStack() as stack:
-        stack.enter_context(undisturbed(loaded.model))
-        stack.enter_context(quiet_transformers())
-        if streaming is not None:
-            options = ("exact", operation, tokens_policy, stability, plain)
-            walk = streaming.walk(prepared, options, blocks=blocks, lanes=3 + stability + plain, widened=True)
-            by_blocks = ExactByBlocks(loaded, operation, writer, counted, stability=stability, plain=plain)
-            by_blocks.run(walk, shown=progress)
-            stack.enter_context(operating(loaded.model, operation, view=walk.view))
-        else:
-            need_weights(loaded.model, "exact")
-            view = view_of(loaded.model, prepared[0], blocks=blocks)
-            stack.enter_context(operating(loaded.model, operation, view=view))
-            for part in tqdm(prepared, desc="exact", unit="sequence", disable=not progress):
-                readings = Readings(part.first_sequence, writer)
-                states = read_exactly(view, part, readings, stability=stability)
-                predicted_residuals(loaded, view, part, states, readings)
-                if plain:
-                    read_plainly(view, part, readings, counted)
-                    if next(loaded.model.parameters()).dtype != torch.float64:
-                        read_in_float64(view, part, readings, counted)
-        provenance = provenance_of(loaded, prepared, counted, seed, time.perf_counter() - started)
-    table = writer.table()
+    most = 4 if sequences is None and inputs is None else sequences
+    prepared = prepare_planned(loaded, inputs, InputPlan(most, tokens, 1, tokens_policy, seed, random_tokens))
+    passes = ExactPasses(loaded, prepared, operation, blocks, stability=stability, plain=plain, shown=progress)
+    with undisturbed(loaded.model), quiet_transformers():
+        view = passes.in_memory() if streaming is None else passes.by_blocks(streaming)
+        with operating(loaded.model, operation, view=view):
+            provenance = provenance_of(loaded, prepared, passes.counted, seed, time.perf_counter() - started)
+    table = passes.writer.table()
     floor = exact_floors(loaded.dtype)
     verdict, evidence = judge_exact(table, floor["formats"])
     return Run(

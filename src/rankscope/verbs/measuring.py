@@ -9,30 +9,20 @@ from typing import Any
 
 import torch
 from torch import nn
-from tqdm.auto import tqdm
 
-from rankscope._errors import InputError
-from rankscope.metrics import DEFAULT_ATTENTION_METRICS, DEFAULT_TOKEN_METRICS, METRICS, MetricSpec
-from rankscope.models.inputs import TokensPolicy, prepare_inputs
-from rankscope.models.loading.quiet import quiet_transformers
-from rankscope.models.view import ModelView
+from rankscope.models.inputs import InputPlan, TokensPolicy, prepare_planned
 from rankscope.results.estimates import notes_on_estimates
 from rankscope.results.not_finite import CODE
-from rankscope.results.rows import RowWriter
 from rankscope.results.run import Run
 from rankscope.results.verdict import judge
-from rankscope.stream.sites import DEFAULT_SITES, SiteSelection
-from rankscope.stream.tracer import trace
-from rankscope.stream.viewing import undisturbed, view_of
-from rankscope.verbs.attention_choice import parse_attention_choice
-from rankscope.verbs.interrupting import Finished
-from rankscope.verbs.likeness import SITE, LikenessReader, labels_of
 from rankscope.verbs.locating import where_it_breaks
+from rankscope.verbs.measuring_choice import BatteryChoice, metrics_named, sites_for
+from rankscope.verbs.measuring_passes import MeasuringPasses
 from rankscope.verbs.null import gaussian_null
 from rankscope.verbs.origin import floor_of, provenance_of
-from rankscope.verbs.reader import SiteReader
-from rankscope.verbs.sharing import Parallel, sharing
-from rankscope.verbs.streaming import described, measure_by_blocks, streaming_of
+from rankscope.verbs.sharing import sharing
+from rankscope.verbs.sharing_ways import Parallel
+from rankscope.verbs.streaming import described, streaming_of
 
 
 def measure(
@@ -103,53 +93,25 @@ def measure(
     streaming = streaming_of(model, stream, memory, work, dtype=dtype, parallel=parallel)
     with sharing(model, parallel) as share:
         loaded = share.load(model, seed=seed, dtype=dtype) if streaming is None else streaming.loaded
-        specs, choice = _metrics(metrics), parse_attention_choice(attention)
-        selection = _selection(sites, specs)
-        prepared = prepare_inputs(
-            loaded,
-            inputs,
-            sequences=sequences,
-            tokens=tokens,
-            batch=batch,
-            tokens_policy=tokens_policy,
-            seed=seed,
-            random_tokens=random_tokens,
-        )
-        writer = RowWriter()
-        reader = SiteReader(specs, tokens_policy, writer, attention=choice)
-        if similarity and not selection.wants(SITE):
-            raise InputError(f"similarity is taken at {SITE}, which is not among the sites asked for: add it to sites.")
-        likeness = LikenessReader(reader, labels_of(prepared, loaded.tokenizer)) if similarity else None
-        shown = progress and share.is_first
-        finished = Finished(writer, prepared.sequences, "sequences")
-        if streaming is not None:
-            options = ([spec.name for spec in specs], selection, tokens_policy, similarity, attention)
-            walk = streaming.walk(prepared, ("measure", *options), blocks=blocks)
-            view = measure_by_blocks(walk, selection, reader, likeness, writer, shown=shown)
+        specs = metrics_named(metrics)
+        choice = BatteryChoice(specs, sites_for(specs, sites), tokens_policy, attention, similarity)
+        plan = InputPlan(sequences, tokens, batch, tokens_policy, seed, random_tokens)
+        prepared = prepare_planned(loaded, inputs, plan)
+        passes = MeasuringPasses(choice, loaded, prepared, blocks, shown=progress and share.is_first)
+        if streaming is None:
+            passes.in_memory(share)
         else:
-            with undisturbed(loaded.model), quiet_transformers():
-                view = view_of(loaded.model, prepared[0], blocks=blocks)
-                parts = share.parts(prepared, loaded.model)
-                watched = share.watch(likeness or reader)
-                with finished.kept(alone=share.is_alone), trace(view, selection, watched):
-                    rounds = share.rounds(prepared)
-                    for part in tqdm(parts, desc="measure", unit="batch", total=rounds, disable=not shown):
-                        reader.start(part)
-                        part.run(loaded.model)
-                        finished.add(part.sequences)
-                prepared = finished.sequences_of(prepared)
-        similar = {} if likeness is None else {"similarity": likeness.stored()}
-        extra = share.collect(writer, reader, loaded, prepared, similar)[0]
-    table = writer.table()
-    if table.num_rows == 0:
-        raise InputError(_nothing_measured(selection, specs, view))
-    random_values = gaussian_null(specs, reader.shapes, seed=seed) if null else None
-    floor = floor_of(reader.dtypes)
+            passes.by_blocks(streaming)
+        extra = passes.collect(share)
+    table = passes.table()
+    random_values = gaussian_null(specs, passes.reader.shapes, seed=seed) if null else None
+    floor = floor_of(passes.reader.dtypes)
     verdict = judge(table, floor["relative"], random_values)
-    broken = [] if streaming is not None or verdict.code != CODE else where_it_breaks(loaded.model, prepared)
+    lost = streaming is None and verdict.code == CODE
+    broken = where_it_breaks(loaded.model, passes.prepared) if lost else []
     run = Run(
         kind="measure",
-        provenance=provenance_of(loaded, prepared, reader, seed, time.perf_counter() - started),
+        provenance=provenance_of(loaded, passes.prepared, passes.reader, seed, time.perf_counter() - started),
         floor=floor,
         verdict=verdict.sentence,
         evidence=verdict.evidence,
@@ -158,30 +120,4 @@ def measure(
         notes=(*loaded.notes, *prepared.notes, *notes_on_estimates(table), *broken),
         extra={**extra, **share.described, **described(streaming)},
     )
-    return finished.checked(run)
-
-
-def _metrics(names: Sequence[str] | None) -> list[MetricSpec]:
-    chosen = (*DEFAULT_TOKEN_METRICS, *DEFAULT_ATTENTION_METRICS) if names is None else tuple(names)
-    return [METRICS[name] for name in dict.fromkeys(chosen)]
-
-
-def _selection(words: Sequence[str] | None, specs: Sequence[MetricSpec]) -> SiteSelection:
-    """The sites asked for; by default those that the chosen metrics can read."""
-    if words is not None:
-        return SiteSelection.parse(words)
-    sides = {spec.side for spec in specs}
-    return SiteSelection.parse(
-        word for word in DEFAULT_SITES if ("attention" if word.endswith(".probs") else "tokens") in sides
-    )
-
-
-def _nothing_measured(selection: SiteSelection, specs: Sequence[MetricSpec], view: ModelView) -> str:
-    asked = ", ".join(selection.layers)
-    names = ", ".join(spec.name for spec in specs)
-    skips = sorted({label for stack in view.stacks for plan in stack.plans for label in plan.skips})
-    return (
-        f"None of the metrics ({names}) could be taken at the sites asked for ({asked}). This model has "
-        f"{view.depth} blocks with skip adds {', '.join(skips) or 'none'}; token metrics go with stream sites, "
-        "attention metrics with attention.probs."
-    )
+    return passes.finished.checked(run)

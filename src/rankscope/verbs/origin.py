@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -11,7 +11,18 @@ from rankscope.models.inputs import Prepared
 from rankscope.models.loading import LoadedModel
 from rankscope.results.provenance import Provenance
 from rankscope.surgery.session import operations_on
-from rankscope.verbs.reader import SiteReader
+
+
+class Counted(Protocol):
+    """What a reader has seen of the activations."""
+
+    @property
+    def dtypes(self) -> set[torch.dtype]:
+        """Their formats."""
+
+    @property
+    def lengths(self) -> dict[str | None, dict[int, int]]:
+        """By stack and sequence, how many tokens count."""
 
 
 def floor_of(dtypes: set[torch.dtype]) -> dict[str, Any]:
@@ -38,9 +49,9 @@ def exact_floors(own_dtype: str) -> dict[str, Any]:
     }
 
 
-def provenance_of(loaded: LoadedModel, prepared: Prepared, reader: SiteReader, seed: int, seconds: float) -> Provenance:
+def provenance_of(loaded: LoadedModel, prepared: Prepared, counted: Counted, seed: int, seconds: float) -> Provenance:
     """Model, inputs, arithmetic and any surgery under way."""
-    counted = next(iter(reader.lengths.values()), {})
+    lengths = next(iter(counted.lengths.values()), {})
     return Provenance(
         model=loaded.spec,
         origin=loaded.origin,
@@ -49,11 +60,11 @@ def provenance_of(loaded: LoadedModel, prepared: Prepared, reader: SiteReader, s
         seed=seed,
         parameters=loaded.parameters,
         weights_dtype=loaded.dtype,
-        arithmetic_dtype=", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in reader.dtypes)) or None,
+        arithmetic_dtype=", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in counted.dtypes)) or None,
         attention=loaded.attn_implementation,
         token_policy=prepared.policy,
         sequences=prepared.sequences,
-        lengths=tuple(counted[key] for key in sorted(counted) if key < prepared.sequences) or prepared.lengths,
+        lengths=tuple(lengths[key] for key in sorted(lengths) if key < prepared.sequences) or prepared.lengths,
         operations=operations_on(loaded.model),
         wall_seconds=round(seconds, 3),
     )

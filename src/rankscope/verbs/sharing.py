@@ -7,29 +7,28 @@ part. Where products are spread (tensor parallel), every rank runs every batch a
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
 
-from rankscope._errors import InputError
 from rankscope.models.inputs import Batch, Prepared
 from rankscope.models.loading import LoadedModel, load
-from rankscope.processes.meeting import Meeting, in_group, meeting
-from rankscope.processes.sharded import Spread, spread_of
+from rankscope.models.view import ModelView
+from rankscope.processes.meeting import Meeting, meeting
+from rankscope.processes.sharded import Spread
 from rankscope.results.pieces import packed, unpacked
 from rankscope.results.rows import RowWriter
 from rankscope.stream.tracer import Observer
+from rankscope.stream.viewing import view_of
 from rankscope.verbs.reader import SiteReader
 from rankscope.verbs.sharing_heads import heads_of, in_order_of_batches, with_all_heads
+from rankscope.verbs.sharing_inputs import digest_of, need_same_inputs
 from rankscope.verbs.sharing_watch import Watch
-
-Parallel = Literal["data", "fsdp", "tensor"]
-WAYS: tuple[Parallel, ...] = ("data", "fsdp", "tensor")
+from rankscope.verbs.sharing_ways import Parallel, way_of
 
 
 class Share:
@@ -44,6 +43,7 @@ class Share:
         self._way = way
         self._together = together
         self._watch: Watch | None = None
+        self._compared = False
 
     @property
     def is_first(self) -> bool:
@@ -65,6 +65,18 @@ class Share:
         spread: Spread | None = self._way if self._way in ("fsdp", "tensor") else None
         return load(model, seed=seed, dtype=dtype, spread=None if isinstance(model, nn.Module) else spread)
 
+    def view(self, model: nn.Module, prepared: Prepared, blocks: str | Sequence[str] | None) -> ModelView:
+        """The structure of a model, found in a forward pass on some of its inputs, which are the same on all ranks.
+
+        Raises:
+            InputError: they are not.
+        """
+        if self._together is not None and not self._compared:
+            need_same_inputs(self._together.gather(digest_of(prepared)))
+            self._compared = True
+        self._come()
+        return view_of(model, prepared[0], blocks=blocks)
+
     def watch(self, observe: Observer) -> Observer:
         """An observer that keeps still while this rank only runs along."""
         if self._together is None:
@@ -84,13 +96,21 @@ class Share:
         assert self._watch is not None
         own = self._own(prepared)
         for part in own:
-            self._together.beat()
+            self._come()
             self._watch.batch = part
             yield part
             self._watch.settle()
         if self._way == "fsdp" and len(own) * self._together.world < len(prepared):
+            self._come()
             with self._watch.muted():
                 prepared[-1].run(model)
+
+    def _come(self) -> None:
+        """A forward pass is next; one of a spread model has collective operations in it, and begins with all ranks."""
+        if self._together is not None and self._way == "data":
+            self._together.beat()
+        elif self._together is not None:
+            self._together.assemble()
 
     def _own(self, prepared: Prepared) -> Sequence[Batch]:
         if self._together is None or self._way == "tensor":
@@ -102,7 +122,6 @@ class Share:
         writer: RowWriter,
         reader: SiteReader,
         loaded: LoadedModel,
-        prepared: Prepared,
         remarks: Mapping[str, Any],
         order: Sequence[tuple[str | int | None, ...]] = ((),),
     ) -> list[dict[str, Any]]:
@@ -112,7 +131,6 @@ class Share:
             writer: holds this rank's rows, and all of them afterwards.
             reader: learns which formats, shapes and lengths the others saw.
             loaded: the model.
-            prepared: the inputs, which must be the same on all ranks.
             remarks: JSON this rank has to say besides.
             order: values of the writer's further columns, in the order in which one process goes through them.
 
@@ -121,9 +139,8 @@ class Share:
         """
         if self._together is None:
             return [dict(remarks)]
-        own = {"inputs": _digest(prepared), "seen": reader.seen(), "remarks": dict(remarks)}
+        own = {"seen": reader.seen(), "remarks": dict(remarks)}
         found = [unpacked(data) for data in self._together.gather(packed(writer.pieces, own))]
-        _need_same_inputs([said["inputs"] for _, said in found])
         pieces = [pieces for pieces, _ in found]
         if self._way == "tensor":
             gathered = self._watch is not None and self._watch.gathered_heads
@@ -146,53 +163,9 @@ def sharing(model: str | Path | nn.Module, parallel: Parallel | None) -> Iterato
     Raises:
         InputError: ``parallel`` does not go with the model or with the number of processes.
     """
-    way = _way(model, parallel)
+    way = way_of(model, parallel)
     if way is None:
         yield Share()
         return
     with meeting() as together:
         yield Share(way, together)
-
-
-def _way(model: str | Path | nn.Module, parallel: Parallel | None) -> Parallel | None:
-    if parallel is not None and parallel not in WAYS:
-        raise InputError(f"parallel={parallel!r} is not one of {', '.join(WAYS)}.")
-    if not isinstance(model, nn.Module):
-        if parallel in ("fsdp", "tensor") and not in_group():
-            raise InputError(
-                f"parallel={parallel!r} spreads a model over several processes, and there is one. Start several, e.g. "
-                "torchrun --nproc-per-node 2 -m rankscope measure ..., or leave it out."
-            )
-        return parallel if in_group() else None
-    spread = spread_of(model)
-    if spread is None and parallel in ("fsdp", "tensor"):
-        raise InputError(
-            f"parallel={parallel!r}: a module that is handed over is not changed, and this one is not spread. Call "
-            "fully_shard on it or load it with a tensor-parallel plan yourself, or pass the folder it lies in."
-        )
-    if spread is not None and in_group():
-        if parallel is not None and parallel != spread:
-            raise InputError(f"parallel={parallel!r}, but this module is spread already: {spread}. Leave it out.")
-        return spread
-    return parallel if in_group() else None
-
-
-def _digest(prepared: Prepared) -> str:
-    """A hash of all tensors of all batches, and of their sizes."""
-    found = hashlib.sha256()
-    for part in prepared:
-        found.update(f"{part.first_sequence},{part.sequences};".encode())
-        for value in (*part.arguments, *part.inputs.values(), part.keep):
-            if isinstance(value, torch.Tensor):
-                bits = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-                found.update(f"{tuple(value.shape)}{value.dtype}".encode() + bits.numpy().tobytes())
-    return found.hexdigest()
-
-
-def _need_same_inputs(digests: Sequence[str]) -> None:
-    different = [rank for rank, digest in enumerate(digests) if digest != digests[0]]
-    if different:
-        raise InputError(
-            f"Process {', '.join(map(str, different))} was given other inputs than process 0. Whole batches are dealt "
-            "out here: pass the same inputs, all of them, on every process."
-        )

@@ -14,15 +14,12 @@ from tqdm.auto import tqdm
 from rankscope._errors import InputError, UnsupportedConfigError
 from rankscope.models.inputs import Prepared
 from rankscope.models.loading import LoadedModel
-from rankscope.models.view import ModelView
 from rankscope.results.pieces import packed, unpacked
 from rankscope.results.rows import Piece, RowWriter
 from rankscope.shards.budget import parse_size
 from rankscope.shards.planning import plan_walk
 from rankscope.shards.skeleton import Skeleton, open_skeleton
 from rankscope.shards.walking import Stage, Terms, Walk
-from rankscope.stream.sites import SiteSelection
-from rankscope.stream.tracer import trace
 from rankscope.verbs.likeness import LikenessReader
 from rankscope.verbs.reader import SiteReader
 
@@ -179,24 +176,3 @@ def described(streaming: Streaming | None) -> dict[str, Any]:
             "estimated_bytes": walk.need.total(ahead=allowed.ahead, in_memory=allowed.in_memory),
         }
     }
-
-
-def measure_by_blocks(
-    walk: Walk,
-    selection: SiteSelection,
-    reader: SiteReader,
-    likeness: LikenessReader | None,
-    writer: RowWriter,
-    *,
-    shown: bool,
-) -> ModelView:
-    """What ``measure`` does with a model in memory; returns the structure found."""
-    progress = RowProgress(writer, reader, likeness)
-    for stage in each_stage(walk, progress, verb="measure", shown=shown, final=selection.wants("final")):
-        with trace(stage.view, selection, likeness or reader):
-            for part in walk.prepared:
-                reader.start(part)
-                with stage.through(part):
-                    part.run(walk.view.model)
-    arrange(writer, lambda piece: piece.first_sequence)
-    return walk.view

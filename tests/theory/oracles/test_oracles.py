@@ -48,6 +48,61 @@ def test_residual_scaling_is_that_of_a_network() -> None:
     assert rho == pytest.approx(mean_cosine(blocks, n, a * a, a * a), abs=0.02)
 
 
+LINEAR = Design(
+    depth=9,
+    width=24,
+    heads=3,
+    head_dim=5,
+    mlp="linear",
+    mlp_width=7,
+    norm="none",
+    norm_place="none",
+    attention_scale=0.7,
+    mlp_scale=1.3,
+    value_std=0.3,
+    output_std=0.2,
+    mlp_in_std=0.25,
+    mlp_out_std=0.15,
+    initial_cosine=0.2,
+)
+
+
+@pytest.mark.parametrize("mlp", ["linear", "none"])
+def test_residual_scaling_of_a_design_is_its_expected_gram_matrix(mlp: str) -> None:
+    """Attention adds the mean token times a random matrix, the MLP each token times one: G becomes G + gain JGJ."""
+    n, blocks = 6, 9
+    answer = answer_of(ORACLES["noci_2022_residual_scaling"], LINEAR.changed(mlp=mlp), n, blocks)
+    attention = 0.7**2 * (0.3**2 * 24) * (0.2**2 * 15)
+    through = 1.3**2 * (0.25**2 * 24) * (0.15**2 * 7) if mlp == "linear" else 0.0
+    G, J = 0.8 * np.eye(n) + 0.2, np.full((n, n), 1 / n)
+    want = []
+    for _ in range(blocks + 1):
+        want.append(0.5 * math.log10(np.trace(G - J @ G) / np.trace(G)))
+        G = G + attention * J @ G @ J
+        G = (1 + through) * G
+    assert answer.applies
+    assert answer.log10_relative == pytest.approx(want, rel=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("words", "values"),
+    [
+        ("every token sees every token", {"mask": "causal"}),
+        ("scores depend on tokens alone", {"positions": "rope"}),
+        ("attention is uniform: score standard deviation at most 0.1", {"query_key_std": 0.07}),
+        ("no norms", {"norm": "layernorm", "norm_place": "pre"}),
+        ("linear MLP or none", {"mlp": "relu"}),
+        ("whole skips", {"attention_skip": 0.5}),
+        ("whole skips", {"mlp_skip": 0.5}),
+        ("whole skips", {"skip_gain": 0.5}),
+    ],
+)
+def test_residual_scaling_names_the_assumption_that_fails(words: str, values: dict[str, object]) -> None:
+    answer = answer_of(ORACLES["noci_2022_residual_scaling"], LINEAR.changed(**values), 6, 9)
+    assert [one["assumption"] for one in answer.assumptions if not one["holds"]] == [words]
+    assert answer.log10_relative == ()
+
+
 @pytest.mark.parametrize(
     ("beta", "table"),
     [

@@ -11,7 +11,8 @@ from torch import Tensor
 from rankscope.models.heads import HeadWeights
 from rankscope.theory.lipschitz import LipschitzConstants
 from rankscope.theory.theorems import Evaluation, LayerQuantities, Network
-from rankscope.verbs.bound_quantities import head_sizes, passage_of, stream_state
+from rankscope.verbs.bound_passage import passage_of
+from rankscope.verbs.bound_quantities import head_sizes, stream_state
 
 
 @dataclass(frozen=True)

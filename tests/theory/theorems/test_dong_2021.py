@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -184,8 +185,6 @@ def test_an_example_without_beta_is_refused() -> None:
 
 
 def test_weights_alone_give_the_factor_and_the_residual_it_needs() -> None:
-    from dataclasses import replace
-
     generator = torch.Generator().manual_seed(11)
     found = simulate([random_heads(generator, 4, 2, 2, 2)], rand(generator, 5, 4))
     bare = Simulated(replace(found.network, pure=None), (replace(found.layers[0], passage=None),), ())
@@ -194,3 +193,103 @@ def test_weights_alone_give_the_factor_and_the_residual_it_needs() -> None:
     assert evaluation.layers[0].log_factor == pytest.approx(math.log(4 * 2 * layer.scale * layer.beta))
     assert evaluation.depth is None
     assert "below a composite residual of" in evaluation.sentence
+
+
+def grown(beta: float, depth: int, tokens: int = 8) -> list[float]:
+    """Logs of what each layer multiplies the residual by: 1 + cp, p = (e - 1)/(e + n - 1), e = exp(t a^2/sqrt n)."""
+    value, side, found = min(beta, 1.0), 1.0, []
+    for _ in range(depth):
+        e = math.exp(min(beta / value * side**2 / math.sqrt(tokens), 500.0))
+        found.append(math.log1p(value * (e - 1) / (e + tokens - 1)))
+        side *= math.exp(found[-1])
+    return found
+
+
+@pytest.mark.parametrize("factor", [0.05, 1.0, 30.0])
+def test_claim_3_1_runs_an_example_of_the_beta_and_the_depth_at_hand(factor: float) -> None:
+    generator = torch.Generator().manual_seed(12)
+    weights = [one_head(size * rand(generator, 4, 4), factor * rand(generator, 4, 4)) for size in (0.1, 1.0, 0.3)]
+    found = simulate(weights, rand(generator, 5, 4), skip=1.0)
+    evaluation = evaluate("dong_2021_skip", found)
+    beta = max(layer.beta for layer in found.layers)
+    want = grown(beta, 3)
+    assert [b.layer for b in evaluation.layers] == [0, 1, 2]
+    assert [b.log_measured - b.log_lower for b in evaluation.layers] == pytest.approx(want, rel=1e-9)
+    assert evaluation.layers[0].log_lower == pytest.approx(math.log(2 * (1 - 1 / 8)), rel=1e-12)
+    assert evaluation.depth.log_lower == evaluation.layers[0].log_lower
+    assert evaluation.depth.log_measured - evaluation.depth.log_lower == pytest.approx(sum(want), rel=1e-9)
+    assert evaluation.applies
+    assert f"{math.exp(sum(want)):.3g} times as large" in evaluation.sentence
+
+
+@pytest.mark.parametrize("beta", [0.0, math.inf])
+def test_claim_3_1_builds_no_example_of_a_beta_that_is_none(beta: float) -> None:
+    """One with beta 1 is run instead, and the hypothesis on beta says whether that is the network's."""
+    generator = torch.Generator().manual_seed(13)
+    found = simulate([random_heads(generator, 4, 1, 2, 2)] * 2, rand(generator, 5, 4))
+    layers = tuple(replace(one, heads=(replace(one.heads[0], score_one=beta),)) for one in found.layers)
+    evaluation = evaluate("dong_2021_skip", Simulated(found.network, layers, ()))
+    assert evaluation.depth.log_measured - evaluation.depth.log_lower == pytest.approx(sum(grown(1.0, 2)), rel=1e-9)
+    assert ("beta of the example" in evaluation.failed) == (beta == 0)
+    assert "a skip around attention" in evaluation.failed
+
+
+def test_cor_3_2_over_the_depth_is_the_statement_when_layers_are_alike() -> None:
+    """c^((3^L - 1)/2) r^(3^L), with the factor of each layer."""
+    generator = torch.Generator().manual_seed(14)
+    W_in, W_out = rand(generator, 3, 6), rand(generator, 6, 3)
+    found = simulate(
+        [random_heads(generator, 3, 2, 2, 2)] * 3,
+        0.1 * rand(generator, 4, 3),
+        mlp=lambda X: torch.relu(X @ W_in) @ W_out,
+        constants=mlp_constants(W_in, W_out, "relu"),
+    )
+    evaluation = evaluate("dong_2021_mlp", found)
+    first, composite = found.layers[0].passage, found.layers[0].mlp.composite
+    weights = 4 * 2 * found.layers[0].scale * found.layers[0].beta * composite
+    for layer, bound in zip(found.layers, evaluation.layers, strict=True):
+        assert bound.log_factor == pytest.approx(math.log(weights * least_gamma(layer.passage)), rel=1e-12)
+        assert bound.log_measured == math.log(layer.passage.stream_out.composite)
+    alike = Simulated(found.network, tuple(replace(one, passage=first) for one in found.layers), ())
+    depth = evaluate("dong_2021_mlp", alike).depth
+    c = math.log(weights * least_gamma(first))
+    assert depth.log_upper == pytest.approx(13 * c + 27 * math.log(first.composite_in), rel=1e-12)
+    assert depth.log_measured == evaluation.layers[0].log_measured
+
+
+def test_cor_3_2_without_a_constant_bounds_nothing_and_says_why() -> None:
+    generator = torch.Generator().manual_seed(15)
+    found = simulate([random_heads(generator, 3, 2, 2, 2)] * 2, rand(generator, 4, 3))
+    layers = (found.layers[0], replace(found.layers[1], mlp_note="an activation without a known slope"))
+    evaluation = evaluate("dong_2021_mlp", Simulated(found.network, layers, ()))
+    assert [(b.log_upper, b.log_factor, b.log_measured) for b in evaluation.layers] == [(None, None, None)] * 2
+    assert evaluation.depth is None
+    assert "MLP with a certified Lipschitz constant" in evaluation.failed
+    assert evaluation.sentence == "No MLP could be read: an activation without a known slope."
+
+
+@pytest.mark.parametrize("only_mlp", [None, False, True])
+def test_cor_3_2_is_measured_only_without_skips_and_norms(only_mlp: bool | None) -> None:
+    generator = torch.Generator().manual_seed(17)
+    W = rand(generator, 3, 3)
+    constants = mlp_constants(W, W, "relu")
+    found = simulate([random_heads(generator, 3, 1, 2, 2)], rand(generator, 4, 3), constants=constants)
+    network = replace(found.network, only_mlp=only_mlp)
+    evaluation = evaluate("dong_2021_mlp", Simulated(network, found.layers, ()))
+    assert (evaluation.layers[0].log_measured is None) == (not only_mlp)
+    assert evaluation.layers[0].log_upper is not None
+    claimed = [h.holds for h in evaluation.hypotheses if h.name.startswith("attention and MLPs only")]
+    assert claimed == ([] if only_mlp is None else [only_mlp])
+
+
+@pytest.mark.parametrize("scores", [0.0, 1.0])
+def test_equal_scores_need_no_gamma_and_meet_the_hypothesis_on_heads(scores: float) -> None:
+    """With all scores equal nothing is left of the residual, and 0 is at most 0: no division by it."""
+    generator = torch.Generator().manual_seed(16)
+    heads = one_head(scores * rand(generator, 3, 3), rand(generator, 3, 3))
+    found = simulate([heads], 0.1 * rand(generator, 4, 3))
+    evaluation = evaluate("dong_2021_single_head", found)
+    heads_together = evaluation.layers[0].hypotheses[1]
+    assert heads_together.holds
+    assert (heads_together.value == 0.0) == (scores == 0.0)
+    assert (evaluation.layers[0].log_upper == -math.inf) == (scores == 0.0)

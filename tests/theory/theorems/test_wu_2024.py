@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch
 from rankscope._errors import InputError
 from rankscope.theory.theorems import THEOREMS
 from rankscope.theory.theorems._decay import log_rate
+from rankscope.theory.theorems._evaluation import powers_of_ten
 from rankscope.theory.theorems.wu_2024_equilibria import attended, equilibrium, equilibrium_values
 from tests.theory.theorems.networks import one_head, pick, rand, simulate, violations
 
@@ -144,3 +146,85 @@ def test_wu_equilibria_evaluate_without_a_network_of_their_kind() -> None:
     evaluation = THEOREMS["wu_2024_equilibria"].function(found.network, found.layers)
     assert evaluation.applies
     assert evaluation.depth.log_measured <= math.log(5e-16)
+
+
+def flat(depth: int, W: torch.Tensor) -> list:
+    """Layers whose attention is uniform over what a token sees."""
+    return [one_head(torch.zeros_like(W), W)] * depth
+
+
+@pytest.mark.parametrize(("number", "epsilon", "radius"), [(0, 1 / 7, 1), (1, 1 / 7, 1), (2, 1 / 3, 3), (3, 1 / 3, 3)])
+def test_thm_1_is_its_formula_for_uniform_attention(number: int, epsilon: float, radius: int) -> None:
+    """sqrt(n)/2 sqrt(sum of squared column ranges) (1 - eps^r)^floor(t/r) |W|^t, with eps and r read off the mask."""
+    generator = torch.Generator().manual_seed(5)
+    X = rand(generator, 7, 4)
+    found = simulate(flat(7, 0.7 * orthogonal(generator, 4)), X, mask=masks(7)[number])
+    evaluation = THEOREMS["wu_2024_masks"].function(found.network, found.layers)
+    ranges = X.amax(0) - X.amin(0)
+    start = math.log(math.sqrt(7) / 2 * float(ranges.square().sum().sqrt()))
+    step = math.log(1 - epsilon**radius)
+    want = [start + step * (t // radius) + t * math.log(0.7) for t in range(1, 8)]
+    assert [b.log_upper for b in evaluation.layers] == pytest.approx(want, rel=1e-9)
+    assert [b.log_factor for b in evaluation.layers] == pytest.approx([step / radius] * 7, rel=1e-9)
+    assert evaluation.depth.log_upper == evaluation.layers[-1].log_upper
+    assert evaluation.applies
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "epsilon", "length", "sources"),
+    [
+        ("wu_2024_nonnegative", 0, 1 / 7, 1, 7),
+        ("wu_2024_nonnegative", 1, 1 / 7, 1, 1),
+        ("wu_2024_nonnegative", 2, 1 / 3, 3, 1),
+        ("wu_2024_nonnegative", 3, 1 / 3, 3, 1),
+        ("wu_2024_layernorm", 0, 1 / 7, 1, 7),
+        ("wu_2024_layernorm", 3, 1 / 3, 6, 7),
+    ],
+)
+def test_thm_2_and_cor_1_are_their_formula_for_uniform_attention(
+    name: str, number: int, epsilon: float, length: int, sources: int
+) -> None:
+    """sqrt((N - 1)(1 - phi)) (1 - m eps^2r)^(floor(t/r)/2), never above sqrt N."""
+    generator = torch.Generator().manual_seed(6)
+    X = unit_rows(rand(generator, 7, 7).abs())
+    # a rotation of the positive tokens: cosines stay, entries do not
+    X = X @ orthogonal(generator, 7)
+    found = simulate(flat(8, orthogonal(generator, 7)), X, mask=masks(7)[number], unit=True)
+    evaluation = THEOREMS[name].function(found.network, found.layers)
+    start = 0.5 * math.log(6 * (1 - float((X @ X.T).min())))
+    step = math.log(1 - sources * epsilon ** (2 * length))
+    want = [min(0.5 * math.log(7), start + 0.5 * step * (t // length)) for t in range(1, 9)]
+    assert [b.log_upper for b in evaluation.layers] == pytest.approx(want, rel=1e-9)
+    assert [b.log_factor for b in evaluation.layers] == pytest.approx([0.5 * step / length] * 8, rel=1e-9)
+    apart = [math.log(float((Y - Y.mean(0)).norm())) for Y in found.stream[1:]]
+    seen = [t for t, b in enumerate(evaluation.layers) if not b.at_floor]
+    assert (seen == []) == (number == 0)  # equal rows leave rounding only
+    assert [evaluation.layers[t].log_measured for t in seen] == pytest.approx([apart[t] for t in seen], rel=1e-9)
+    assert evaluation.applies
+    last = evaluation.layers[-1]
+    assert evaluation.depth == replace(last, layer=None, hypotheses=())
+    lost = powers_of_ten(math.log(sources * epsilon ** (2 * length)))
+    assert "not negative from layer 0 on" in evaluation.sentence
+    assert f"the rate is one minus {lost} per {2 * length} layers" in evaluation.sentence
+
+
+def test_before_cosines_are_nonnegative_the_bound_is_root_n() -> None:
+    """Two tokens at 120 degrees under causal attention: the second turns to the first by halves of the angle."""
+    X = torch.tensor([[1.0, 0.0], [-0.5, math.sqrt(0.75)]], dtype=torch.float64)
+    found = simulate(flat(4, torch.eye(2, dtype=torch.float64)), X, mask=masks(2)[1], unit=True)
+    evaluation = THEOREMS["wu_2024_layernorm"].function(found.network, found.layers)
+    assert evaluation.layers[0].log_upper == pytest.approx(0.5 * math.log(2))
+    # the diameter is infinite: no later layer is bounded by more than the start
+    assert [b.log_upper for b in evaluation.layers[1:]] == pytest.approx([0.5 * math.log(2)] * 3)
+    again = THEOREMS["wu_2024_nonnegative"].function(found.network, found.layers)
+    # cosine 1/2 from layer 1 on: sqrt(1 x 1/2), then half of log(1 - 1/4) a layer
+    want = [0.5 * math.log(0.5) + 0.5 * t * math.log(0.75) for t in (1, 2, 3)]
+    assert [b.log_upper for b in again.layers] == pytest.approx([0.5 * math.log(2), *want])
+    assert "not negative from layer 1 on" in again.sentence
+
+
+def test_attention_that_underflowed_on_an_edge_gives_no_rate() -> None:
+    assert log_rate(0.0, 3) == 0.0
+    assert log_rate(1.0, 2) == -math.inf
+    assert log_rate(0.5, 2, sources=3, power=2) == pytest.approx(math.log(1 - 3 / 16))
+    assert log_rate(0.9, 1, sources=5) == -math.inf

@@ -13,7 +13,7 @@ from rankscope.deviation.tensor import Deviation
 from rankscope.deviation.terms import Term
 
 
-@rule("_grouped_mm")
+@rule("_grouped_mm", "transformers.grouped_mm_fallback")
 def grouped_product(
     x: Any, weight: Any, offs: Tensor | None = None, bias: Tensor | None = None, out_dtype: Any = None
 ) -> Deviation:

@@ -10,15 +10,18 @@ import torch
 
 from rankscope._errors import InputError
 from rankscope.models.inputs.given import prepare_given
-from rankscope.models.inputs.record import Plan, Prepared, TokensPolicy
+from rankscope.models.inputs.record import InputPlan, Prepared, TokensPolicy
 from rankscope.models.inputs.synthetic import prepare_synthetic
 from rankscope.models.inputs.text import prepare_text
 from rankscope.models.loading import LoadedModel
 
+Given = str | Path | Sequence[Any] | torch.Tensor | Mapping[str, Any] | None
+"""What a user may hand over: texts, a file, ids, tensors, nothing."""
+
 
 def prepare_inputs(
     loaded: LoadedModel,
-    given: str | Path | Sequence[Any] | torch.Tensor | Mapping[str, Any] | None = None,
+    given: Given = None,
     *,
     sequences: int | None = None,
     tokens: int = 128,
@@ -48,7 +51,11 @@ def prepare_inputs(
     Raises:
         InputError: the model cannot read what was given.
     """
-    plan = Plan(sequences, tokens, batch, tokens_policy, seed, random_tokens)
+    return prepare_planned(loaded, given, InputPlan(sequences, tokens, batch, tokens_policy, seed, random_tokens))
+
+
+def prepare_planned(loaded: LoadedModel, given: Given, plan: InputPlan) -> Prepared:
+    """What :func:`prepare_inputs` does, with how much of what already in one value."""
     if given is None or isinstance(given, (str, Path)) or _are_texts(given):
         config = loaded.config
         if config is None:

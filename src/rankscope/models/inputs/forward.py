@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from rankscope._errors import InputError
 from rankscope.models.inputs.hashed_words import special_ids
 from rankscope.models.inputs.record import Batch
 from rankscope.models.loading import LoadedModel
@@ -48,6 +49,24 @@ def _moved(batch: Batch, device: torch.device) -> Batch:
     }
     keep = None if batch.keep is None else batch.keep.to(device)
     return replace(batch, inputs=inputs, keep=keep, arguments=tuple(value.to(device) for value in batch.arguments))
+
+
+def refuse_ids_without_embedding(model: Any, ids: torch.Tensor) -> None:
+    """Raise for ids of a tokenizer that the model has no embedding for; running it would end in an index error.
+
+    Raises:
+        InputError: with the id and the number of embeddings.
+    """
+    try:
+        table = model.get_input_embeddings()
+    except NotImplementedError:  # a family that does not say which table it reads
+        return
+    if isinstance(table, torch.nn.Embedding) and not 0 <= int(ids.min()) <= int(ids.max()) < table.num_embeddings:
+        worst = int(ids.max()) if int(ids.max()) >= table.num_embeddings else int(ids.min())
+        raise InputError(
+            f"The tokenizer gives the id {worst:,}, and the model has {table.num_embeddings:,} embeddings: they do not "
+            "belong together. Fetch the model again, or pass token ids yourself."
+        )
 
 
 def longest_sequence(model: torch.nn.Module, config: Any) -> int | None:

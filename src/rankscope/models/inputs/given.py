@@ -11,12 +11,12 @@ import torch
 from rankscope._errors import InputError
 from rankscope.models.inputs.forward import completed, on_device
 from rankscope.models.inputs.hashed_words import special_ids
-from rankscope.models.inputs.record import Batch, Plan, Prepared
+from rankscope.models.inputs.record import Batch, InputPlan, Prepared
 from rankscope.models.inputs.rows import Rows, all_or_some, kept_tokens
 from rankscope.models.loading import LoadedModel
 
 
-def prepare_given(loaded: LoadedModel, given: Any, plan: Plan) -> Prepared:
+def prepare_given(loaded: LoadedModel, given: Any, plan: InputPlan) -> Prepared:
     """Batches of the caller's own tensors; tokens are left out where ids or an attention mask tell which."""
     config = loaded.config
     if isinstance(given, torch.Tensor):
@@ -42,7 +42,7 @@ def _for_transformers(loaded: LoadedModel, part: Batch) -> Batch:
     return replace(part, inputs=completed(loaded, inputs), arguments=())
 
 
-def _keep(part: Batch, plan: Plan, special: frozenset[int] | None) -> torch.Tensor | None:
+def _keep(part: Batch, plan: InputPlan, special: frozenset[int] | None) -> torch.Tensor | None:
     mask, ids = part.inputs.get("attention_mask"), part.inputs.get("input_ids")
     bare = part.arguments[0] if part.arguments else None
     if isinstance(mask, torch.Tensor) and mask.ndim == 2:

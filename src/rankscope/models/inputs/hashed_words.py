@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from rankscope._errors import InputError
+from rankscope.models.loading.foreign import refusing
 
 _WORD = re.compile(r"\w+|[^\w\s]")
 _NAMED = ("pad", "bos", "eos", "cls", "sep", "mask", "unk", "decoder_start")
+_OWN_IDS = "Remove the tokenizer files from the folder to have words hashed to ids, or pass token ids yourself."
 
 
 class TextEncoder(Protocol):
@@ -73,7 +75,8 @@ class PretrainedTokens:
 
     def encode(self, text: str) -> list[int]:
         """The ids of ``text`` by the tokenizer, without special tokens."""
-        return list(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+        with refusing(InputError, "The model's tokenizer fails on this text", _OWN_IDS):
+            return list(self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
 
 def text_encoder(config: Any, tokenizer: Any | None) -> TextEncoder:
@@ -128,13 +131,14 @@ def vocabulary_size(config: Any) -> int:
 
 def _wrapped(tokenizer: Any) -> PretrainedTokens:
     """Prefix and suffix are read off an encoded word: whatever surrounds its own ids."""
-    inner = list(tokenizer("a", add_special_tokens=False)["input_ids"])
-    whole = list(tokenizer("a")["input_ids"])
+    with refusing(InputError, "The model's tokenizer cannot be used", _OWN_IDS):
+        inner = list(tokenizer("a", add_special_tokens=False)["input_ids"])
+        whole = list(tokenizer("a")["input_ids"])
+        unknown = tokenizer.unk_token_id
+        special = frozenset(int(id_) for id_ in tokenizer.all_special_ids)
     starts = [i for i in range(len(whole) - len(inner) + 1) if whole[i : i + len(inner)] == inner]
     start = starts[0] if starts and inner else 0
     end = start + len(inner) if starts else len(whole)
-    unknown = tokenizer.unk_token_id
-    special = frozenset(int(id_) for id_ in tokenizer.all_special_ids)
     return PretrainedTokens(tokenizer, tuple(whole[:start]), tuple(whole[end:]), special, unknown)
 
 

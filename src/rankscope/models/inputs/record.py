@@ -16,7 +16,7 @@ TOKENS_POLICIES: tuple[TokensPolicy, ...] = ("content", "no-first", "no-special"
 
 
 @dataclass(frozen=True)
-class Plan:
+class InputPlan:
     """How much of what is to be prepared; the arguments of ``prepare_inputs``, checked."""
 
     sequences: int | None

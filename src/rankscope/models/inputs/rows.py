@@ -69,6 +69,7 @@ def rows_from_stream(text: str, encoder: TextEncoder, sequences: int, tokens: in
     """Consecutive windows of one long text; as many as it fills, at most ``sequences``."""
     room = _room(encoder, tokens)
     ids = encoder.encode(text)
+    _refuse_nothing(ids)
     windows = [ids[start : start + room] for start in range(0, len(ids), room)][:sequences]
     if len(windows) > 1 and len(windows[-1]) < 2:
         windows.pop()
@@ -83,6 +84,7 @@ def rows_from_cycle(text: str, encoder: TextEncoder, sequences: int, tokens: int
     """
     room = _room(encoder, tokens)
     ids = encoder.encode(text)
+    _refuse_nothing(ids)
     rows = []
     for index in range(sequences):
         cycle, start = divmod(index * room, len(ids))
@@ -134,6 +136,11 @@ def kept_tokens(rows: Rows, policy: TokensPolicy, special: frozenset[int] | None
 def all_or_some(keep: torch.Tensor) -> torch.Tensor | None:
     """None when every token counts, so that nothing is selected where nothing has to be."""
     return None if bool(keep.all()) else keep
+
+
+def _refuse_nothing(ids: Sequence[int]) -> None:
+    if not ids:
+        raise InputError("The model's tokenizer makes no tokens of the text. Pass another text, or token ids yourself.")
 
 
 def _room(encoder: TextEncoder, tokens: int) -> int:

@@ -13,12 +13,12 @@ from rankscope._errors import InputError
 from rankscope.models.inputs.forward import completed, on_device
 from rankscope.models.inputs.given import batches_from_mapping
 from rankscope.models.inputs.hashed_words import ordinary_ids, special_ids
-from rankscope.models.inputs.record import Batch, Plan, Prepared
+from rankscope.models.inputs.record import Batch, InputPlan, Prepared
 from rankscope.models.inputs.rows import random_rows
 from rankscope.models.loading import LoadedModel
 
 
-def prepare_synthetic(loaded: LoadedModel, config: Any, plan: Plan) -> Prepared:
+def prepare_synthetic(loaded: LoadedModel, config: Any, plan: InputPlan) -> Prepared:
     """Batches of images or sounds; a decoder behind an audio encoder gets random ids."""
     if plan.policy == "no-special":
         raise InputError(f"tokens_policy 'no-special' is about text; for {loaded.input_kind} take another.")

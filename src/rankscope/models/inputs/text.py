@@ -8,10 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from rankscope._errors import InputError
-from rankscope.models.inputs.forward import completed, longest_sequence, on_device, takes
+from rankscope.models.inputs.forward import (
+    completed,
+    longest_sequence,
+    on_device,
+    refuse_ids_without_embedding,
+    takes,
+)
 from rankscope.models.inputs.given import batches_from_mapping
 from rankscope.models.inputs.hashed_words import TextEncoder, ordinary_ids, special_ids, text_encoder
-from rankscope.models.inputs.record import Plan, Prepared
+from rankscope.models.inputs.record import InputPlan, Prepared
 from rankscope.models.inputs.rows import (
     Rows,
     all_or_some,
@@ -28,7 +34,9 @@ from rankscope.models.loading import LoadedModel
 _MOSTLY_UNKNOWN = 0.5
 
 
-def prepare_text(loaded: LoadedModel, config: Any, given: str | Path | Sequence[str] | None, plan: Plan) -> Prepared:
+def prepare_text(
+    loaded: LoadedModel, config: Any, given: str | Path | Sequence[str] | None, plan: InputPlan
+) -> Prepared:
     """Batches of ids, padded on the right, with an attention mask where something was padded."""
     encoder = text_encoder(config, loaded.tokenizer)
     notes: list[str] = []
@@ -50,7 +58,7 @@ def prepare_text(loaded: LoadedModel, config: Any, given: str | Path | Sequence[
     return _batched(loaded, rows, encoder, source, plan, notes)
 
 
-def _read(config: Any, encoder: TextEncoder, given: Any, plan: Plan, notes: list[str]) -> tuple[Rows, str]:
+def _read(config: Any, encoder: TextEncoder, given: Any, plan: InputPlan, notes: list[str]) -> tuple[Rows, str]:
     """Ids of the texts, the file or the sample; remarks are appended to ``notes``."""
     pad = special_ids(config).get("pad", (0,))[0]
     if given is None:
@@ -70,15 +78,16 @@ def _read(config: Any, encoder: TextEncoder, given: Any, plan: Plan, notes: list
     return rows, f"{len(rows.ids)} {'text' if len(rows.ids) == 1 else 'texts'} given by the caller"
 
 
-def _random(config: Any, encoder: TextEncoder, plan: Plan) -> tuple[Rows, str]:
+def _random(config: Any, encoder: TextEncoder, plan: InputPlan) -> tuple[Rows, str]:
     special = encoder.special.union(*special_ids(config).values())
     rows = random_rows(ordinary_ids(config, special), plan.wanted, plan.tokens, plan.seed)
     return rows, f"random tokens, seed {plan.seed}"
 
 
 def _batched(
-    loaded: LoadedModel, rows: Rows, encoder: TextEncoder, source: str, plan: Plan, notes: list[str]
+    loaded: LoadedModel, rows: Rows, encoder: TextEncoder, source: str, plan: InputPlan, notes: list[str]
 ) -> Prepared:
+    refuse_ids_without_embedding(loaded.model, rows.ids)
     keep = kept_tokens(rows, plan.policy, encoder.special)
     inputs: dict[str, Any] = {"input_ids": rows.ids}
     if not bool(rows.content.all()):

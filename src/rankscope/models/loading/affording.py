@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 
 from rankscope._errors import LoadError, RankscopeError
+from rankscope.models.loading.meta import on_meta
 
 MANY_LAYERS = 512
 """Up to so many a network is laid out on the meta device as it is; beyond, two small ones stand for it."""
@@ -33,11 +34,16 @@ def refuse_unaffordable(
     """
     layers = max((count for _, _, count in _layer_counts(config)), default=0)
     if layers > MOST_LAYERS:
-        raise LoadError(
-            f"The configuration asks for {layers:,} layers; more than {MOST_LAYERS:,} are not built. "
-            "Nothing was allocated."
-        )
-    parameters = _counted(config, build, layers)
+        raise _too_many(layers, "layers")
+    refuse_larger_than_memory(_counted(config, build, layers), dtype, memory)
+
+
+def refuse_larger_than_memory(parameters: int, dtype: torch.dtype | None, memory: int | None = None) -> None:
+    """Raise if so many parameters do not fit into memory.
+
+    Raises:
+        LoadError: with the estimate.
+    """
     room = memory or _installed()
     needed = parameters * (dtype or torch.float32).itemsize
     if room is not None and needed > room:
@@ -46,6 +52,29 @@ def refuse_unaffordable(
             f"{room / 2**30:.1f} GiB of memory. Nothing was allocated. Use a smaller dtype, or measure --stream for a "
             "model that lies on disk."
         )
+
+
+def refuse_endless_lists(described: Mapping[str, Any]) -> None:
+    """Raise for a configuration, not built yet, with too many layers or labels: families list each one in building.
+
+    Raises:
+        LoadError: with the number.
+    """
+    waiting = [described]
+    while waiting:
+        for key, value in waiting.pop().items():
+            if isinstance(value, Mapping):
+                waiting.append(value)
+            elif ("layer" in key or key == "num_labels") and isinstance(value, (int, float)) and value > MOST_LAYERS:
+                raise _too_many(value, key)
+
+
+def _too_many(count: float, name: str) -> LoadError:
+    layers = "layers" if "layer" in name else name
+    return LoadError(
+        f"The configuration asks for {count:,} {layers}; more than {MOST_LAYERS:,} are not built. "
+        "Nothing was allocated."
+    )
 
 
 def _counted(config: Any, build: Callable[[Any], torch.nn.Module], layers: int) -> int:
@@ -57,9 +86,9 @@ def _counted(config: Any, build: Callable[[Any], torch.nn.Module], layers: int) 
 
 def _parameters(config: Any, build: Callable[[Any], torch.nn.Module]) -> int:
     try:
-        with torch.device("meta"):
+        with on_meta():
             return sum(parameter.numel() for parameter in build(copy.deepcopy(config)).parameters())
-    except RankscopeError:
+    except (RankscopeError, MemoryError, ImportError):  # no fault of the configuration
         raise
     except Exception as error:  # sizes that overflow, or that a family refuses: each raises what it likes
         raise LoadError(f"The configuration cannot be laid out: {' '.join(str(error).split())[:300]}") from error

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rankscope._errors import LoadError
+from rankscope.models.loading.affording import refuse_endless_lists
 
 LARGEST_CONFIG = 32 * 2**20
 
@@ -66,7 +67,7 @@ def read_config_json(path: Path) -> dict[str, Any]:
 def refuse_remote_kernels(config: Mapping[str, Any], origin: str) -> None:
     """A configuration may not name an attention kernel to be downloaded and run."""
     for key, value in config.items():
-        if "attn_implementation" in key and "/" in str(value):
+        if "attn_implementation" in str(key) and "/" in str(value):
             raise LoadError(
                 f"{origin} asks for attention code from elsewhere ({key}={value!r}). It was not run. "
                 "Remove that key, or pass trust_remote_code=True if you trust its author."
@@ -105,6 +106,8 @@ def config_from_json(path: Path, model_class: str | None) -> Any:
 
     raw = read_config_json(path)
     refuse_remote_kernels(raw, str(path))
+    refuse_endless_lists(raw)
+    _refuse_other_weights(raw, path)
     model_type = raw.get("model_type") or _inferred_type(raw, path, model_class)
     rest = {key: value for key, value in raw.items() if key not in ("model_type", "auto_map", "transformers_version")}
     if not isinstance(model_type, str) or model_type not in transformers.CONFIG_MAPPING:
@@ -117,6 +120,16 @@ def config_from_json(path: Path, model_class: str | None) -> Any:
         return transformers.CONFIG_MAPPING[model_type].from_dict(rest)
     except Exception as error:  # every family checks in its own way and raises what it likes
         raise LoadError(f"{path} is not a valid {model_type} configuration: {' '.join(str(error).split())}") from error
+
+
+def _refuse_other_weights(raw: Mapping[str, Any], path: Path) -> None:
+    """A configuration may choose the file with the weights in transformers; its index is then never looked at here."""
+    named = raw.get("transformers_weights")
+    if named is not None and named != "model.safetensors":
+        raise LoadError(
+            f"{path} names its own file of weights (transformers_weights={named!r:.80}), which is not followed. "
+            "Remove that key and call the file model.safetensors."
+        )
 
 
 def _inferred_type(raw: Mapping[str, Any], path: Path, model_class: str | None) -> str:

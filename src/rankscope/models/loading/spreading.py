@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from rankscope._errors import LoadError
-from rankscope.processes.meeting import in_group
+from rankscope.models.loading.meta import on_meta
+from rankscope.processes.notes import in_group
 from rankscope.processes.sharded import Spread
 
 _NUMBERED = re.compile(r"\.\d+$")
@@ -74,7 +75,7 @@ def _need_tensor_plan(config: Any, world: int) -> None:
 
 def _note_fsdp_plan(config: Any, model_class: Any) -> None:
     """Where transformers' plan names no list of blocks, every outermost list of modules is taken for one."""
-    with torch.device("meta"):
+    with on_meta():
         skeleton = model_class.from_config(config) if "AutoModel" in model_class.__name__ else model_class(config)
     names = block_patterns(skeleton)
     known = {_NUMBERED.sub(".*", name) for name, _ in skeleton.named_modules()}

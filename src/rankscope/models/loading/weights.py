@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,21 +10,16 @@ from typing import Any
 
 import torch
 
-from rankscope._errors import LoadError, MissingExtraError
-from rankscope.models.loading.affording import refuse_unaffordable
+from rankscope._errors import LoadError, MissingExtraError, RankscopeError
+from rankscope.models.loading.affording import refuse_larger_than_memory, refuse_unaffordable
 from rankscope.models.loading.config import config_from_json, model_class_named, refuse_remote_kernels
+from rankscope.models.loading.foreign import in_a_line, is_rust_panic, refusing
+from rankscope.models.loading.gguf_header import read_gguf_header
+from rankscope.models.loading.meta import on_meta
 from rankscope.models.loading.shard_files import indexed_files, safetensors_in
 from rankscope.models.loading.spreading import spread_arguments
+from rankscope.models.loading.tokenizer_files import CHECKED, has_tokenizer, refuse_dangerous_tokenizer
 from rankscope.processes.sharded import Spread
-
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer.model",
-    "spiece.model",
-    "vocab.txt",
-    "vocab.json",
-    "sentencepiece.bpe.model",
-)
 
 
 @dataclass(frozen=True)
@@ -56,7 +52,7 @@ def weights_from_folder(folder: Path, request: Request, gguf: str | None = None)
     arguments: dict[str, Any] = {"local_files_only": True}
     if gguf is not None:
         _need_gguf()
-        arguments["gguf_file"] = gguf
+        arguments |= {"gguf_file": gguf, "config": _gguf_config(folder, gguf, request)}
     else:
         if not (folder / "config.json").is_file():
             raise LoadError(f"{folder} holds no config.json and no .gguf file, so it is not a model folder.")
@@ -65,17 +61,48 @@ def weights_from_folder(folder: Path, request: Request, gguf: str | None = None)
             _refuse_too_large(arguments["config"], request)
         arguments["use_safetensors"] = _has_safetensors(folder, request.allow_pickle)
     model, notes = _from_pretrained(str(folder), request, arguments)
-    tokenizer, remark = _tokenizer(str(folder), request, arguments, wanted=gguf is not None or _has_tokenizer(folder))
+    if gguf is not None:
+        _refuse_other_shapes(model, folder / gguf)
+    tokenizer, remark = _tokenizer(str(folder), request, arguments, wanted=gguf is not None or has_tokenizer(folder))
     return Weights(model, tokenizer, None, notes + remark)
 
 
-def _refuse_too_large(config: Any, request: Request) -> None:
+def _gguf_config(folder: Path, gguf: str, request: Request) -> Any:
+    """The configuration in a GGUF file, once its header was found whole and its numbers fit into memory."""
+    import transformers
+
+    header = read_gguf_header(folder / gguf)
+    for key, value in header.metadata.items():
+        if key.endswith(".block_count") and type(value) is int and value > len(header.elements):
+            raise LoadError(f"{folder / gguf} announces {value:,} blocks and holds {len(header.elements):,} tensors.")
+    refuse_larger_than_memory(sum(header.elements.values()), torch.float32)
+    with refusing(LoadError, f"{folder / gguf} holds no configuration that can be read", "Fetch it again."):
+        config = transformers.AutoConfig.from_pretrained(str(folder), gguf_file=gguf, local_files_only=True)
+    refuse_remote_kernels(config.to_dict(), gguf)
+    _refuse_too_large(config, request, torch.float32)
+    return config
+
+
+def _refuse_other_shapes(model: Any, path: Path) -> None:
+    """Tensors of a GGUF file are put into the model as they are, also where its metadata describes others."""
+    with on_meta():
+        expected = type(model)(copy.deepcopy(model.config))
+    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    for name, parameter in expected.named_parameters():
+        if shapes.get(name) != tuple(parameter.shape):
+            raise LoadError(
+                f"{path} describes {name} as {tuple(parameter.shape)} and holds {shapes.get(name)}: its metadata and "
+                "its tensors do not belong together. Fetch it again."
+            )
+
+
+def _refuse_too_large(config: Any, request: Request, dtype: torch.dtype = torch.bfloat16) -> None:
     """A folder may hold few weights and a configuration of a billion layers."""
     if request.spread is None and not request.placement:
         name = request.model_class or "AutoModel"
         chosen = model_class_named(name)
         build = chosen.from_config if name.startswith("AutoModel") else chosen
-        refuse_unaffordable(config, build, request.dtype or torch.bfloat16)
+        refuse_unaffordable(config, build, request.dtype or dtype)
 
 
 def weights_from_hub(name: str, request: Request) -> Weights:
@@ -89,6 +116,7 @@ def weights_from_hub(name: str, request: Request) -> Weights:
         raise _hub_error(name, error) from error
     if not request.trust_remote_code:
         refuse_remote_kernels(config.to_dict(), name)
+        _refuse_too_large(config, request)
     arguments: dict[str, Any] = {"config": config, **where}
     if not request.allow_pickle:
         arguments["use_safetensors"] = True
@@ -130,6 +158,7 @@ def _from_pretrained(
 def _tokenizer(
     where: str, request: Request, arguments: dict[str, Any], wanted: bool
 ) -> tuple[Any | None, tuple[str, ...]]:
+    """None and a remark where its files are damaged; an error where they are dangerous."""
     if not wanted:
         return None, ()
     import transformers
@@ -138,10 +167,30 @@ def _tokenizer(
         key: value for key, value in arguments.items() if key in ("local_files_only", "gguf_file", "revision", "config")
     }
     try:
+        refuse_dangerous_tokenizer(_tokenizer_folder(where, kept))
         found = transformers.AutoTokenizer.from_pretrained(where, trust_remote_code=request.trust_remote_code, **kept)
+    except (RankscopeError, MemoryError):
+        raise
     except Exception as error:  # noqa: BLE001  (tokenizer files fail in many ways; the model is still usable)
-        return None, (f"the tokenizer could not be read ({type(error).__name__}: {str(error).splitlines()[0]})",)
+        return None, (f"the tokenizer could not be read ({in_a_line(error)})",)
+    except BaseException as error:
+        if not is_rust_panic(error):
+            raise
+        return None, (f"the tokenizer could not be read ({in_a_line(error)})",)
     return found, ()
+
+
+def _tokenizer_folder(where: str, kept: Mapping[str, Any]) -> Path:
+    """Where a tokenizer's files lie: the folder itself, or the hub's cache once they have been fetched."""
+    if Path(where).is_dir():
+        return Path(where)
+    from transformers.utils import cached_file
+
+    wanted = {key: value for key, value in kept.items() if key in ("local_files_only", "revision")}
+    wanted |= {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
+    fetched = (cached_file(where, name, **wanted) for name in CHECKED)
+    folders = [Path(path).parent for path in fetched if path is not None]
+    return folders[0] if folders else Path(where)
 
 
 def placement_of(device_map: str | Mapping[str, int | str] | None, offload_folder: str | Path | None) -> dict[str, Any]:
@@ -163,11 +212,7 @@ def tokenizer_in(folder: Path, config: Any) -> tuple[Any | None, tuple[str, ...]
     """The tokenizer in a local folder, None where there is none, and a remark if it could not be read."""
     request = Request(0, None, None, False, False, None)
     arguments = {"local_files_only": True, "config": config}
-    return _tokenizer(str(folder), request, arguments, wanted=_has_tokenizer(folder))
-
-
-def _has_tokenizer(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in TOKENIZER_FILES)
+    return _tokenizer(str(folder), request, arguments, wanted=has_tokenizer(folder))
 
 
 def _only_gguf(folder: Path) -> str | None:

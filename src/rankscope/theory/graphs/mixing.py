@@ -89,10 +89,10 @@ def layers_to_agree(decay: Decay, second: SecondEigenvalue) -> Bracket:
         reason = "infinite: the second eigenvalue is 1" if second.gap == 0 else "unknown: no second eigenvalue"
         return Bracket(math.inf if second.gap == 0 else len(decay.log10_relative), math.inf, reason)
     log_late = math.log1p(-second.gap) if second.gap < 1 else -math.inf
-    if not math.isnan(second.log_constant):
+    if second.gap < 1 and not math.isnan(second.log_constant):
         layers = math.ceil((math.log(AGREEMENT) - second.log_constant) / log_late)
         return Bracket.exactly(max(layers, len(decay.log10_relative)), "from the second eigenvalue and its mode")
-    if _settled(list(decay.log_residuals), 1 - second.gap):
+    if second.gap < 1 and _settled(list(decay.log_residuals), 1 - second.gap):
         left = (decay.log10_relative[-1] * math.log(10) - math.log(AGREEMENT)) / -log_late
         return Bracket.exactly(
             len(decay.log10_relative) - 1 + math.ceil(left), "from the end of the run and the second eigenvalue"

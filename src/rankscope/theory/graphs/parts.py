@@ -127,6 +127,8 @@ def reversible_operator(apply: Callable[[Floats], Floats], degrees: Floats, rest
 
     operator = LinearOperator((tokens, tokens), matvec=moved, dtype=np.float64)
     start = _without(np.random.default_rng(0).standard_normal(tokens), root)
+    if np.linalg.norm(moved(start)) <= 8 * np.finfo(float).eps * np.linalg.norm(start):
+        return Mode(0.0, 1.0, "exact: equal rows")
     try:
         values, vectors = eigsh(operator, k=1, which="LM", v0=start, ncv=min(60, tokens), tol=1e-7, maxiter=restarts)
     except ArpackNoConvergence:

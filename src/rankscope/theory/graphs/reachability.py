@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,31 @@ def reach_of_many(sees: Any, sources: Ints, most_layers: int) -> Floats:
     return found
 
 
+@dataclass(frozen=True, eq=False)
+class _Rows:
+    """A dense pattern row by row, as a csr array holds it."""
+
+    indptr: Ints
+    indices: Ints
+    shape: tuple[int, int]
+
+
+def reach_of_all(edges: NDArray[np.bool_]) -> Floats:
+    """For each token of a small dense pattern the layers after which every token holds something of it. **Exact**.
+
+    Args:
+        edges: True at (i, j) when i sees j. What a token holds it keeps, whether it sees itself or not.
+
+    Example:
+        >>> reach_of_all(np.tril(np.ones((3, 3), dtype=bool))).tolist()
+        [1.0, inf, inf]
+    """
+    n = len(edges)
+    rows, columns = np.nonzero(edges | np.eye(n, dtype=np.bool_))
+    starts = np.searchsorted(rows, np.arange(n + 1))
+    return reach_of_many(_Rows(starts, columns, (n, n)), np.arange(n), n - 1)
+
+
 def _reach(sees: Any, sources: Ints, most_layers: int) -> Floats:
     number = np.arange(len(sources))
     held = np.zeros((sees.shape[0], (len(sources) + 63) // 64), dtype=np.uint64)
@@ -48,7 +74,10 @@ def _reach(sees: Any, sources: Ints, most_layers: int) -> Floats:
         found[(full == 1) & np.isinf(found)] = layer
         if layer == most_layers or not np.isinf(found).any():
             break
-        held = held | _seen_by(sees, held)
+        wider = held | _seen_by(sees, held)
+        if np.array_equal(wider, held):
+            break
+        held = wider
     return found
 
 

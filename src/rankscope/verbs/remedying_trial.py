@@ -1,0 +1,172 @@
+"""One remedy after the other on one model: rows, gradients and cost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from rankscope._errors import UnsupportedConfigError, UnsupportedOperationError
+from rankscope.metrics import METRICS
+from rankscope.models.inputs import Prepared, TokensPolicy
+from rankscope.models.loading import LoadedModel
+from rankscope.models.view import ModelView
+from rankscope.remedies import Treatment, applied, treatment
+from rankscope.results.remedy_ranking import NONE
+from rankscope.results.rows import RowWriter
+from rankscope.stream.sites import SiteSelection
+from rankscope.stream.tracer import trace
+from rankscope.surgery.operating import operating
+from rankscope.verbs.gradient_norms import GradientNorms, gradient_norms
+from rankscope.verbs.reader import SiteReader
+from rankscope.verbs.variants import Variant
+
+MEASURES = ("relative_residual", "mean_cosine", "correlation", "stable_rank")
+SITES = SiteSelection.parse(("block.in@0", "block.out"))
+
+
+@dataclass
+class Arm:
+    """One remedy, or none, and what was seen of it."""
+
+    name: str
+    treatment: Treatment | None = None
+    norms: list[GradientNorms] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    time_ratio: float | None = None
+    parameters: int = 0
+    refused: bool = False
+
+    def facts(self) -> dict[str, Any]:
+        """What is known besides the rows."""
+        known: dict[str, Any] = {"name": self.name, "time_ratio": self.time_ratio, "parameters": self.parameters}
+        known["gradients"] = [vars(norm) for norm in self.norms]
+        if self.treatment is not None:
+            entry = self.treatment.remedy
+            known |= {
+                "strength": self.treatment.strength,
+                "summary": entry.summary,
+                "claim": entry.claim,
+                "claims_tokens": entry.claims_tokens,
+                "cites": [str(cite) for cite in entry.cites],
+                "needs": sorted(entry.needs),
+                "cost": {"parameters": entry.parameters, "flops": entry.flops},
+            }
+        return known
+
+
+class Trial:
+    """Measures one remedy after the other on one model.
+
+    Args:
+        loaded: the model.
+        view: its structure.
+        prepared: its inputs.
+        variant: the network that is treated.
+        policy: which tokens count.
+        seed: of the direction the output is projected onto for gradients.
+
+    Attributes:
+        writer: collects the rows.
+        reader: has seen formats and lengths in the last network that could be run.
+        notes: what was left out, and why.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        view: ModelView,
+        prepared: Prepared,
+        variant: Variant,
+        policy: TokensPolicy,
+        seed: int,
+    ) -> None:
+        self.writer = RowWriter(coordinates=("remedy",))
+        self.notes: list[str] = []
+        self._loaded, self._view, self._prepared = loaded, view, prepared
+        self._variant, self._policy, self._seed = variant, policy, seed
+        self._specs = [METRICS[name] for name in MEASURES]
+        self.reader = SiteReader(self._specs, policy, self.writer)
+
+    def arms(self, wanted: Sequence[tuple[str, float | None]]) -> list[Arm]:
+        """None first, then every remedy this model can undergo."""
+        found = [Arm(NONE)]
+        for name, strength in dict.fromkeys(wanted):
+            label = name if strength is None else f"{name}={strength:g}"
+            try:
+                found.append(Arm(label, treatment(self._view, name, strength=strength)))
+            except UnsupportedOperationError as error:
+                self.notes.append(f"{label} was left out: {error}")
+        return found
+
+    @contextmanager
+    def _under(self, arm: Arm) -> Iterator[None]:
+        model = self._loaded.model
+        with operating(model, self._variant.operation, view=self._view):
+            if arm.treatment is None:
+                yield
+                return
+            with applied(model, arm.treatment, view=self._view):
+                yield
+
+    def measure(self, arm: Arm, *, gradients: bool) -> None:
+        """Rows and gradients of one remedy."""
+        reader = SiteReader(self._specs, self._policy, self.writer, {"remedy": arm.name})
+        try:
+            with self._under(arm):
+                with trace(self._view, SITES, reader):
+                    for part in self._prepared:
+                        reader.start(part)
+                        part.run(self._loaded.model)
+                if gradients:
+                    arm.norms = self._norms()
+        except UnsupportedOperationError as error:
+            arm.refused = True
+            self.notes.append(f"{arm.name} was left out: {error}")
+            return
+        self.reader = reader
+        self._write_norms(arm)
+        arm.parameters = 0 if arm.treatment is None else sum(p.numel() for p in arm.treatment.parameters())
+
+    def _norms(self) -> list[GradientNorms]:
+        try:
+            return gradient_norms(self._loaded, self._view, self._prepared[0], self._seed)
+        except UnsupportedConfigError as error:
+            note = f"Gradients were left out: {error}"
+            if note not in self.notes:
+                self.notes.append(note)
+            return []
+
+    def _write_norms(self, arm: Arm) -> None:
+        for norm in arm.norms:
+            for role in ("query", "key", "value"):
+                self.writer.add(
+                    metric=f"gradient_{role}",
+                    site="weights",
+                    stack=norm.stack,
+                    layer=norm.layer,
+                    first_sequence=0,
+                    values=np.array([getattr(norm, role)]),
+                    statuses=np.array([0]),
+                    head_axis=False,
+                    at={"remedy": arm.name},
+                )
+
+    def time(self, arms: Sequence[Arm], repeats: int) -> None:
+        """Interleaved forward passes, each against the model under the same operator without a remedy."""
+        for _ in range(repeats):
+            for arm in arms:
+                with self._under(arm):
+                    self._prepared[0].run(self._loaded.model)
+                    begun = time.perf_counter()
+                    self._prepared[0].run(self._loaded.model)
+                    arm.seconds.append(time.perf_counter() - begun)
+        if repeats:
+            base = median(arms[0].seconds)
+            for arm in arms:
+                arm.time_ratio = median(arm.seconds) / base
