@@ -198,7 +198,7 @@ def probabilities(seed: int, *shape: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("name", "flag"), [(n, f) for n in ATTENTION for f in Invariance if f in METRICS[n].invariant_to]
+    ("name", "flag"), [(n, f) for n in ATTENTION for f in Invariance if f and f in METRICS[n].invariant_to]
 )
 def test_attention_invariance(name: str, flag: Invariance) -> None:
     """The same new order for queries and keys; keys alone for channel order."""

@@ -127,6 +127,18 @@ def test_weights_of_another_model_are_refused(folder: Path, tmp_path: Path) -> N
         load(tmp_path)
 
 
+def test_a_folder_that_lacks_most_weights_is_refused(tmp_path: Path) -> None:
+    """What is not there would be drawn at random, and that measured."""
+    from safetensors.torch import load_file, save_file
+
+    load("init:tiny-bert").model.save_pretrained(tmp_path)
+    whole = load_file(tmp_path / "model.safetensors")
+    few = {name: tensor for name, tensor in whole.items() if name.startswith("embeddings.")}
+    save_file(few, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(LoadError, match=f"Only {len(few)} of the {len(whole)} weights of a BertModel are in"):
+        load(tmp_path)
+
+
 def test_a_config_without_model_type_is_read_from_its_architectures_or_from_model_class(
     folder: Path, tmp_path: Path
 ) -> None:

@@ -114,6 +114,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if debug or sentence is None:
             raise
         sys.stderr.write(f"error: {sentence}\n")  # plainly: there may be no memory left for colours
+        sys.stderr.flush()
+        drop_output(2)  # libraries that fail for the same reason while they are left would only bury it
         sys.exit(EXIT_USAGE)
     except KeyboardInterrupt as stopped:  # a moment before or behind the command
         sys.exit(exit_code(stopped))

@@ -63,10 +63,10 @@ def flush_output() -> None:
         raise
 
 
-def drop_output() -> None:
-    """Send whatever is still to be written nowhere."""
+def drop_output(stream: int = 1) -> None:
+    """Send whatever is still to be written nowhere: of standard output (1) or of errors (2)."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     try:
-        os.dup2(nowhere, 1)
+        os.dup2(nowhere, stream)
     finally:
         os.close(nowhere)

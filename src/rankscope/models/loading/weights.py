@@ -147,12 +147,21 @@ def _from_pretrained(
             raise LoadError(f"The weights of {where} could not be read: {type(error).__name__}: {error}") from error
     expected = {name for name, _ in model.named_parameters()}
     missing = sorted(expected & set(report["missing_keys"]))
-    if expected and len(missing) == len(expected):
-        raise LoadError(
-            f"None of the weights in {where} belong to a {type(model).__name__}; pass the right model_class=."
-        )
+    if 2 * len(missing) > len(expected):
+        raise _mostly_random(where, model, len(expected) - len(missing), len(expected), "gguf_file" in arguments)
     notes = (f"not in the checkpoint, drawn at random: {', '.join(missing)}",) if missing else ()
     return model.eval(), notes
+
+
+def _mostly_random(where: str, model: torch.nn.Module, found: int, wanted: int, is_gguf: bool) -> LoadError:
+    """What would be measured is the random numbers that stand for the rest."""
+    share = (
+        f"Only {found} of the {wanted} weights of a {type(model).__name__} are"
+        if found
+        else (f"None of the weights of a {type(model).__name__} are")
+    )
+    remedy = "gguf 0.18 or newer reads more kinds of files" if is_gguf else "pass the right model_class="
+    return LoadError(f"{share} in {where}; {remedy}.")
 
 
 def _tokenizer(

@@ -96,15 +96,18 @@ def _dense(P: Floats, degrees: Floats | None) -> Mode:
 
 def _factored(P: Any, degrees: Floats) -> Mode:
     """The eigenvalues of I - S next to 0, by shift and invert."""
-    from scipy.sparse import diags_array, eye_array
+    from scipy.sparse import csc_array, dia_array
     from scipy.sparse.linalg import LinearOperator, eigsh, splu
 
     tokens, root = P.shape[0], np.sqrt(degrees)
-    S = diags_array(root) @ P @ diags_array(1 / root)
-    laplacian = (eye_array(tokens) - (S + S.T) / 2).tocsc()
-    solver = splu(
-        laplacian + SHIFT * eye_array(tokens, format="csc"), permc_spec="MMD_AT_PLUS_A", options={"SymmetricMode": True}
-    )
+
+    def diagonal(entries: Floats) -> Any:
+        return csc_array(dia_array((entries[None], [0]), shape=(tokens, tokens)))
+
+    S = diagonal(root) @ P @ diagonal(1 / root)
+    laplacian = (diagonal(np.ones(tokens)) - (S + S.T) / 2).tocsc()
+    shifted = (laplacian + diagonal(np.full(tokens, SHIFT))).tocsc()
+    solver = splu(shifted, permc_spec="MMD_AT_PLUS_A", options={"SymmetricMode": True})
     inverse = LinearOperator(
         (tokens, tokens), matvec=lambda v: _without(solver.solve(_without(v, root)), root), dtype=np.float64
     )
