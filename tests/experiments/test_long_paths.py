@@ -32,7 +32,7 @@ def test_without_skips_there_are_only_the_longest_paths(run) -> None:
 
 def test_shares_and_biases_make_up_the_output(run) -> None:
     for found in arms(run):
-        np.testing.assert_allclose(found.shares.sum(axis=1) + found.biases, 1.0, atol=1e-4)
+        np.testing.assert_allclose(found.shares.sum(axis=1) + found.biases, 1.0, atol=1e-6)
 
 
 def test_the_plain_network_comes_first(run) -> None:

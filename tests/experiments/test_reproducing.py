@@ -96,3 +96,8 @@ def test_published_curves_are_whole() -> None:
         assert np.nanmax(found.values) < 2
     assert published_line(facts, model="BERT", weights="init", curve="SAN").is_rounding(3)
     assert not published_line(facts, model="BERT", weights="init", curve="SAN").is_rounding(2)
+
+
+def test_a_reproduction_tells_how_long_it_took_unless_parts_were_kept(tmp_path: Path) -> None:
+    assert (reproduce("dong2021-circle", small=True).provenance.wall_seconds or 0) > 0
+    assert reproduce("dong2021-circle", small=True, keep=tmp_path).provenance.wall_seconds is None

@@ -43,13 +43,19 @@ def test_an_overflow_is_told_from_a_broken_weight() -> None:
     assert "too large for the format" in run.notes[-1]
 
 
-def test_one_bad_sequence_of_several_is_counted_and_the_others_are_judged() -> None:
+def with_one_bad_sequence() -> tuple[torch.nn.Module, torch.Tensor]:
+    """A model that knows one token as NaN, and ids of three sequences of which the second holds it."""
     model = load("init:tiny-gpt2").model
     with torch.no_grad():
         model.wte.weight[7] = math.nan
     ids = IDS.clone()
     ids[ids == 7] = 8
     ids[1, 0] = 7
+    return model, ids
+
+
+def test_one_bad_sequence_of_several_is_counted_and_the_others_are_judged() -> None:
+    model, ids = with_one_bad_sequence()
     run = rs.measure(model, ids, batch=1)
     assert "in 1 of 3 sequences. Where it is finite: no collapse" in run.verdict
     assert "wte (Embedding)" in run.notes[-1]
@@ -88,12 +94,7 @@ def test_an_ablation_tells_networks_under_other_masks_apart() -> None:
 
 
 def test_one_bad_sequence_of_an_ablation_leaves_the_others_to_be_judged() -> None:
-    model = load("init:tiny-gpt2").model
-    with torch.no_grad():
-        model.wte.weight[7] = math.nan
-    ids = IDS.clone()
-    ids[ids == 7] = 8
-    ids[1, 0] = 7
+    model, ids = with_one_bad_sequence()
     run = rs.ablate(model, ids, variants=["full"], batch=1)
     assert "in 1 of 3 sequences. Where it is finite: the whole model ends at 0." in run.verdict
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -61,8 +62,11 @@ def reproduce(
         keep=None if keep is None else Path(keep),
         only=tuple(only),
     )
+    started = time.perf_counter()
     run = recipe.measure(checked(recipe, settings))
-    return replace(run, verdict=recipe.conclude(run))
+    # With kept parts there is no telling how long the whole would have taken.
+    seconds = None if settings.keep else round(time.perf_counter() - started, 3)
+    return replace(run, verdict=recipe.conclude(run), provenance=replace(run.provenance, wall_seconds=seconds))
 
 
 def recipe_of(run: Run) -> Recipe:

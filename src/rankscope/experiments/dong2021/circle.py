@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -54,7 +53,6 @@ SMALL = Size((8,), 1, 12, 1000, Plan(steps=40, batch=100, rate=3e-3))
 
 def measure_circle(settings: Settings) -> Run:
     """Every variant at every width, several seeds."""
-    started = time.perf_counter()
     size = SMALL if settings.small else FULL
     seeds = settings.seeds or size.seeds
     writer = RowWriter(coordinates=COORDINATES)
@@ -74,7 +72,6 @@ def measure_circle(settings: Settings) -> Run:
             sequences=1,
             lengths=(2,),
             operations=tuple({"variant": name, **operation.describe()} for name, operation in VARIANTS.items()),
-            wall_seconds=None if settings.keep else round(time.perf_counter() - started, 3),
         ),
         floor=floor_of({torch.float64}),
         verdict="",
@@ -87,10 +84,9 @@ def one(size: Size, variant: str, width: int, seed: int) -> list[Row]:
     """Train one block and let it run."""
     task, operation = circle_task(seed, angles=size.angles), VARIANTS[variant]
     model = recurrent_block(width, seed=seed)
-    losses = fit(model, task, size.plan, seed=seed, operation=operation).losses
+    how = fit(model, task, size.plan, seed=seed, operation=operation)
     start = task.train.inputs["points"][:1]
-    tail = losses[-max(1, len(losses) // 20) :]
-    rows = [_row(LOSS, math.fsum(tail) / len(tail))]
+    rows = [_row(LOSS, how.final_loss)]
     rows.append(_row(RADIAL, radial_factor(model, operation, task.train.inputs["points"][:: size.angles // 20])))
     path = free_run(model, operation, start, size.steps)
     for step, pair in enumerate(path):

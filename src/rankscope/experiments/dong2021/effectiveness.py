@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -93,7 +92,6 @@ def measure_memory(settings: Settings) -> Run:
 
 
 def _measure(name: str, settings: Settings) -> Run:
-    started = time.perf_counter()
     case = (SMALL if settings.small else CASES)[name]
     writer = RowWriter(coordinates=COORDINATES)
     seeds = settings.seeds or case.seeds
@@ -113,7 +111,6 @@ def _measure(name: str, settings: Settings) -> Run:
             arithmetic_dtype="float32",
             sequences=len(task.held) if case.judged is None else case.judged,
             operations=(WITHOUT_MLP.describe(),),
-            wall_seconds=None if settings.keep else round(time.perf_counter() - started, 3),
         ),
         floor=floor_of({torch.float32}),
         verdict="",
@@ -141,9 +138,8 @@ def one(case: Case, seed: int) -> list[Row]:
     task = case.make(seed)
     model = encoder_for(task, layers=case.layers, heads=case.heads, width=case.width, seed=seed)
     how = fit(model, task, case.plan, seed=seed, operation=WITHOUT_MLP)
-    tail = how.losses[-max(1, len(how.losses) // 20) :]
     held = task.held if case.judged is None else task.held.take(slice(case.judged))
-    rows = [path_row(LOSS, sum(tail) / len(tail), "whole"), *_guess_rows(task.held, task)]
+    rows = [path_row(LOSS, how.final_loss, "whole"), *_guess_rows(task.held, task)]
     with undisturbed(model):
         view = view_of(model, as_batch(held.take(slice(2))))
         rows += judge(model, view, held, task.held)

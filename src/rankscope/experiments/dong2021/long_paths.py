@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
@@ -70,7 +69,6 @@ def gain_at(step: int, steps: int, end: float) -> float:
 
 def measure_long_paths(settings: Settings) -> Run:
     """Every end of the gain, reached slowly and set from the start, several seeds."""
-    started = time.perf_counter()
     size = SMALL if settings.small else FULL
     seeds = settings.seeds or size.seeds
     writer = RowWriter(coordinates=COORDINATES)
@@ -92,7 +90,6 @@ def measure_long_paths(settings: Settings) -> Run:
             arithmetic_dtype="float32",
             sequences=size.held,
             operations=tuple({"schedule": schedule, "attention_skip": gain, "mlp": "drop"} for schedule, gain in arms),
-            wall_seconds=None if settings.keep else round(time.perf_counter() - started, 3),
         ),
         floor=floor_of({torch.float32}),
         verdict="",
@@ -110,10 +107,9 @@ def one(size: Size, schedule: str, gain: float, seed: int) -> list[Row]:
     def falling(step: int) -> Operation:
         return Operation(attention_skip=gain_at(step, size.plan.steps, gain), mlp="drop")
 
-    losses = fit(model, task, size.plan, seed=seed, operation=falling if schedule == FALLING else end).losses
-    tail = losses[-max(1, len(losses) // 20) :]
+    how = fit(model, task, size.plan, seed=seed, operation=falling if schedule == FALLING else end)
     rows: list[Row] = [
-        {"metric": LOSS, "layer": 0, "value": math.fsum(tail) / len(tail)},
+        {"metric": LOSS, "layer": 0, "value": how.final_loss},
         *_taken_apart(model, task, end),
     ]
     return [{**row, "schedule": schedule, "gain": f"{gain:g}", "seed": seed} for row in rows]

@@ -89,7 +89,6 @@ def measure_mechanisms(settings: Settings) -> Run:
             model=f"{len({p.mechanism.name for p in parts})} mechanisms",
             origin="init",
             config_hash=None,
-            wall_seconds=None if settings.keep else provenance.wall_seconds,
         ),
         floor=floor_of({torch.float64}),
         verdict="",

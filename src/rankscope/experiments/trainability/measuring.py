@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import asdict, replace
 from functools import partial
 
@@ -38,7 +37,6 @@ LAST = 10
 
 def measure_map(settings: Settings) -> Run:
     """The whole map; parts that were kept are not made again."""
-    started = time.perf_counter()
     size = SMALL if settings.small else FULL
     size = size if settings.seeds is None else replace(size, seeds=settings.seeds)
     plan = Plan(steps=size.steps, rate=1e-3, warmup=0.1)
@@ -60,7 +58,6 @@ def measure_map(settings: Settings) -> Run:
             attention="sdpa",
             sequences=size.held,
             lengths=(task.tokens,) * size.held,
-            wall_seconds=None if settings.keep else round(time.perf_counter() - started, 3),
         ),
         floor=exact_floors("float32"),
         verdict="",

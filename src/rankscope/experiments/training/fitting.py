@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -86,6 +87,12 @@ class Fit:
 
     losses: tuple[float, ...]
     seconds: float
+
+    @property
+    def final_loss(self) -> float:
+        """Mean over the last twentieth of the steps, at least one."""
+        tail = self.losses[-max(1, len(self.losses) // 20) :]
+        return math.fsum(tail) / len(tail)
 
 
 OnStep = Callable[[Moment], None]
