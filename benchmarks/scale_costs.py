@@ -43,9 +43,9 @@ def block_seconds(rates: Rates, shape: Shape) -> float:
 
 
 def resident(shape: Shape) -> float:
-    """This block and the next, the stream in and out in float32, attention probabilities of one sequence."""
+    """One block, the stream in and out in float32, attention probabilities of one sequence."""
     stream = 2 * 4 * SEQUENCES * TOKENS * shape.width
-    return 2 * STORED * shape.block + stream + 12 * shape.heads * TOKENS**2
+    return STORED * shape.block + stream + 12 * shape.heads * TOKENS**2
 
 
 def result_rows(rates: Rates, shape: Shape) -> float:

@@ -240,7 +240,7 @@ REFUSALS: tuple[tuple[str, Mapping[str, Any], str], ...] = (
     ("tiny-bloom", {"mask": "complete"}, r"cannot be made visible\. Its own mask is already inside"),
     ("tiny-openai-gpt", {"mask": "complete"}, r"cannot be made visible\. Its own mask is already inside"),
     ("tiny-gpt2", {"heads": [4]}, r"heads=\[4\]: the block has heads 0 to 3"),
-    ("hand-written, blocks inline", {"norm": "identity"}, "no block of this model has a norm"),
+    ("hand-written, blocks inline", {"norm": "identity"}, "no block meant has a norm"),
     ("x-transformers encoder", {"norm": "identity", "layers": [1]}, "which of them a norm belongs to"),
 )
 

@@ -119,7 +119,7 @@ def tokenizer_reader(name: str, beside: Callable[[], dict[str, bytes]] = dict) -
 
     def read(data: bytes, folder: Path) -> None:
         from rankscope.models.loading.quiet import quiet_transformers
-        from rankscope.models.loading.weights import tokenizer_in
+        from rankscope.models.loading.tokenizer import tokenizer_in
 
         for other, content in beside().items():
             (folder / other).write_bytes(content)

@@ -12,8 +12,7 @@ import torch
 
 from rankscope._errors import LoadError, UnknownNameError
 from rankscope.models.inputs import prepare_inputs
-from rankscope.models.loading import load
-from rankscope.models.loading import weights as load_weights
+from rankscope.models.loading import hub, load
 from rankscope.models.loading.dtypes import parse_dtype
 from rankscope.models.loading.quiet import quiet_transformers
 from rankscope.models.presets import TINY_PRESETS
@@ -170,7 +169,7 @@ def test_errors_say_what_to_do(folder: Path, tmp_path: Path, monkeypatch: pytest
         load("init:tiny-bert", dtype="float31")
     with pytest.raises(LoadError, match="not a model class"):
         load("init:tiny-bert", model_class="os")
-    monkeypatch.setattr(load_weights, "_hub_answers", lambda: False)
+    monkeypatch.setattr(hub, "_hub_answers", lambda: False)
     with pytest.raises(LoadError, match=r"hub cannot be reached.*init:gpt2"):
         load("gpt2")
 

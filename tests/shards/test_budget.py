@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rankscope._errors import InputError
-from rankscope.shards.budget import Allowance, Need, allow, in_words, parse_size
+from rankscope.shards.budget import Need, in_words, keeps_streams_in_memory, parse_size
 
 NEED = Need(process=100, block=50, widened=20, work=30, states=40)
 
@@ -32,22 +32,12 @@ def test_what_is_no_size_is_refused(words: str) -> None:
         parse_size(words)
 
 
-@pytest.mark.parametrize(
-    ("memory", "allowed"),
-    [
-        (None, Allowance(True, True)),
-        (290, Allowance(True, True)),
-        (289, Allowance(True, False)),
-        (250, Allowance(True, False)),
-        (249, Allowance(False, False)),
-        (200, Allowance(False, False)),
-    ],
-)
-def test_streams_go_to_files_first_then_nothing_is_read_ahead(memory: int | None, allowed: Allowance) -> None:
-    assert allow(NEED, memory) == allowed
+@pytest.mark.parametrize(("memory", "in_memory"), [(None, True), (240, True), (239, False), (200, False)])
+def test_streams_go_to_files_where_they_have_no_room(memory: int | None, in_memory: bool) -> None:
+    assert keeps_streams_in_memory(NEED, memory) is in_memory
 
 
 def test_one_block_too_much_is_refused_with_the_estimate() -> None:
     with pytest.raises(InputError, match=r"takes about 0\.0 MiB \(process .*, block .*, widened .*, work .*, states"):
-        allow(NEED, 199)
+        keeps_streams_in_memory(NEED, 199)
     assert in_words(3 * 2**30) == "3.00 GiB"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,31 @@ def test_only_rows_of_tokens_that_occur_are_read(llama: Path) -> None:
     assert torch.equal(table(ids), whole(ids))
 
 
+def go_through(walk: Walk) -> None:
+    for stage in walk.stages(Nothing()):
+        for part in walk.prepared:
+            with stage.through(part):
+                part.run(walk.view.model)
+
+
+def test_the_system_is_asked_for_each_block_before_it_is_read(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int, int]] = []
+    monkeypatch.setattr(os, "posix_fadvise", lambda file, *words: asked.append(words))
+    walk = walk_through(llama)
+    go_through(walk)
+    stored = [slot.stored for slot in walk.skeleton.slots.values() if slot.name.startswith(("layers.1.", "layers.2."))]
+    wanted = [(one.offset, one.nbytes, os.POSIX_FADV_WILLNEED) for one in stored if one is not None]
+    assert len(wanted) == 2 * 9, "nobody asks for the first block: it is read at once"
+    assert sorted(asked) == sorted(wanted)
+
+
+def test_a_system_that_takes_no_advice_is_read_all_the_same(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "posix_fadvise")
+    walk = walk_through(llama)
+    go_through(walk)
+    assert walk.tally == {"blocks_read": 3, "resumed_at": 0}
+
+
 def test_every_byte_of_a_block_is_read_once(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[Path, int]] = []
     own = StoredTensor.read_into
@@ -73,10 +99,7 @@ def test_every_byte_of_a_block_is_read_once(llama: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(StoredTensor, "read_into", count)
     walk = walk_through(llama)
-    for stage in walk.stages(Nothing()):
-        for part in walk.prepared:
-            with stage.through(part):
-                part.run(walk.view.model)
+    go_through(walk)
     assert len(seen) == len(set(seen)) == 3 * 9 + 1
 
 

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from rankscope.stream import attention_calls
 from rankscope.stream.attention_calls import (
     AttentionCall,
     from_sdpa,
@@ -27,18 +28,29 @@ def tensors(heads: int = 4, kv_heads: int = 4) -> tuple[torch.Tensor, torch.Tens
     )
 
 
-@pytest.mark.parametrize("case", ["plain", "causal", "bool mask", "float mask", "scale", "grouped"])
-def test_probabilities_of_the_fused_kernel(case: str) -> None:
+@pytest.mark.parametrize("sequence_by_sequence", [False, True])
+@pytest.mark.parametrize(
+    "case", ["plain", "causal", "bool mask", "one mask", "a mask each", "scale", "grouped", "one key each"]
+)
+def test_probabilities_of_the_fused_kernel(
+    case: str, sequence_by_sequence: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if sequence_by_sequence:
+        monkeypatch.setattr(attention_calls, "_PART_BYTES", 1)
     query, key, value = tensors(4, 2 if case == "grouped" else 4)
     options = {
         "plain": {},
         "causal": {"is_causal": True},
         "bool mask": {"attn_mask": torch.rand(5, 5).fill_diagonal_(1.0) > 0.4},
-        "float mask": {"attn_mask": torch.randn(2, 1, 5, 5).double()},
+        "one mask": {"attn_mask": torch.randn(1, 1, 5, 5).double()},
+        "a mask each": {"attn_mask": torch.randn(2, 1, 5, 5).double()},
+        "one key each": {},
         "scale": {"scale": 0.3},
         "grouped": {"enable_gqa": True},
     }[case]
-    own = F.scaled_dot_product_attention(query, key, value, **options)
+    if case == "one key each":
+        key = key[:1]
+    own = F.scaled_dot_product_attention(query, key.expand(2, -1, -1, -1), value, **options)
     call = from_sdpa((query, key, value), options)
     if case == "grouped":
         value = value.repeat_interleave(2, dim=1)
@@ -104,6 +116,14 @@ def test_a_query_that_sees_no_key_has_no_probabilities() -> None:
         call = AttentionCall(query=query, key=key, value=torch.eye(5).expand(1, 2, 5, 5), mask=mask)
         assert torch.equal(call.probs()[:, :, 0], torch.zeros(1, 2, 5))
         assert call.mismatch() < 1e-6
+
+
+def test_scores_that_overflow_are_not_taken_for_a_mask() -> None:
+    query, key, _ = (tensor.float() for tensor in tensors())
+    query[0, 0, 0], key[0, 0] = -1e30, 1e30
+    probs = AttentionCall(query=query, key=key).probs()
+    assert probs[0, 0, 0].isnan().all()
+    assert probs[0, 1].isfinite().all()
 
 
 def test_what_the_probabilities_take_in_memory_and_how_many_tokens_meet() -> None:

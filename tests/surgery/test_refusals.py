@@ -64,8 +64,8 @@ REFUSED: tuple[tuple[ModelView, dict[str, Any], str], ...] = (
     (view(MIXER), {"mlp": "drop"}, "no block meant adds an MLP"),
     (view(BARE), {"attention_skip": 0.5, "mlp_skip": 0.5}, "^block 0 has no skip to scale"),
     (view(BARE), {"mlp_skip": 0.5}, "^block 0 has no skip to scale"),
-    (view(BARE, MIXER), {"norm": "rms"}, "^norm='rms': no block of this model has a norm"),
-    (view(BARE, PLAIN), {"norm": "rms", "layers": frozenset({0})}, "no block of this model has a norm"),
+    (view(BARE, MIXER), {"norm": "rms"}, "^norm='rms': no block meant has a norm"),
+    (view(BARE, PLAIN), {"norm": "rms", "layers": frozenset({0})}, "no block meant has a norm"),
     (
         view(PLAIN, PLAIN, inline=True),
         {"norm": "rms", "layers": frozenset({0})},

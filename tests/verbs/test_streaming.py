@@ -12,7 +12,6 @@ from rankscope._errors import InputError, LoadError, UnsupportedConfigError
 from rankscope.models.loading import load
 from rankscope.results.run import Run
 from rankscope.shards import planning
-from rankscope.shards.budget import Allowance
 from rankscope.verbs.ablating import ablate
 from rankscope.verbs.bounding import bound
 from rankscope.verbs.exacting import exact
@@ -37,8 +36,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 @pytest.fixture
 def short_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if the budget had no room for streams and for reading ahead."""
-    monkeypatch.setattr(planning, "allow", lambda need, memory: Allowance(ahead=False, in_memory=False))
+    """As if the budget had no room for streams."""
+    monkeypatch.setattr(planning, "keeps_streams_in_memory", lambda need, memory: False)
 
 
 def without_stream(run: Run) -> dict[str, Any]:

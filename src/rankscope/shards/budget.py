@@ -63,36 +63,27 @@ class Need:
     work: int
     states: int
 
-    def total(self, *, ahead: bool, in_memory: bool) -> int:
-        """With a second block read ahead or not, with the streams in memory or in files."""
-        return self.process + self.block * (1 + ahead) + self.widened + self.work + self.states * in_memory
+    def total(self, *, in_memory: bool) -> int:
+        """With the streams in memory or in files."""
+        return self.process + self.block + self.widened + self.work + self.states * in_memory
 
     def __str__(self) -> str:
         return ", ".join(f"{item.name} {in_words(getattr(self, item.name))}" for item in fields(self))
 
 
-@dataclass(frozen=True)
-class Allowance:
-    """What the budget has room for."""
-
-    ahead: bool
-    in_memory: bool
-
-
-def allow(need: Need, memory: int | str | None) -> Allowance:
-    """Reading ahead and streams in memory where there is room, the streams given up first.
+def keeps_streams_in_memory(need: Need, memory: int | str | None) -> bool:
+    """Whether the budget has room for the streams of all batches; where it has not, they go to files.
 
     Raises:
         InputError: not even one block at a time fits.
     """
     if memory is None:
-        return Allowance(ahead=True, in_memory=True)
+        return True
     budget = parse_size(memory)
-    for ahead, in_memory in ((True, True), (True, False), (False, False)):
-        if need.total(ahead=ahead, in_memory=in_memory) <= budget:
-            return Allowance(ahead, in_memory)
-    least = need.total(ahead=False, in_memory=False)
-    raise InputError(
-        f"memory={memory!r}: one block at a time takes about {in_words(least)} ({need}). Allow that much, or take "
-        "fewer tokens or a smaller batch if work is the larger part."
-    )
+    least = need.total(in_memory=False)
+    if least > budget:
+        raise InputError(
+            f"memory={memory!r}: one block at a time takes about {in_words(least)} ({need}). Allow that much, or take "
+            "fewer tokens or a smaller batch if work is the larger part."
+        )
+    return need.total(in_memory=True) <= budget

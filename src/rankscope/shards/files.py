@@ -7,6 +7,7 @@ length, a JSON header and plain bytes, so a read into a given place needs neithe
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,6 +54,15 @@ class StoredTensor:
             scratch = torch.empty(self.shape, dtype=self.dtype)
             _read(self.path, self.offset, scratch)
             place.copy_(scratch)
+
+    def fetch(self) -> None:
+        """Ask the system to bring the bytes from disk into its own memory; does not wait for them.
+
+        Where a system takes no such advice nothing is done: it only makes the read that follows faster.
+        """
+        if hasattr(os, "posix_fadvise") and self.nbytes:  # a length of 0 would mean all of the file
+            with self.path.open("rb", buffering=0) as file:
+                os.posix_fadvise(file.fileno(), self.offset, self.nbytes, os.POSIX_FADV_WILLNEED)
 
     def read_rows(self, rows: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Some rows of a matrix, in the order asked for."""

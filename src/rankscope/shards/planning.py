@@ -11,7 +11,7 @@ from rankscope._errors import RankscopeError, UnsupportedConfigError
 from rankscope.models.inputs import Batch, Prepared
 from rankscope.models.loading.quiet import quiet_transformers
 from rankscope.models.view import ModelView, Stack
-from rankscope.shards.budget import Need, allow, resident_bytes
+from rankscope.shards.budget import Need, keeps_streams_in_memory, resident_bytes
 from rankscope.shards.outside import read_rest, rest_bytes
 from rankscope.shards.skeleton import Skeleton
 from rankscope.shards.walking import Terms, Walk
@@ -54,10 +54,10 @@ def plan_walk(
     names = list(dict.fromkeys(call.module_name for call in stack.calls))
     largest = max(sum(s.nbytes for s in slots) for slots in slots_of_blocks(skeleton, names).values())
     need = _need(skeleton, prepared, names, largest, lanes=lanes, widened=widened)
-    allowance = allow(need, terms.memory)
+    in_memory = keeps_streams_in_memory(need, terms.memory)
     read_rest(skeleton, names, prepared)
     key = content_key(skeleton.paths, prepared, {**options, "config": skeleton.loaded.config_hash})
-    return Walk(skeleton, prepared, view, need, allowance, terms, key)
+    return Walk(skeleton, prepared, view, need, in_memory, terms, key)
 
 
 def _seen(skeleton: Skeleton, prepared: Prepared, blocks: str | Sequence[str] | None) -> ModelView:

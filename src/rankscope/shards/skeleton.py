@@ -16,7 +16,7 @@ from rankscope.models.loading._load import described
 from rankscope.models.loading.config import config_from_json, model_class_named
 from rankscope.models.loading.dtypes import default_dtype, parse_dtype
 from rankscope.models.loading.quiet import quiet_transformers
-from rankscope.models.loading.weights import tokenizer_in
+from rankscope.models.loading.tokenizer import tokenizer_in
 from rankscope.shards.files import StoredTensor, stored_tensors
 
 

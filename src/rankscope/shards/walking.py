@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from rankscope.models.inputs import Batch, Prepared
 from rankscope.models.loading.quiet import quiet_transformers
 from rankscope.models.view import ModelView, Stack
-from rankscope.shards.budget import Allowance, Need
+from rankscope.shards.budget import Need
 from rankscope.shards.gate import Gate, PassEnds, map_tensors
 from rankscope.shards.skeleton import Skeleton
 from rankscope.shards.spilling import StateStore
@@ -107,6 +107,8 @@ class Walk:
 
     Attributes:
         view: the whole model.
+        need: estimate of what it takes.
+        in_memory: whether the streams of all batches stay in memory.
         blocks_read: how often weights of a block were read from disk, once the stages have run.
     """
 
@@ -114,7 +116,7 @@ class Walk:
     prepared: Prepared
     view: ModelView
     need: Need
-    allowance: Allowance
+    in_memory: bool
     terms: Terms
     key: str
     tally: dict[str, int] = field(default_factory=dict)
@@ -130,11 +132,11 @@ class Walk:
         gate = Gate(self.view)
         with ExitStack() as opened:
             enter = opened.enter_context
-            folder, spill = enter(work_folder(self.terms.work, self.key, spills=not self.allowance.in_memory))
-            store = StateStore(spill, in_memory=self.allowance.in_memory)
+            folder, spill = enter(work_folder(self.terms.work, self.key, spills=not self.in_memory))
+            store = StateStore(spill, in_memory=self.in_memory)
             done = folder.restore(progress)
             store.resume(done)
-            weights = enter(BlockWeights(self.skeleton, stack, ahead=self.allowance.ahead))
+            weights = enter(BlockWeights(self.skeleton, stack))
             enter(undisturbed(self.view.model))
             enter(quiet_transformers())
             enter(gate.standing())

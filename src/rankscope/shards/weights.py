@@ -1,9 +1,10 @@
-"""The weights of one block at a time, read ahead of their use into memory that is used again and again."""
+"""The weights of one block at a time, in memory that is used again and again."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate
 from types import TracebackType
 
 import torch
@@ -35,25 +36,25 @@ def slots_of_blocks(skeleton: Skeleton, names: Sequence[str]) -> dict[str, list[
 
 
 class BlockWeights:
-    """Puts the weights of one block after the other into a skeleton, and reads the next meanwhile.
+    """Puts the weights of one block after the other into a skeleton, and has the system fetch the next meanwhile.
+
+    Reading the next block here, while this one computes, would take a processor from a computation that has them all,
+    and room for a second block. The system fetches without either.
 
     Args:
         skeleton: the model.
         stack: its blocks.
-        ahead: read the next block while one computes; takes the room of a second block.
     """
 
-    def __init__(self, skeleton: Skeleton, stack: Stack, *, ahead: bool) -> None:
+    def __init__(self, skeleton: Skeleton, stack: Stack) -> None:
         self._order = [call.module_name for call in stack.calls]
-        self._slots = slots_of_blocks(skeleton, self._order)
+        found = slots_of_blocks(skeleton, self._order)
+        # The largest first, so that the threads that read them end together.
+        self._slots = {name: sorted(slots, key=lambda slot: -slot.nbytes) for name, slots in found.items()}
         self._empty = {slot.name: slot.parameter.data for slots in self._slots.values() for slot in slots}
-        self.largest = max(sum(_room(self._empty[slot.name]) for slot in slots) for slots in self._slots.values())
-        self._ahead = ahead
-        self._buffers = [_aligned(self.largest) for _ in range(1 + ahead)]
-        self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rankscope-shards")
-        self._coming: dict[int, Future[list[Tensor]]] = {}
+        self._buffer = _aligned(max(sum(self._rooms(name)) for name in self._slots))
+        self._readers = ThreadPoolExecutor(max(1, torch.get_num_threads()), thread_name_prefix="rankscope-shards")
         self._present: str | None = None
-        self._turn = 0
         self.blocks_read = 0
 
     def __enter__(self) -> BlockWeights:
@@ -62,7 +63,7 @@ class BlockWeights:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
-        self._reader.shutdown(wait=True)
+        self._readers.shutdown(wait=True)
         self.take_out()
 
     def place(self, number: int) -> None:
@@ -70,13 +71,12 @@ class BlockWeights:
         name = self._order[number]
         if name != self._present:
             self.take_out()
-            self._start(number)
-            tensors = self._coming.pop(number).result()
-            for slot, tensor in zip(self._slots[name], tensors, strict=True):
+            for slot, tensor in zip(self._slots[name], self._read(name), strict=True):
                 slot.put(tensor)
             self._present = name
-        if self._ahead and number + 1 < len(self._order) and self._order[number + 1] != name:
-            self._start(number + 1)
+        following = self._order[number + 1 : number + 2]
+        if following and following[0] != name:
+            self._readers.submit(self._fetch, following[0])
 
     def take_out(self) -> None:
         """No block is there any more."""
@@ -85,28 +85,27 @@ class BlockWeights:
                 slot.put(self._empty[slot.name])
             self._present = None
 
-    def _start(self, number: int) -> None:
-        if number not in self._coming:
-            buffer = self._buffers[self._turn % len(self._buffers)]
-            self._turn += 1
-            self._coming[number] = self._reader.submit(self._read, self._order[number], buffer)
-
-    def _read(self, name: str, buffer: Tensor) -> list[Tensor]:
-        """In the reader's thread, which must not look at parameters: the verb may hold them in another format."""
+    def _read(self, name: str) -> list[Tensor]:
+        """All tensors of a block, several at a time."""
         self.blocks_read += 1
-        found, offset = [], 0
+        offsets = [0, *accumulate(self._rooms(name))]
+        return list(self._readers.map(self._read_one, self._slots[name], offsets))
+
+    def _read_one(self, slot: Slot, offset: int) -> Tensor:
+        """In a reader's thread, which must not look at parameters: the verb may hold them in another format."""
+        empty = self._empty[slot.name]
+        place = self._buffer[offset : offset + empty.nbytes].view(empty.dtype).view(empty.shape)
+        assert slot.stored is not None
+        slot.stored.read_into(place)
+        return place
+
+    def _fetch(self, name: str) -> None:
         for slot in self._slots[name]:
-            empty = self._empty[slot.name]
-            place = buffer[offset : offset + empty.nbytes].view(empty.dtype).view(empty.shape)
             assert slot.stored is not None
-            slot.stored.read_into(place)
-            found.append(place)
-            offset += _room(empty)
-        return found
+            slot.stored.fetch()
 
-
-def _room(tensor: Tensor) -> int:
-    return -(-tensor.nbytes // _ALIGNED) * _ALIGNED
+    def _rooms(self, name: str) -> list[int]:
+        return [-(-self._empty[slot.name].nbytes // _ALIGNED) * _ALIGNED for slot in self._slots[name]]
 
 
 def _aligned(size: int) -> Tensor:

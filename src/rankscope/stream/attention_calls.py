@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +23,8 @@ from rankscope.linalg import score_tiles
 HIDES = score_tiles.HIDES
 """What is added to a score to hide a key lies below this."""
 
+_Given = TypeVar("_Given", Tensor, "Tensor | None")
+_PART_BYTES = 1 << 21
 _SDPA_NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 
 
@@ -89,24 +91,22 @@ class AttentionCall:
         return probs
 
     def _probs_before_edits(self) -> Tensor:
+        """A few sequences at a time on a processor, where fresh memory for all of them costs more than the work."""
         if self.weights is not None:
             return self.weights
         assert self.query is not None
         assert self.key is not None
-        query, key = self.query, self.key
-        if query.dtype in (torch.float16, torch.bfloat16):
-            query, key = query.float(), key.float()
-        if key.dim() == 4 and key.shape[1] != query.shape[1]:
-            key = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
-        scale = 1 / math.sqrt(query.shape[-1]) if self.scale is None else self.scale
-        scores = query @ key.transpose(-1, -2) * scale
-        if self.is_causal:
-            allowed = torch.ones(self.lengths, dtype=torch.bool, device=scores.device).tril()
-            scores = scores.masked_fill(~allowed, -torch.inf)
-        if self.mask is not None:
-            scores = scores.masked_fill(~self.mask, -torch.inf) if self.mask.dtype == torch.bool else scores + self.mask
-        sees_nothing = scores.amax(dim=-1, keepdim=True) == -torch.inf
-        return scores.masked_fill(sees_nothing, 0.0).softmax(dim=-1).masked_fill(sees_nothing, 0.0)
+        sequences = self.query.shape[0]
+        at_once = max(1, _PART_BYTES * sequences // max(1, self.probs_bytes))
+        if self.query.device.type != "cpu" or at_once >= sequences:
+            return _probs(self.query, self.key, self.mask, self.is_causal, self.scale)
+        parts = [slice(start, start + at_once) for start in range(0, sequences, at_once)]
+        return torch.cat(
+            [
+                _probs(self.query[part], _of(self.key, part), _of(self.mask, part), self.is_causal, self.scale)
+                for part in parts
+            ]
+        )
 
     def mismatch(self) -> float:
         """Largest relative difference between ``P V`` with these probabilities and the fused kernel's own answer."""
@@ -119,6 +119,28 @@ class AttentionCall:
         )
         ours = self.probs().to(value.dtype) @ value
         return float((ours - own).abs().max() / own.abs().max())
+
+
+def _of(given: _Given, part: slice) -> _Given:
+    """What belongs to a few of the sequences; what is the same for all of them as it is."""
+    return given if given is None or given.dim() < 4 or given.shape[0] == 1 else given[part]
+
+
+def _probs(query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None) -> Tensor:
+    """Probabilities as the fused kernel has them, in float32 at least; zero in the row of a query that sees no key."""
+    if query.dtype in (torch.float16, torch.bfloat16):
+        query, key = query.float(), key.float()
+    if key.dim() == 4 and key.shape[1] != query.shape[1]:
+        key = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
+    scores = (query @ key.transpose(-1, -2)).mul_(1 / math.sqrt(query.shape[-1]) if scale is None else scale)
+    if is_causal:
+        hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu_(1)
+        scores.masked_fill_(hidden, -torch.inf)
+    if mask is None:
+        return scores.softmax(dim=-1)
+    scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+    sees_nothing = scores.amax(dim=-1, keepdim=True) == -torch.inf
+    return scores.masked_fill(sees_nothing, 0.0).softmax(dim=-1).masked_fill(sees_nothing, 0.0)
 
 
 def sdpa_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:

@@ -24,7 +24,7 @@ def check_operable(operation: Operation, view: ModelView) -> None:
     for where, plan in meant.items():
         _check_block(operation, where, plan)
     if operation.norm != "keep" and not any(plan.has_norm for plan in meant.values()):
-        raise UnsupportedOperationError(f"norm={operation.norm!r}: no block of this model has a norm of its own.")
+        raise UnsupportedOperationError(f"norm={operation.norm!r}: no block meant has a norm of its own.")
     if operation.mlp == "drop" and not any({"mlp", "both"} & set(plan.skips) for plan in meant.values()):
         raise UnsupportedOperationError("mlp='drop': no block meant adds an MLP to the stream that could be dropped.")
     _check_inline(operation, view)

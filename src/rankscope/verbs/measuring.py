@@ -73,8 +73,8 @@ def measure(
             the same answer: ``"data"`` deals out whole batches, ``"fsdp"`` and ``"tensor"`` load the model in parts.
             None for this process alone, or for the way a module you hold is spread already.
         stream: read the weights of a local folder block by block, for a model larger than memory; same values.
-        memory: with ``stream``, a budget such as ``"3GiB"``, kept by reading less ahead and putting streams into files;
-            refused with an estimate where one block at a time is too much. None for no limit.
+        memory: with ``stream``, a budget such as ``"3GiB"``, kept by putting streams into files; refused with an
+            estimate where one block at a time is too much. None for no limit.
         work: with ``stream``, a folder in which a run that is killed is kept, to go on behind its last finished block.
         progress: show a progress bar.
 

@@ -166,13 +166,11 @@ def described(streaming: Streaming | None) -> dict[str, Any]:
     walk = None if streaming is None else streaming.walked
     if walk is None:
         return {}
-    allowed = walk.allowance
     return {
         "stream": {
             "blocks_read": walk.tally["blocks_read"],
             "resumed_at": walk.tally["resumed_at"],
-            "read_ahead": allowed.ahead,
-            "states_in_memory": allowed.in_memory,
-            "estimated_bytes": walk.need.total(ahead=allowed.ahead, in_memory=allowed.in_memory),
+            "states_in_memory": walk.in_memory,
+            "estimated_bytes": walk.need.total(in_memory=walk.in_memory),
         }
     }

@@ -14,9 +14,11 @@ from rankscope._errors import LoadError
 from rankscope.models.loading.affording import refuse_unaffordable
 from rankscope.models.loading.config import config_from_json, config_hash, model_class_named
 from rankscope.models.loading.dtypes import default_dtype, parse_dtype
+from rankscope.models.loading.folder import weights_from_folder
+from rankscope.models.loading.hub import weights_from_hub
 from rankscope.models.loading.quiet import quiet_transformers
+from rankscope.models.loading.request import Request, Weights, placement_of
 from rankscope.models.loading.spreading import distributed
-from rankscope.models.loading.weights import Request, Weights, placement_of, weights_from_folder, weights_from_hub
 from rankscope.models.presets import PRESETS, InputKind, preset
 from rankscope.processes.sharded import Spread
 

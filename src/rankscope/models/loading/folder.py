@@ -1,0 +1,56 @@
+"""A model in a local folder, read as data: safetensors, GGUF, or a pickle limited to tensors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rankscope._errors import LoadError
+from rankscope.models.loading.config import config_from_json
+from rankscope.models.loading.gguf import gguf_config, only_gguf, refuse_other_shapes
+from rankscope.models.loading.pretrained import from_pretrained, refuse_too_large
+from rankscope.models.loading.request import Request, Weights
+from rankscope.models.loading.shard_files import indexed_files, safetensors_in
+from rankscope.models.loading.tokenizer import read_tokenizer
+from rankscope.models.loading.tokenizer_files import has_tokenizer
+
+
+def weights_from_folder(folder: Path, request: Request, gguf: str | None = None) -> Weights:
+    """The model in a local folder; nothing is fetched, nothing but declared formats is opened."""
+    gguf = gguf or only_gguf(folder)
+    arguments: dict[str, Any] = {"local_files_only": True}
+    if gguf is not None:
+        arguments |= {"gguf_file": gguf, "config": gguf_config(folder, gguf, request)}
+    else:
+        if not (folder / "config.json").is_file():
+            raise LoadError(f"{folder} holds no config.json and no .gguf file, so it is not a model folder.")
+        if not request.trust_remote_code:
+            arguments["config"] = config_from_json(folder / "config.json", request.model_class)
+            refuse_too_large(arguments["config"], request)
+        arguments["use_safetensors"] = _has_safetensors(folder, request.allow_pickle)
+    model, notes = from_pretrained(str(folder), request, arguments)
+    if gguf is not None:
+        refuse_other_shapes(model, folder / gguf)
+    if gguf is None and not has_tokenizer(folder):
+        return Weights(model, None, None, notes)
+    tokenizer, remark = read_tokenizer(str(folder), arguments, trust_remote_code=request.trust_remote_code)
+    return Weights(model, tokenizer, None, notes + remark)
+
+
+def _has_safetensors(folder: Path, allow_pickle: bool) -> bool:
+    """True for safetensors; False for a pickle the caller allowed; otherwise an error."""
+    if safetensors_in(folder):
+        indexed_files(folder)  # transformers would follow its names anywhere
+        return True
+    pickles = sorted(path.name for path in folder.glob("*.bin") if path.name.startswith("pytorch_model"))
+    if not pickles:
+        raise LoadError(
+            f"{folder} has a config.json but no weights (*.safetensors). "
+            f"For a random initialisation of that configuration pass 'init:{folder}'."
+        )
+    if not allow_pickle:
+        raise LoadError(
+            f"{folder} holds its weights only as a pickle ({', '.join(pickles)}). Save it as safetensors, "
+            "or pass allow_pickle=True: only tensors are then read from it and no code in it runs."
+        )
+    return False

@@ -1,0 +1,58 @@
+"""The tokenizer that comes with a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rankscope._errors import RankscopeError
+from rankscope.models.loading.foreign import in_a_line, is_rust_panic
+from rankscope.models.loading.tokenizer_files import CHECKED, has_tokenizer, refuse_dangerous_tokenizer
+
+
+def tokenizer_in(folder: Path, config: Any) -> tuple[Any | None, tuple[str, ...]]:
+    """The tokenizer in a local folder, None where there is none, and a remark if it could not be read."""
+    if not has_tokenizer(folder):
+        return None, ()
+    return read_tokenizer(str(folder), {"local_files_only": True, "config": config})
+
+
+def read_tokenizer(
+    where: str, arguments: Mapping[str, Any], *, trust_remote_code: bool = False
+) -> tuple[Any | None, tuple[str, ...]]:
+    """The tokenizer in a folder or on the hub; None and a remark where its files are damaged.
+
+    Raises:
+        LoadError: its files are dangerous.
+    """
+    import transformers
+
+    kept = {
+        key: value for key, value in arguments.items() if key in ("local_files_only", "gguf_file", "revision", "config")
+    }
+    try:
+        refuse_dangerous_tokenizer(_tokenizer_folder(where, kept))
+        found = transformers.AutoTokenizer.from_pretrained(where, trust_remote_code=trust_remote_code, **kept)
+    except (RankscopeError, MemoryError):
+        raise
+    except Exception as error:  # noqa: BLE001  (tokenizer files fail in many ways; the model is still usable)
+        return None, (f"the tokenizer could not be read ({in_a_line(error)})",)
+    except BaseException as error:
+        if not is_rust_panic(error):
+            raise
+        return None, (f"the tokenizer could not be read ({in_a_line(error)})",)
+    return found, ()
+
+
+def _tokenizer_folder(where: str, kept: Mapping[str, Any]) -> Path:
+    """Where a tokenizer's files lie: the folder itself, or the hub's cache once they have been fetched."""
+    if Path(where).is_dir():
+        return Path(where)
+    from transformers.utils import cached_file
+
+    wanted = {key: value for key, value in kept.items() if key in ("local_files_only", "revision")}
+    wanted |= {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
+    fetched = (cached_file(where, name, **wanted) for name in CHECKED)
+    folders = [Path(path).parent for path in fetched if path is not None]
+    return folders[0] if folders else Path(where)
