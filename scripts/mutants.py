@@ -4,8 +4,9 @@ Mutants are made by cosmic-ray's operators; annotations and docstrings are left 
 sample is drawn from each package. A mutant is tried by the tests that run its line, as a coverage run has recorded
 them, the quickest first; a line that runs on import, by the tests that run anything of its module. It is killed when
 one fails or hangs; it survives when all pass, or when those of the first two minutes do. Survivors are written down to
-be judged by a person in ``docs/data/mutants.json``; what was judged before is kept, and ``--again`` tries the survivors
-anew after tests were added::
+be judged by a person in ``docs/data/mutants.json``; what was judged before is kept, ``--again`` tries the survivors
+anew after tests were added, and another ``--seed`` draws afresh, which alone says what the tests do to mutants that
+nobody has looked at::
 
     pip install cosmic-ray
     ./dev coverage                                  # writes .coverage and .durations.xml: what runs a line, how long
@@ -226,7 +227,7 @@ def main() -> None:
     for mutant in drawn:
         outcome = tried(mutant, covering)
         if mutant not in known:
-            known[mutant] = {**asdict(mutant), "judged": ""}
+            known[mutant] = {**asdict(mutant), "seed": options.seed, "judged": ""}
             facts["tried"].append(known[mutant])
         known[mutant]["outcome"] = outcome
         known[mutant].setdefault("first", outcome)

@@ -24,10 +24,10 @@ def kind_of(one: dict[str, Any], when: str) -> str:
     return "killed" if one[when] in ("killed", "timeout") else "none"
 
 
-def rates(facts: dict[str, Any]) -> list[str]:
+def rates(facts: dict[str, Any], drawn: list[dict[str, Any]]) -> list[str]:
     """One line per package, and one for all."""
     counts = {package: Counter[str]() for package in PACKAGES}
-    for one in facts["tried"]:
+    for one in drawn:
         counts[one["package"]][kind_of(one, "outcome")] += 1
         counts[one["package"]]["at first"] += kind_of(one, "first") == "killed"
     counts["all"] = sum(counts.values(), Counter[str]())
@@ -56,8 +56,12 @@ def survivors(facts: dict[str, Any]) -> list[str]:
 
 
 def written(facts: dict[str, Any]) -> str:
-    """Both tables."""
-    return "\n".join([*rates(facts), "", *survivors(facts)]) + "\n"
+    """A table of rates for each draw, and one of all survivors."""
+    lines = []
+    for number, seed in enumerate(sorted({one["seed"] for one in facts["tried"]}), start=1):
+        drawn = [one for one in facts["tried"] if one["seed"] == seed]
+        lines += [f"Draw {number} (`--seed {seed}`):", "", *rates(facts, drawn), ""]
+    return "\n".join([*lines, *survivors(facts)]) + "\n"
 
 
 def main() -> None:

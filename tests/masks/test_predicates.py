@@ -129,3 +129,9 @@ def test_only_a_small_square_matrix_is_written_out(shape: tuple[int, ...]) -> No
 def test_a_square_of_up_to_128_tokens_is_written_out(n: int) -> None:
     matrix = np.arange(n)[:, None] >= np.arange(n)
     assert written_out(matrix) == "/".join("1" * (i + 1) + "0" * (n - 1 - i) for i in range(n))
+    assert MASKS["adjacency"](written_out(matrix)).dense(n).sum() == matrix.sum()
+
+
+def test_a_square_of_more_than_128_tokens_is_not_read_as_written_out() -> None:
+    with pytest.raises(InputError, match="is not a square of 0 and 1"):
+        MASKS["adjacency"]("/".join(["1" * 129] * 129))

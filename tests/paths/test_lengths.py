@@ -49,6 +49,8 @@ def test_a_budget_is_spent_on_sequences_first_and_then_on_sums_at_once() -> None
     chunks = [plan_memory(one * (1 + step / 10), **SIZES).chunk for step in range(30)]
     assert chunks == sorted(chunks)
     assert len(set(chunks)) > 3
+    # Each further 4 streams, the temporaries of one block, carry one more sum at once.
+    assert [plan_memory(one + 4 * STREAM * step, **SIZES).chunk for step in range(12)] == [*range(1, 12), 11]
     many = {**SIZES, "sequences": 1000}
     assert plan_memory(3.9 * one, **many).sequences < plan_memory(39 * one, **many).sequences < 40
     free = plan_memory(None, **many)

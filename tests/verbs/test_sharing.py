@@ -8,11 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from rankscope.models.loading.spreading import OLDEST_TORCH
 from tests.forked import run_program
 from tests.verbs.sharing_program import CUT_UP, FAMILIES
 
 ROOT = Path(__file__).resolve().parents[2]
+SPREAD = ("fsdp", "tensor", "folder", "failing", "late", "ablated2")
+"""Scenarios in which a model is spread over ranks."""
 UNIT = {"float32": 2.0**-24, "float64": 2.0**-53}
 
 
@@ -24,6 +28,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def said(runs: Path, name: str) -> list[dict[str, Any]]:
     """What each rank said; all of them ended well."""
+    if name.startswith(SPREAD) and torch.__version__ < OLDEST_TORCH:
+        pytest.skip(f"models are spread with torch {OLDEST_TORCH} or newer")
     codes = json.loads((runs / name / "ended.json").read_text())["codes"]
     assert codes == [0] * len(codes)
     return [json.loads((runs / name / f"{rank}.json").read_text()) for rank in range(len(codes))]

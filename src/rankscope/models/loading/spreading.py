@@ -14,6 +14,7 @@ from rankscope.models.loading.meta import on_meta
 from rankscope.processes.notes import in_group
 from rankscope.processes.sharded import Spread
 
+OLDEST_TORCH = "2.7"
 _NUMBERED = re.compile(r"\.\d+$")
 
 
@@ -27,7 +28,8 @@ def spread_arguments(spread: Spread, config: Any, model_class: Any) -> dict[str,
         model_class: the class to be loaded.
 
     Raises:
-        LoadError: without a process group, without a plan, or where the heads cannot be dealt out evenly.
+        LoadError: without a process group, without a plan, where the heads cannot be dealt out evenly, or with a
+            torch that is too old.
     """
     world = torch.distributed.get_world_size() if in_group() else 1
     if world == 1:
@@ -48,9 +50,20 @@ def spread_arguments(spread: Spread, config: Any, model_class: Any) -> dict[str,
         )
     if spread == "tensor":
         _need_tensor_plan(config, world)
+        _need_torch(spread)
         return {"distributed_config": DistributedConfig(tp_size=world)}
+    _need_torch(spread)
     _note_fsdp_plan(config, model_class)
     return {"distributed_config": DistributedConfig(fsdp_size=world)}
+
+
+def _need_torch(spread: Spread) -> None:
+    """What transformers calls to spread a model is not in older ones, or does not run on a processor there."""
+    if torch.__version__ < OLDEST_TORCH:
+        raise LoadError(
+            f"parallel={spread!r} needs torch {OLDEST_TORCH} or newer, and this is {torch.__version__}. Install a "
+            "newer one, or use parallel='data'."
+        )
 
 
 def _need_tensor_plan(config: Any, world: int) -> None:
