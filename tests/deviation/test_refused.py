@@ -28,6 +28,8 @@ REFUSED: dict[str, tuple[Function, str]] = {
     "complex cast": (lambda x: x.to(torch.complex128), "a cast to complex numbers"),
     "resize in place": (lambda x: x.clone().unsqueeze_(0), "no rule"),
     "writing into what is expanded": (lambda x: x[:1].expand(4, 6).mul_(2.0), "still in use"),
+    "power of a negative number": (lambda x: (-x.abs() - 1) ** (2 * torch.ones(6).double()), "base is not positive"),
+    "negative number to the power": (lambda x: (-2.0) ** x, "base is not positive"),
     "no rule": (torch.special.i0, "it has no rule"),
 }
 if hasattr(torch.ops.aten, "_grouped_mm"):  # not in torch 2.6

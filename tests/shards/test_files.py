@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rankscope._errors import LoadError
+from rankscope.shards import files
 from rankscope.shards.files import read_header, read_metadata, stored_tensors
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.bool)
@@ -35,7 +36,11 @@ def test_the_bytes_are_those_safetensors_reads(file: Path) -> None:
         assert torch.equal(place, expected), name
 
 
-def test_formats_are_converted_as_torch_converts_them(file: Path) -> None:
+@pytest.mark.parametrize("at_once", [1, 4, 15, 100])
+def test_formats_are_converted_as_torch_converts_them(
+    file: Path, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "_CONVERTED_AT_ONCE", at_once)
     place = torch.empty(5, 3, dtype=torch.bfloat16)
     read_header(file)["torch.float32"].read_into(place)
     assert torch.equal(place, load_file(file)["torch.float32"].to(torch.bfloat16))

@@ -20,6 +20,7 @@ from rankscope import _headers
 from rankscope._errors import LoadError
 from rankscope.models.loading.shard_files import indexed_files, safetensors_in
 
+_CONVERTED_AT_ONCE = 1 << 22
 _DTYPES: Mapping[str, torch.dtype] = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -50,10 +51,14 @@ class StoredTensor:
         """Fill ``place``, a contiguous tensor of the same shape, converting its format where that differs."""
         if place.dtype == self.dtype:
             _read(self.path, self.offset, place)
-        else:
-            scratch = torch.empty(self.shape, dtype=self.dtype)
-            _read(self.path, self.offset, scratch)
-            place.copy_(scratch)
+            return
+        flat = place.view(-1)
+        scratch = torch.empty(min(_CONVERTED_AT_ONCE, flat.numel()), dtype=self.dtype)
+        for start in range(0, flat.numel(), _CONVERTED_AT_ONCE):
+            part = flat[start : start + _CONVERTED_AT_ONCE]
+            found = scratch[: part.numel()]
+            _read(self.path, self.offset + start * self.dtype.itemsize, found)
+            part.copy_(found)
 
     def fetch(self) -> None:
         """Ask the system to bring the bytes from disk into its own memory; does not wait for them.

@@ -15,6 +15,7 @@ from rankscope.models.view import Stack
 from rankscope.shards.skeleton import Skeleton, Slot
 
 _ALIGNED = 64
+_MOST_READERS = 8
 
 
 def slots_of_blocks(skeleton: Skeleton, names: Sequence[str]) -> dict[str, list[Slot]]:
@@ -53,7 +54,8 @@ class BlockWeights:
         self._slots = {name: sorted(slots, key=lambda slot: -slot.nbytes) for name, slots in found.items()}
         self._empty = {slot.name: slot.parameter.data for slots in self._slots.values() for slot in slots}
         self._buffer = _aligned(max(sum(self._rooms(name)) for name in self._slots))
-        self._readers = ThreadPoolExecutor(max(1, torch.get_num_threads()), thread_name_prefix="rankscope-shards")
+        threads = min(_MOST_READERS, torch.get_num_threads())
+        self._readers = ThreadPoolExecutor(threads, thread_name_prefix="rankscope-shards")
         self._present: str | None = None
         self.blocks_read = 0
 
@@ -100,6 +102,7 @@ class BlockWeights:
         return place
 
     def _fetch(self, name: str) -> None:
+        """Advice only: a file that is gone by now is an error where it is read."""
         for slot in self._slots[name]:
             assert slot.stored is not None
             slot.stored.fetch()

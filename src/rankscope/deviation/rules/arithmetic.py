@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rankscope.deviation.combining import joined
-from rankscope.deviation.registry import rule
+from rankscope.deviation.registry import refuse, rule
 from rankscope.deviation.tensor import Deviation
 from rankscope.deviation.terms import Term, broadcast, exp, gathered
 
@@ -181,7 +181,10 @@ def power(x: Any, exponent: Any) -> Deviation:
         if exponent == int(exponent) and 1 <= exponent <= 4:
             return _whole_power(x, int(exponent))
         return smooth(x, lambda b: b.pow(exponent), lambda b: exponent * b.pow(exponent - 1))
-    return exponential(mul(log(x) if isinstance(x, Deviation) else plain_part(x, exponent).log(), exponent))
+    base = x.base if isinstance(x, Deviation) else plain_part(x, exponent)
+    if not bool((base > 0).all()):
+        refuse("aten.pow", "the base is not positive, and the exponent is no single number")
+    return exponential(mul(log(x) if isinstance(x, Deviation) else base.log(), exponent))
 
 
 def _whole_power(x: Deviation, exponent: int) -> Deviation:
