@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from rankscope._errors import InputError
 from rankscope.masks import MASKS, mask_from_description, parse_mask
+from rankscope.masks._graph_bytes import array_from_npy
 from rankscope.masks._graph_file import read_graph
 
 MATRIX = np.array([[1, 0, 1, 0], [1, 1, 0, 0], [0, 1, 0, 1], [0, 0, 0, 1]])
@@ -27,6 +28,11 @@ def npy(array: np.ndarray) -> bytes:
     stream = io.BytesIO()
     np.save(stream, array)
     return stream.getvalue()
+
+
+def _with_shape(shape: bytes) -> bytes:
+    """The matrix under a header of the same length that names another shape."""
+    return npy(MATRIX).replace(b"(4, 4), }" + b" " * (len(shape) - 6), shape + b", }")
 
 
 def save(path: Path, kind: str) -> Path:
@@ -218,6 +224,16 @@ def test_a_directory_that_promises_too_much_is_refused_before_anything_is_read(
     (tmp_path / "lying.npz").write_bytes(content)
     with pytest.raises(InputError, match=words):
         MASKS["adjacency"](str(tmp_path / "lying.npz"))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [npy(MATRIX)[:-1], npy(MATRIX) + b"0", npy(MATRIX).replace(b"(4, 4)", b"(4, 5)"), _with_shape(b"(-4, -4)")],
+    ids=["cut short", "with something behind it", "another shape", "negative lengths"],
+)
+def test_a_header_that_promises_other_than_what_follows_is_refused(content: bytes) -> None:
+    with pytest.raises(ValueError, match=r"its header promises shape .* bytes follow"):
+        array_from_npy(content)
 
 
 @given(st.sampled_from(KINDS), st.data())

@@ -1,0 +1,26 @@
+"""The rows from which walks over long attention begin."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from rankscope.linalg.attention_start import _some_places
+
+
+@pytest.mark.parametrize("rows", [1000, 5000, 40_000])
+def test_some_rows_stand_for_all_of_them(rows: int) -> None:
+    places, weights = _some_places(rows, 256, torch.device("cpu"))
+    assert places[0] == 0
+    assert places[-1] == rows - 1
+    assert len(places) <= 256
+    assert (places.diff() > 0).all()
+    assert float(weights.sum()) == pytest.approx(rows)
+    assert int(places.diff().max()) <= rows / 127 + 1, "evenly over the whole sequence"
+    assert int((places < rows // 10).sum()) > len(places) // 4, "denser towards the beginning"
+
+
+def test_few_rows_stand_for_themselves() -> None:
+    places, weights = _some_places(256, 256, torch.device("cpu"))
+    assert places.tolist() == list(range(256))
+    assert (weights == 1).all()
