@@ -12,7 +12,7 @@ import torch
 from rankscope._errors import InputError
 from rankscope.masks import MASKS, parse_mask
 from rankscope.masks.adjacency import written_out
-from rankscope.masks.random_sparse import drawn_keys
+from rankscope.masks.random_sparse import _mixed, drawn_keys
 
 REFERENCES: list[tuple[str, Callable[[int, int], bool]]] = [
     ("complete", lambda q, k: True),
@@ -76,6 +76,18 @@ def test_random_sparse_draws_evenly() -> None:
     assert np.abs(np.delete(share, 4) - 3 / 8).max() < 5 * (3 / 8 * 5 / 8 / 20_000) ** 0.5
     neighbours = drawn_keys(np.arange(20_000), 20_001, 1, 0)[:, 0] / 20_001
     assert abs(np.corrcoef(neighbours[1:], neighbours[:-1])[0, 1]) < 5 / 20_000**0.5
+
+
+def test_random_sparse_draws_by_splitmix64() -> None:
+    """The first numbers of the published generator from the seed 1234567: a mask is the same for ever."""
+    states = np.array([(1234567 + (k + 1) * 0x9E3779B97F4A7C15) % 2**64 for k in range(5)], dtype=np.uint64)
+    assert _mixed(states).tolist() == [
+        6457827717110365317,
+        3203168211198807973,
+        9817491932198370423,
+        4593380528125082431,
+        16408922859458223821,
+    ]
 
 
 def test_random_sparse_needs_a_position_for_each_query() -> None:
