@@ -71,6 +71,26 @@ def seconds(contestant: str, model: str, tasks: int, cores: int) -> float:
     return time.perf_counter() - started
 
 
+def described(times: dict[str, dict[int, list[float]]], tasks: int) -> dict[str, Any]:
+    """Medians over the rounds; ratios are taken within a round, whose contestants ran one after the other."""
+    rounds = range(len(times["loop"][tasks]))
+
+    def ratio(name: str, start: bool) -> float:
+        def spent(who: str, number: int) -> float:
+            return times[who][tasks][number] - (0.0 if start else times[who][1][number])
+
+        return round(statistics.median(spent(name, number) / spent("loop", number) for number in rounds), 4)
+
+    return {
+        "rounds": len(rounds),
+        "seconds": {name: round(statistics.median(by[tasks]), 2) for name, by in times.items()},
+        "seconds of one task": {name: round(statistics.median(by[1]), 2) for name, by in times.items()},
+        "ratio": {name: ratio(name, True) for name in times},
+        "marginal ratio": {name: ratio(name, False) for name in times},
+        "every round": {name: {str(count): found for count, found in by.items()} for name, by in times.items()},
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", type=int, default=60)
@@ -89,15 +109,8 @@ def main() -> None:
             for name in CONTESTANTS:
                 times[name][tasks].append(seconds(name, asked.model, tasks, asked.cores))
                 print(f"round {number + 1}: {name}, {tasks} tasks, {times[name][tasks][-1]:.1f} s", flush=True)
-    medians = {name: {tasks: statistics.median(found) for tasks, found in by.items()} for name, by in times.items()}
-    between = {name: by[asked.tasks] - by[1] for name, by in medians.items()}
-    answer = {
-        "date": date.today().isoformat(), "model": asked.model, "tasks": asked.tasks, "cores": asked.cores,
-        "rounds": asked.rounds, "seconds": {name: round(by[asked.tasks], 2) for name, by in medians.items()},
-        "seconds of one task": {name: round(by[1], 2) for name, by in medians.items()},
-        "ratio": {name: round(medians[name][asked.tasks] / medians["loop"][asked.tasks], 4) for name in CONTESTANTS},
-        "marginal ratio": {name: round(between[name] / between["loop"], 4) for name in CONTESTANTS},
-    }  # fmt: skip
+    answer = {"date": date.today().isoformat(), "model": asked.model, "tasks": asked.tasks, "cores": asked.cores}
+    answer |= described(times, asked.tasks)
     asked.out.write_text(json.dumps(answer, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(answer, indent=1))
 
