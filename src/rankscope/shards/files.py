@@ -49,16 +49,17 @@ class StoredTensor:
 
     def read_into(self, place: Tensor) -> None:
         """Fill ``place``, a contiguous tensor of the same shape, converting its format where that differs."""
-        if place.dtype == self.dtype:
-            _read(self.path, self.offset, place)
-            return
-        flat = place.view(-1)
-        scratch = torch.empty(min(_CONVERTED_AT_ONCE, flat.numel()), dtype=self.dtype)
-        for start in range(0, flat.numel(), _CONVERTED_AT_ONCE):
-            part = flat[start : start + _CONVERTED_AT_ONCE]
-            found = scratch[: part.numel()]
-            _read(self.path, self.offset + start * self.dtype.itemsize, found)
-            part.copy_(found)
+        with self.path.open("rb", buffering=0) as file:
+            if place.dtype == self.dtype:
+                _read_at(file, self.offset, place, self.path)
+                return
+            flat = place.view(-1)
+            scratch = torch.empty(min(_CONVERTED_AT_ONCE, flat.numel()), dtype=self.dtype)
+            for start in range(0, flat.numel(), _CONVERTED_AT_ONCE):
+                part = flat[start : start + _CONVERTED_AT_ONCE]
+                found = scratch[: part.numel()]
+                _read_at(file, self.offset + start * self.dtype.itemsize, found, self.path)
+                part.copy_(found)
 
     def fetch(self) -> None:
         """Ask the system to bring the bytes from disk into its own memory; does not wait for them.
@@ -143,11 +144,6 @@ def _whole(value: Any) -> int:
     if type(value) is not int:
         raise ValueError(f"{value!r:.40} is no whole number")
     return value
-
-
-def _read(path: Path, offset: int, place: Tensor) -> None:
-    with path.open("rb", buffering=0) as file:
-        _read_at(file, offset, place, path)
 
 
 def _read_at(file: Any, offset: int, place: Tensor, path: Path) -> None:

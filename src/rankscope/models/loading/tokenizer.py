@@ -6,9 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rankscope._errors import RankscopeError
-from rankscope.models.loading.foreign import in_a_line, is_rust_panic
+from rankscope._errors import LoadError
+from rankscope.models.loading.foreign import in_a_line, refusing
 from rankscope.models.loading.tokenizer_files import CHECKED, has_tokenizer, refuse_dangerous_tokenizer
+
+
+class _DamagedTokenizerError(LoadError):
+    """Files that no tokenizer can be made of."""
 
 
 def tokenizer_in(folder: Path, config: Any) -> tuple[Any | None, tuple[str, ...]]:
@@ -32,16 +36,11 @@ def read_tokenizer(
         key: value for key, value in arguments.items() if key in ("local_files_only", "gguf_file", "revision", "config")
     }
     try:
-        refuse_dangerous_tokenizer(_tokenizer_folder(where, kept))
-        found = transformers.AutoTokenizer.from_pretrained(where, trust_remote_code=trust_remote_code, **kept)
-    except (RankscopeError, MemoryError):
-        raise
-    except Exception as error:  # noqa: BLE001  (tokenizer files fail in many ways; the model is still usable)
-        return None, (f"the tokenizer could not be read ({in_a_line(error)})",)
-    except BaseException as error:
-        if not is_rust_panic(error):
-            raise
-        return None, (f"the tokenizer could not be read ({in_a_line(error)})",)
+        with refusing(_DamagedTokenizerError, "the tokenizer could not be read", ""):
+            refuse_dangerous_tokenizer(_tokenizer_folder(where, kept))
+            found = transformers.AutoTokenizer.from_pretrained(where, trust_remote_code=trust_remote_code, **kept)
+    except _DamagedTokenizerError as damaged:  # the model is still usable
+        return None, (f"the tokenizer could not be read ({in_a_line(damaged.__cause__ or damaged)})",)
     return found, ()
 
 
