@@ -65,7 +65,7 @@ def attention_pass(
         image: also multiply back, for which a strip of rows by all keys is kept at a time.
     """
     walk = _Walk(scores, reference, probes, image=image)
-    rows = [walk.strip(strip, sums) for strip in scores.strips()]
+    rows = [walk.strip(strip, sums) for strip in scores.strips(held=image)]
     mass, p_log_p = (torch.cat(parts) for parts in zip(*rows, strict=True)) if rows else (walk.empty, walk.empty)
     columns = walk.columns()
     found = columns[:, :-1] if image else None
@@ -91,7 +91,7 @@ class _Walk:
         by_tile = torch.einsum("tw,tcw->tc", self._r.double(), self._small.double())
         # r times the probes, 1 and r, summed over all tiles from one on: what hidden keys add.
         self._beyond = torch.cat([by_tile.flip(0).cumsum(0).flip(0), by_tile.new_zeros(1, count + 2)])
-        self._room = like.new_empty(tiles if image else 1, scores.height, width)
+        self._room = like.new_empty(tiles if image else 1, scores.height(held=image), width)
         self._recent = like.new_zeros(tiles, count + 1 if image else 1, width)
         self._sum = torch.zeros_like(self._recent, dtype=torch.float64)
         self._hidden = by_tile.new_zeros(tiles + 1, self._recent.shape[1])
@@ -152,13 +152,15 @@ class _Walk:
         L = like.new_empty(height, self._scores.width)
         ones, across = like.new_ones(1, height), like.new_ones(1, self._scores.width)
         products = like.new_empty(tiles, self._small.shape[1], height)
-        squares, p_log_p = like.new_zeros(tiles), like.new_zeros(tiles, 1, height)
+        squares, p_log_p = [like.new_zeros(())], like.new_zeros(tiles, 1, height)
         # Views are made beforehand: one costs as much as a tenth of the work on a tile.
         rooms = (self._room[:tiles] if self._image else self._room.expand(tiles, -1, -1))[:, :height]
-        views = zip(rooms, self._small, self._r, products, squares, p_log_p, self._recent, strict=False)
-        D, LT = rooms[0], L.T
-        for tile, (room, small, r, product, square, row_sum, column) in enumerate(views):
-            D = room if self._image else D
+        views = zip(rooms, self._small, self._r, products, p_log_p, self._recent, strict=False)
+        LT, D = L.T, rooms[0]
+        flat, DT = D.view(-1), D.T
+        for tile, (room, small, r, product, row_sum, column) in enumerate(views):
+            if self._image:
+                D, flat, DT = room, room.view(-1), room.T
             self._scores.put_log(L, strip, tile)
             torch.exp(L, out=D)
             if sums:
@@ -167,13 +169,12 @@ class _Walk:
             if self._shifts:
                 D.sub_(r)
             if sums:
-                flat = D.view(-1)
-                torch.dot(flat, flat, out=square)
-            torch.mm(small, D.T, out=product)
+                squares.append(torch.dot(flat, flat))
+            torch.mm(small, DT, out=product)
             if not self._image:
                 column.addmm_(ones, D)
         by_row = products.sum(0, dtype=torch.float64).T
-        return by_row, squares.sum(dtype=torch.float64), p_log_p.sum((0, 1), dtype=torch.float64)
+        return by_row, torch.stack(squares).sum(dtype=torch.float64), p_log_p.sum((0, 1), dtype=torch.float64)
 
     def _multiply_back(
         self, strip: Strip, W: Float[Tensor, "height probes+1"], inverse: Tensor, excess: Tensor

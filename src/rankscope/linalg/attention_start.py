@@ -43,12 +43,17 @@ def attention_start(
     places, weights = _some_places(logs.rows, _ROWS_FOR_DIRECTIONS if directions else _ROWS_FOR_MEAN, logs.query.device)
     P = _some_rows(logs, places)
     mean = ((weights / weights.sum()).to(P) @ P).double()
-    D = P - mean.to(P)
-    squares = [float(weights @ torch.linalg.vector_norm(M, dim=-1).double().square()) for M in (D, P)]
-    reference = mean if squares[0] <= _NEAR_EQUAL**2 * squares[1] else torch.zeros_like(mean)
+    energy = _weighted_squares(P, weights)
+    D = P.sub_(mean.to(P))
+    is_near_equal = _weighted_squares(D, weights) <= _NEAR_EQUAL**2 * energy
+    reference = mean if is_near_equal else torch.zeros_like(mean)
     if not directions:
         return reference, reference.new_zeros(logs.keys, 0)
     return reference, _directions(D.mul_(weights.sqrt().to(D).unsqueeze(-1)), min(BLOCK, logs.keys))
+
+
+def _weighted_squares(rows: Float[Tensor, "some keys"], weights: Float[Tensor, " some"]) -> float:
+    return float(weights @ torch.linalg.vector_norm(rows, dim=-1).double().square())
 
 
 def _some_places(rows: int, most: int, device: torch.device) -> tuple[Int[Tensor, " some"], Float[Tensor, " some"]]:
@@ -77,14 +82,14 @@ def _some_rows(logs: HeadScores, places: Int[Tensor, " some"]) -> Float[Tensor, 
 
 
 def _directions(D: Float[Tensor, "some keys"], count: int) -> Float[Tensor, "keys block"]:
-    generator = torch.Generator().manual_seed(_SEED)
-    chance = torch.randn(D.shape[1], count, dtype=torch.float64, generator=generator).to(D.device)
+    found = D.new_zeros(D.shape[1], 0, dtype=torch.float64)
     gram = (D @ D.T).double()
     if bool(gram.isfinite().all()):
         vectors = torch.linalg.eigh(gram).eigenvectors[:, -(count - 1) :] if count > 1 else gram[:, :0]
-        found = (D.T @ vectors.to(D)).double()
-        lengths = torch.linalg.vector_norm(found, dim=0)
-        found = found[:, lengths > 0]
-        chance = torch.cat([found / lengths[lengths > 0], chance[:, found.shape[1] :]], 1)
-    orthonormal: Tensor = torch.linalg.qr(chance).Q
+        images = (D.T @ vectors.to(D)).double()
+        lengths = torch.linalg.vector_norm(images, dim=0)
+        found = (images / lengths)[:, lengths > 0]
+    generator = torch.Generator().manual_seed(_SEED)
+    chance = torch.randn(D.shape[1], count - found.shape[1], dtype=torch.float64, generator=generator)
+    orthonormal: Tensor = torch.linalg.qr(torch.cat([found, chance.to(D.device)], 1)).Q
     return orthonormal

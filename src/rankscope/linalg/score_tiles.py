@@ -19,8 +19,8 @@ LEAST = -80.0
 beyond the last digit of any result, and exponentials that underflow take a hundred times as long."""
 
 _TILE_KEYS = 512
-_CPU_ENTRIES, _DEVICE_ENTRIES = 1 << 17, 1 << 24
-_STRIP_ENTRIES = 1 << 24
+_CPU_ENTRIES, _DEVICE_ENTRIES = 3 << 16, 1 << 24
+_HELD_ENTRIES = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,7 @@ class Strip:
         last: place of the last.
         tiles: how many tiles, from the first, hold all keys that any of them sees.
         reach: length of the longest query: times that of a key, no score is larger in absolute value.
+        taken: no more than this is taken off a score.
     """
 
     rows: slice
@@ -42,6 +43,7 @@ class Strip:
     last: int
     tiles: int
     reach: float
+    taken: float
 
     @property
     def height(self) -> int:
@@ -61,6 +63,7 @@ class HeadScores:
         width: keys per tile.
         causal: whether a row sees only keys up to its own place.
         mask: of all rows of the sequence and all keys: booleans, or what is added to scores.
+        shift: what is taken off each row within the product: queries and keys end with a column for it.
         later: what is taken off each row after the mask, where the mask would swallow it before.
     """
 
@@ -71,6 +74,7 @@ class HeadScores:
     width: int
     causal: bool = False
     mask: Tensor | None = None
+    shift: Float[Tensor, " rows"] | None = None
     later: Float[Tensor, " rows"] | None = None
 
     @classmethod
@@ -105,38 +109,43 @@ class HeadScores:
             self,
             query=torch.cat([self.query, -shift.to(self.query).unsqueeze(-1)], -1),
             key=torch.cat([self.key, ones], -1),
+            shift=shift,
             later=later,
         )
 
     def pick(self, rows: Int[Tensor, " some"]) -> HeadScores:
         """A few of the rows."""
-        later = None if self.later is None else self.later[rows]
-        return replace(self, query=self.query[rows], places=self.places[rows], later=later)
+        shift, later = (None if taken is None else taken[rows] for taken in (self.shift, self.later))
+        return replace(self, query=self.query[rows], places=self.places[rows], shift=shift, later=later)
 
-    def strips(self) -> Iterator[Strip]:
-        """The rows, a few at a time."""
-        for start in range(0, self.rows, self.height):
-            yield self.strip(slice(start, min(self.rows, start + self.height)))
+    def strips(self, *, held: bool = False) -> Iterator[Strip]:
+        """The rows, a few at a time; ``held``: few enough that all tiles of a strip can be kept."""
+        height = self.height(held=held)
+        for start in range(0, self.rows, height):
+            yield self.strip(slice(start, min(self.rows, start + height)))
 
     def strip(self, rows: slice) -> Strip:
         """Some consecutive rows."""
         first, last = int(self.places[rows.start]), int(self.places[rows.stop - 1])
         tiles = min(self.tiles, last // self.width + 1) if self.causal else self.tiles
-        return Strip(rows, self.query[rows], first, last, tiles, float(self._query_lengths[rows].amax()))
+        taken = sum(float(off[rows].amax()) for off in (self.shift, self.later) if off is not None)
+        return Strip(rows, self.query[rows], first, last, tiles, float(self._query_lengths[rows].amax()), taken)
 
-    @property
-    def height(self) -> int:
-        """Rows in a strip: a tile of it fits the cache, the strip a few dozen megabytes."""
+    def height(self, *, held: bool = False) -> int:
+        """Rows in a strip: a tile of it fits the cache, and a strip that is held a few dozen megabytes."""
         per_thread = _CPU_ENTRIES * min(4, torch.get_num_threads())
         entries = per_thread if self.query.device.type == "cpu" else _DEVICE_ENTRIES
-        most = min(entries // self.width, _STRIP_ENTRIES // max(1, self.key.shape[0]))
+        most = entries // self.width
+        if held:
+            most = min(most, _HELD_ENTRIES // max(1, self.key.shape[0]))
         return max(1, min(self.rows, most))
 
     def put_log(self, out: Float[Tensor, "height width"], strip: Strip, tile: int) -> Tensor:
         """Write one tile of logarithms to ``out``, none of them below :data:`LEAST`."""
         self.put(out, strip, tile)
         touched = self.mask is not None or (self.causal and strip.first < (tile + 1) * self.width - 1)
-        if touched or (tile + 1) * self.width > self.keys or strip.reach * self._key_lengths[tile] > -LEAST:
+        lowest = -strip.reach * self._key_lengths[tile] - strip.taken
+        if touched or (tile + 1) * self.width > self.keys or not lowest >= LEAST:
             out.clamp_min_(LEAST)
         return out
 
@@ -146,12 +155,16 @@ class HeadScores:
 
     @cached_property
     def _key_lengths(self) -> list[float]:
-        lengths = torch.linalg.vector_norm(self.key, dim=-1).view(self.tiles, self.width)
+        lengths = self._lengths(self.key).view(self.tiles, self.width)
         return [float(length) for length in lengths.amax(-1).tolist()]
 
     @cached_property
     def _query_lengths(self) -> Tensor:
-        lengths: Tensor = torch.linalg.vector_norm(self.query, dim=-1)
+        return self._lengths(self.query)
+
+    def _lengths(self, rows: Float[Tensor, "rows dim"]) -> Float[Tensor, " rows"]:
+        """Without the column for the shift: it is known by itself, and a product of lengths would not be near it."""
+        lengths: Tensor = torch.linalg.vector_norm(rows if self.shift is None else rows[:, :-1], dim=-1)
         return lengths
 
     def put(self, out: Float[Tensor, "height width"], strip: Strip, tile: int) -> Tensor:

@@ -16,9 +16,9 @@ from rankscope.models.view import Label, ModelView, Stack
 from rankscope.paths.branches import attention_step, gains_of, parallel_step
 from rankscope.paths.maps import Chain, Gain, NormCall, departure, explain, frozen_norm, tolerance
 from rankscope.paths.network import FrozenBlock, Origin, Step
-from rankscope.paths.tokenwise import BlockRun, linearised, unseen
+from rankscope.paths.tokenwise import BlockRun, linearised
 from rankscope.stream.attention_calls import AttentionCall, from_sdpa, from_softmax, listening
-from rankscope.stream.follower import Perform, StreamFollower
+from rankscope.stream.follower import Perform, StreamFollower, unseen
 from rankscope.stream.frames import first_tensor, output_tensor
 from rankscope.stream.open_call import OpenCall
 from rankscope.stream.operators import is_norm

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -22,12 +21,6 @@ from rankscope.stream.follower import Perform, StreamFollower
 from rankscope.stream.frames import output_tensor
 from rankscope.stream.open_call import OpenCall
 from rankscope.stream.operators import is_norm
-
-
-def unseen() -> AbstractContextManager[Any]:
-    """Work of our own inside a running pass, hidden from whoever else follows the stream."""
-    hidden: AbstractContextManager[Any] = torch._C.DisableTorchFunction()
-    return hidden
 
 
 @dataclass(frozen=True)

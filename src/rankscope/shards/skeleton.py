@@ -91,9 +91,11 @@ def _empty_model(config: Any, dtype: torch.dtype) -> nn.Module:
         from accelerate import init_empty_weights
     except ImportError as error:
         raise MissingExtraError("stream", "accelerate", "accelerate") from error
+    from transformers.initialization import no_init_weights
+
     config.dtype = dtype
     try:
-        with init_empty_weights(include_buffers=False), default_dtype(dtype):
+        with init_empty_weights(include_buffers=False), default_dtype(dtype), no_init_weights():
             model: nn.Module = model_class_named("AutoModel").from_config(config, trust_remote_code=False)
     except (ValueError, TypeError, ImportError, AttributeError) as error:
         raise LoadError(f"The model could not be built from its configuration: {error}") from error

@@ -7,7 +7,7 @@ done at an add, an attention call or a norm is left to two kinds of followers: t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -28,6 +28,12 @@ from rankscope.stream.sites import SiteRef
 Perform = Callable[..., Any]
 _CALLS_TORCH_NORM = (nn.LayerNorm, nn.RMSNorm)
 _OBSERVING: ContextVar[bool] = ContextVar("_OBSERVING", default=False)
+
+
+def unseen() -> AbstractContextManager[Any]:
+    """Work of our own inside a running pass, hidden from every mode: going through one costs as much as small work."""
+    hidden: AbstractContextManager[Any] = torch._C.DisableTorchFunction()
+    return hidden
 
 
 @contextmanager

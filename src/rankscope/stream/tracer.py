@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rankscope.models.view import Label, ModelView, Stack
 from rankscope.stream.attention_calls import AttentionCall, from_sdpa, from_softmax, listening, sdpa_arguments
-from rankscope.stream.follower import Perform, StreamFollower, observing
+from rankscope.stream.follower import Perform, StreamFollower, unseen
 from rankscope.stream.kernel_sums import watching_kernel
 from rankscope.stream.open_call import OpenCall
 from rankscope.stream.sites import SiteRef, SiteSelection
@@ -49,7 +49,7 @@ class Tracer(StreamFollower):
         return self._selection.wants_attention
 
     def _tell(self, ref: SiteRef, value: Tensor | AttentionCall) -> None:
-        with observing():
+        with unseen():
             self._observe(ref, value)
 
     def _show(self, call: OpenCall, site: str, tensor: Tensor) -> None:
