@@ -130,17 +130,25 @@ def _probs(query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool, sca
     """Probabilities as the fused kernel has them, in float32 at least; zero in the row of a query that sees no key."""
     if query.dtype in (torch.float16, torch.bfloat16):
         query, key = query.float(), key.float()
-    if key.dim() == 4 and key.shape[1] != query.shape[1]:
-        key = key.repeat_interleave(query.shape[1] // key.shape[1], dim=1)
-    scores = (query @ key.transpose(-1, -2)).mul_(1 / math.sqrt(query.shape[-1]) if scale is None else scale)
+    scores = _products(query, key).mul_(1 / math.sqrt(query.shape[-1]) if scale is None else scale)
     if is_causal:
-        hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu_(1)
-        scores.masked_fill_(hidden, -torch.inf)
+        # Zero first, whatever was there, NaN too. On a processor ``masked_fill_`` takes five times as long as both.
+        later = torch.full(scores.shape[-2:], -torch.inf, dtype=scores.dtype, device=scores.device).triu_(1)
+        scores.tril_().add_(later)
     if mask is None:
         return scores.softmax(dim=-1)
     scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
     sees_nothing = scores.amax(dim=-1, keepdim=True) == -torch.inf
     return scores.masked_fill(sees_nothing, 0.0).softmax(dim=-1).masked_fill(sees_nothing, 0.0)
+
+
+def _products(query: Tensor, key: Tensor) -> Tensor:
+    """Queries times keys; heads that share their keys are rows of one product."""
+    if key.dim() < 4 or key.shape[1] == query.shape[1]:
+        return query @ key.mT
+    groups, heads = key.shape[1], query.shape[1]
+    rows = query.reshape(query.shape[0], groups, heads // groups * query.shape[2], query.shape[3])
+    return (rows @ key.mT).view(query.shape[0], heads, query.shape[2], key.shape[2])
 
 
 def sdpa_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
