@@ -7,7 +7,8 @@
 Peaks are VmHWM of a process of its own (mapped files count). ``--checks`` runs the model streamed and whole, holds the
 rows against each other bit by bit, then kills a streamed run with signal 9 half-way and takes it up again. ``--rounds``
 times, interleaved in one process: a bare loop that reads the shards with safetensors and runs the blocks, the same loop
-with the next shard read in a thread, and ``measure(stream=True)`` with its default battery; medians.
+with the next shard read in a thread, and ``measure(stream=True)`` with its default battery. Speeds are taken within a
+round; their median, and in brackets their quartiles.
 """
 
 from __future__ import annotations
@@ -174,15 +175,19 @@ def race(given: argparse.Namespace) -> None:
     }
     times: dict[str, list[float]] = {name: [] for name in contestants}
     for number in range(given.rounds + 1):
-        for name, run in contestants.items():
+        # There and back again: what one leaves behind (heat, memory) weighs on the next, whichever that is.
+        for name in list(contestants)[:: 1 if number % 2 else -1]:
             started = time.perf_counter()
-            run()
+            contestants[name]()
             if number:  # the first round warms up
                 times[name].append(time.perf_counter() - started)
-    medians = {name: statistics.median(found) for name, found in times.items()}
-    for name, median in medians.items():
-        print(f"{name:22s} {median:7.2f} s   speed {medians['bare'] / median:5.2f} of bare", end="")
-        print(f", {medians['bare, reading ahead'] / median:5.2f} of bare reading ahead")
+    for name, found in times.items():
+        print(f"{name:22s} {statistics.median(found):7.2f} s", end="")
+        for against in ("bare", "bare, reading ahead"):
+            speeds = [other / own for other, own in zip(times[against], found, strict=True)]
+            low, middle, high = statistics.quantiles(speeds, n=4) if len(speeds) > 1 else speeds * 3
+            print(f"   {middle:5.2f} of {against} ({low:.2f} to {high:.2f})", end="")
+        print()
 
 
 def main() -> None:
