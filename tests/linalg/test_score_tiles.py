@@ -95,7 +95,8 @@ def test_log_sums_are_those_of_the_whole(places: str, causal: bool, kind: str, s
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("kind", ["none", "bool", "added"])
-@pytest.mark.parametrize("sharp", [0.1, 60.0])
+# at 18 no score is below the least, but a score less its row's log-sum is
+@pytest.mark.parametrize("sharp", [0.1, 18.0, 60.0])
 @pytest.mark.parametrize("late", [False, True])
 def test_logarithms_of_probabilities_are_never_below_the_least(
     causal: bool, kind: str, sharp: float, late: bool

@@ -151,6 +151,18 @@ def test_the_support_says_which_keys_are_seen() -> None:
         assert torch.equal(both.support(), causal & last)
 
 
+@pytest.mark.parametrize("damage", [torch.nan, torch.inf])
+def test_what_a_later_key_holds_reaches_no_row_before_it(damage: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    query, key = torch.randn(1, 6, 5, 8, generator=generator), torch.randn(1, 2, 5, 8, generator=generator)
+    whole = AttentionCall(query=query, key=key, is_causal=True).probs()
+    hurt = key.clone()
+    hurt[:, :, 3] = damage
+    found = AttentionCall(query=query, key=hurt, is_causal=True).probs()
+    assert torch.equal(found[:, :, :3], whole[:, :, :3])
+    assert bool(found[:, :, 3:].isnan().any(-1).all())
+
+
 def test_in_half_precision_probabilities_are_those_of_the_rounded_arguments() -> None:
     query, key, value = (t.bfloat16() for t in tensors())
     probs = AttentionCall(query=query, key=key, value=value).probs()
