@@ -175,7 +175,7 @@ def race(given: argparse.Namespace) -> None:
     }
     times: dict[str, list[float]] = {name: [] for name in contestants}
     for number in range(given.rounds + 1):
-        # There and back again: what one leaves behind (heat, memory) weighs on the next, whichever that is.
+        # There and back again: what one leaves behind (heat, memory) may weigh on the next, whichever that is.
         for name in list(contestants)[:: 1 if number % 2 else -1]:
             started = time.perf_counter()
             contestants[name]()
