@@ -142,8 +142,8 @@ def alarm(violations: Sequence[Violation]) -> str:
     """The first sentence of a run in which a bound is broken."""
     more = f" and {len(violations) - 1} more" if len(violations) > 1 else ""
     return (
-        f"Violated: a bound is broken with every hypothesis met, {violations[0].words}{more}. Either the statement or the "
-        "way this model was read is wrong: trust none of these bounds here, and please report it with this run."
+        f"Violated: a bound is broken with every hypothesis met, {violations[0].words}{more}. Either the statement or "
+        "the way this model was read is wrong: trust none of these bounds here, and please report it with this run."
     )
 
 
