@@ -10,8 +10,8 @@ from torch import Tensor
 
 from rankscope._errors import UnsupportedConfigError
 from rankscope.models.heads import HeadWeights
-from rankscope.paths.maps import IDENTITY, Chain, NormCall, departure, explain, tolerance
-from rankscope.paths.network import FrozenHeads, Step
+from rankscope.paths.maps import IDENTITY, Chain, Gain, NormCall, departure, explain, tolerance
+from rankscope.paths.network import FrozenHeads, SeenAttention, Step
 from rankscope.stream.sites import SiteRef
 
 
@@ -61,7 +61,8 @@ def attention_step(
         after = explain(out.to(branch.dtype), branch, norms, dtype, exact=False)
         if after is not None:
             constant = _constant(heads, shift, before, after)
-            return Step(skip=skip, heads=heads, before=before, after=after, bias=constant)
+            seen = SeenAttention(read, _given(out, branch, after, norms), branch)
+            return Step(skip=skip, heads=heads, before=before, after=after, bias=constant, seen=seen)
         nearest = min(nearest, departure(out, branch))
     raise UnsupportedConfigError(
         f"{ref}: the sum over heads departs from what the model adds by {nearest:.1e} of its norm, where "
@@ -87,6 +88,18 @@ def parallel_step(
     rest = (branch.double() - mlp.double()).to(branch.dtype)
     step = attention_step(ref, weights, probs, state, norms, rest, skip, dtype)
     return replace(step, source=mlp.to(dtype), origin="mlp")
+
+
+def _given(out: Tensor, branch: Tensor, after: Chain, norms: Sequence[NormCall]) -> Tensor | None:
+    """What the model's output projection gave: the branch, or what the norm after it took; None where neither shows."""
+    if after.is_identity:
+        return branch
+    for call in norms:
+        if call.taken.shape == out.shape and departure(out, call.taken) <= tolerance(branch.dtype):
+            return call.taken
+    if all(isinstance(part, Gain) and isinstance(part.factor, float) for part in after.parts):
+        return branch.double() / after.linear(torch.ones((), dtype=torch.float64))
+    return None
 
 
 def _readings(state: Tensor, norms: Sequence[NormCall], dtype: torch.dtype) -> Iterator[tuple[Tensor, Chain]]:

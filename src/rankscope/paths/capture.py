@@ -52,11 +52,13 @@ def run_frozen(
     dtype: torch.dtype | None = None,
     convention: Convention = "sources",
     before: Tensor | None = None,
+    keep_seen: bool = False,
 ) -> Any:
     """The same block by block, while the model runs, so that nothing has to be kept; returns the model's output.
 
     Linearised MLPs need their blocks to run again, which they do when the pass is over. Of a model that is run in
-    parts, ``before`` is what the block before this part gave back.
+    parts, ``before`` is what the block before this part gave back. With ``keep_seen`` each attention step carries what
+    attention read and gave in the model, which is as much memory again as the stream.
     """
     if config is None:
         raise UnsupportedConfigError(
@@ -66,7 +68,9 @@ def run_frozen(
     if convention == "sources":
         with (
             torch.no_grad(),
-            Recorder(view, config, on_entry, on_block, dtype, linearises=False, before=before).riding(),
+            Recorder(
+                view, config, on_entry, on_block, dtype, linearises=False, before=before, keep_seen=keep_seen
+            ).riding(),
         ):
             return batch.run(view.model)
     events: list[tuple[str | None, Tensor] | FrozenBlock] = []

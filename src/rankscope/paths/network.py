@@ -79,6 +79,21 @@ class FrozenHeads:
 
 
 @dataclass(frozen=True, eq=False)
+class SeenAttention:
+    """One attention branch as the model itself computed it; (batch, tokens, dim) each.
+
+    Attributes:
+        read: what attention read.
+        given: what its output projection gave, before any norm or gain; None where that was not seen.
+        summed: the stream after the add.
+    """
+
+    read: Tensor
+    given: Tensor | None
+    summed: Tensor
+
+
+@dataclass(frozen=True, eq=False)
 class Step:
     """One thing that happens to the stream: it is passed on, and something may be added.
 
@@ -96,6 +111,7 @@ class Step:
         tokenwise_after: from what the linearised MLP gives to what is added.
         linearised_at: the stream that ran, as long as ``source`` is still the MLP's whole output.
         deferred: linearises the MLP once the forward pass is over.
+        seen: the attention branch as the model computed it, where that was asked for.
     """
 
     skip: Chain | None = IDENTITY
@@ -110,6 +126,7 @@ class Step:
     tokenwise_after: Chain = IDENTITY
     linearised_at: Tensor | None = None
     deferred: Callable[[Step], Step] | None = None
+    seen: SeenAttention | None = None
 
     def passed(self, x: Tensor) -> Tensor:
         """The stream on its way past attention, a linearised MLP included; (sums, batch, tokens, dim)."""

@@ -41,8 +41,10 @@ class Recorder(StreamFollower):
         *,
         linearises: bool,
         before: Tensor | None = None,
+        keep_seen: bool = False,
     ) -> None:
         super().__init__(view)
+        self._keep_seen = keep_seen
         self._config, self._on_entry, self._on_block = config, on_entry, on_block
         self._dtype, self._linearises, self._before = dtype, linearises, before
         self._modules = view.modules()
@@ -129,6 +131,8 @@ class Recorder(StreamFollower):
         if not call.joins:
             self._read, self._read_norms = self._state, self._norms
         step = self._step(ref, label, way, skip, b) if added else Step(skip=skip)
+        if step.seen is not None:
+            step = replace(step, seen=replace(step.seen, summed=y) if self._keep_seen else None)
         bias = _spread(None if skip is None else skip.offset(), b.to(self._arithmetic(b)))
         step = self._defer(step, way, reads_sum=not call.joins)
         self._steps.append(self._joined(ref, step) if call.joins else _with_bias(step, bias))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,17 @@ from rankscope.results.summary import stacks_of
 
 OURS = "contraction_interval"
 PUBLISHED = "dong_2021_multi_head"
-NUMBERS = ("log10_bound", "log10_lower_bound", "log10_measured", "log10_slack", "log10_width", "log10_factor")
+NUMBERS = (
+    "log10_bound",
+    "log10_lower_bound",
+    "log10_measured",
+    "log10_slack",
+    "log10_width",
+    "log10_factor",
+    "log10_rounding",
+)
+VIOLATED = "violated"
+HOLDS = "holds"
 
 
 @dataclass(frozen=True)
@@ -93,14 +103,64 @@ def spread(values: NDArray[np.float64]) -> str:
     return f"10^{low:.1f}" if f"{low:.1f}" == f"{high:.1f}" else f"10^{low:.1f} to 10^{high:.1f}"
 
 
-def judge_bounds(table: pa.Table, applies: Mapping[str, bool]) -> tuple[str, tuple[Mapping[str, Any], ...]]:
-    """Which theorems apply, how far the published bound is from the measured value, and how far ours."""
+@dataclass(frozen=True)
+class Violation:
+    """A bound that the measured value breaks with every hypothesis met, in powers of ten.
+
+    Attributes:
+        theorem: its name.
+        stack: None in a model of one.
+        sequence: its number.
+        layer: number of the block; None for the whole depth.
+        log10_measured: the quantity.
+        log10_lower: lower bound, None where there is none.
+        log10_upper: upper bound, None where there is none.
+    """
+
+    theorem: str
+    stack: str | None
+    sequence: int
+    layer: int | None
+    log10_measured: float
+    log10_lower: float | None
+    log10_upper: float | None
+
+    @property
+    def words(self) -> str:
+        """In one clause."""
+        where = "over the whole depth" if self.layer is None else f"in block {self.layer}"
+        stack = f" of the {self.stack}" if self.stack else ""
+        above = self.log10_upper is not None and self.log10_measured > self.log10_upper
+        end, name = (self.log10_upper, "upper") if above else (self.log10_lower, "lower")
+        return (
+            f"{self.theorem} {where}{stack}, sequence {self.sequence} (measured 10^{self.log10_measured:.4g}, {name} "
+            f"bound 10^{end:.4g})"
+        )
+
+
+def alarm(violations: Sequence[Violation]) -> str:
+    """The first sentence of a run in which a bound is broken."""
+    more = f" and {len(violations) - 1} more" if len(violations) > 1 else ""
+    return (
+        f"Violated: a bound is broken with every hypothesis met, {violations[0].words}{more}. Either the statement or "
+        "the way this model was read is wrong: trust none of these bounds here, and please report it with this run."
+    )
+
+
+def judge_bounds(
+    table: pa.Table, applies: Mapping[str, bool], violations: Sequence[Violation] = ()
+) -> tuple[str, tuple[Mapping[str, Any], ...]]:
+    """Which theorems apply, how far the published bound is from the measured value, and how far ours.
+
+    A violation comes first.
+    """
     holding = [name for name, holds in applies.items() if holds]
-    said = [
+    said = [alarm(violations)] if violations else []
+    said += [
         f"{len(holding)} of {len(applies)} theorems apply to this network with every hypothesis met"
         + (f": {', '.join(holding)}." if holding else ".")
     ]
-    evidence: list[Mapping[str, Any]] = []
+    evidence: list[Mapping[str, Any]] = [asdict(violation) for violation in violations]
     for name in (PUBLISHED, OURS):
         grids = [grid_of(table, name, stack=stack) for stack in stacks_of(table)] if name in applies else []
         slack = _pooled(grids, "log10_slack")
@@ -112,8 +172,9 @@ def judge_bounds(table: pa.Table, applies: Mapping[str, bool]) -> tuple[str, tup
 
 
 def _ours(grids: list[TheoremGrid], slack: NDArray[np.float64]) -> str:
-    above = _pooled(grids, "log10_measured") >= _pooled(grids, "log10_lower_bound")
-    inside = (slack >= 0) & above
+    rounding = np.nan_to_num(_pooled(grids, "log10_rounding"), nan=0.0)
+    above = _pooled(grids, "log10_measured") + rounding >= _pooled(grids, "log10_lower_bound")
+    inside = (slack >= -rounding) & above
     width = _pooled(grids, "log10_width")
     open_ended = f", with a lower end of zero in {int(np.isinf(width).sum())}" if np.isinf(width).any() else ""
     return (

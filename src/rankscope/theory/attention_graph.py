@@ -9,6 +9,7 @@ from functools import lru_cache
 import numpy as np
 import torch
 from jaxtyping import Bool, Float
+from numpy.typing import NDArray
 from torch import Tensor
 
 from rankscope._citations import Cite
@@ -28,6 +29,8 @@ class AttentionGraph:
         radius: fewest layers in which some token reaches all; None where none does.
         centres: how many tokens reach all within the radius.
         diameter: fewest layers in which every token reaches every other; None where that never happens.
+        tokens: how many there are.
+        packed: the edges, row after row, eight to a byte and in hexadecimal; :meth:`edges` unpacks them.
     """
 
     complete: bool
@@ -36,6 +39,13 @@ class AttentionGraph:
     radius: int | None
     centres: int
     diameter: int | None
+    tokens: int
+    packed: str
+
+    def edges(self) -> NDArray[np.bool_]:
+        """Entry (i, j) when token i attends to token j."""
+        bits = np.unpackbits(np.frombuffer(bytes.fromhex(self.packed), dtype=np.uint8), count=self.tokens**2)
+        return bits.reshape(self.tokens, self.tokens).astype(np.bool_)
 
 
 def attention_graph(edges: Bool[Tensor, "query key"]) -> AttentionGraph:
@@ -66,6 +76,8 @@ def _graph(n: int, cells: bytes) -> AttentionGraph:
         radius=int(radius) if math.isfinite(radius) else None,
         centres=int((layers == radius).sum()) if math.isfinite(radius) else 0,
         diameter=int(layers.max()) if strong else None,
+        tokens=n,
+        packed=np.packbits(edges).tobytes().hex(),
     )
 
 

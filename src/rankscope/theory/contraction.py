@@ -1,8 +1,16 @@
 r"""How much one attention layer can stretch or shrink a residual: two-sided, from its own attention and values. Ours.
 
-Given the attention matrices, the residual after attention is :math:`T(R) = C\sum_h P_hRW_{V,h}W_{O,h}` exactly: the
-rows of each :math:`P_h` add up to one, so the mean token and all biases are the same for every row and C removes them.
-T is linear in R and its gains on centred residuals bound :math:`\|R'\|_F/\|R\|_F` from both sides. With
+Given the attention matrices, the residual after attention is exactly
+
+.. math::
+
+   R' = T(R) + \ell, \qquad T(R) = C\sum_h P_hRW_{V,h}W_{O,h}, \qquad
+   \ell = C\sum_h (P_h1)(\bar xW_{V,h} + b_{V,h})W_{O,h} .
+
+Where the rows of each :math:`P_h` add up to one, :math:`P_h1 = 1`, C removes what all tokens share and the leak
+:math:`\ell` is zero. Where they do not (a sink outside the sequence, or the rounding of the format), rows hold
+different amounts of the shared part, and its size does not depend on R. T is linear in R and its gains on centred
+residuals bound :math:`\|T(R)\|_F/\|R\|_F` from both sides; :math:`\|\ell\|_F/\|R\|_F` widens both ends. With
 :math:`B_h = CP_hC`, whose singular values on centred columns run from :math:`m_h` to :math:`s_h`,
 
 .. math::
@@ -39,8 +47,8 @@ from rankscope.theory.stability import LinearMap
 
 _EPS = torch.finfo(torch.float64).eps
 _MARGIN = 16.0
-ROW_SUMS = 0.02
-"""How far a row of attention may be from adding up to one: bfloat16 rounds that much, a sink takes more."""
+ROW_SUMS = 64 * _EPS
+"""How far a row of float64 attention may be from adding up to one, per token, where the leak is not known."""
 
 
 @dataclass(frozen=True)
@@ -64,9 +72,12 @@ class Gains:
         given_values: **Bound**, certified: for every R whose values have, head by head, the singular values they have
             here.
         rms: :math:`\|T\|_F` over the root of the dimension: the root mean square gain of a random R. **Exact.**
-        measured: of the residual at hand. **Exact** to rounding; NaN where it is zero.
+        measured: of the residual at hand, by the formula and not by the model. **Exact** to rounding; NaN where it is
+            zero.
         ends: largest and smallest gain as Lanczos found them, with what they are worth; None when not asked for.
         readable: how many independent features the values read.
+        leak: :math:`\|\ell\|_F/\|R\|_F`, by which both intervals are wider than those of T, and ``ends`` are not; 0
+            where the rows of attention add up to one.
     """
 
     any_residual: Interval
@@ -75,6 +86,7 @@ class Gains:
     measured: float
     ends: LanczosEnds | None
     readable: int
+    leak: float = 0.0
 
 
 def layer_gains(
@@ -83,26 +95,29 @@ def layer_gains(
     W_V: Float[Tensor, "heads dim d_v"],
     W_O: Float[Tensor, "heads d_v dim"],
     *,
+    shared: Float[Tensor, "heads d_v"] | None = None,
     skip_gain: float = 0.0,
     steps: int = 60,
     seed: int = 0,
 ) -> Gains:
-    r"""Bounds on :math:`\|gR + T(R)\|_F/\|R\|_F` for the layer with these attention matrices, and the value itself.
+    r"""Bounds on :math:`\|gR + R'\|_F/\|R\|_F` for the layer with these attention matrices, and the value itself.
 
     **Bound.** Singular values are LAPACK's in float64, widened by its backward error: 16 times the larger side times
     2.2e-16 of the largest. With a skip (g not 0) the certified interval is :math:`|g| \pm` that of T.
 
     Args:
         R: the residual that attention reads; centred here.
-        P: its attention, rows adding up to one.
+        P: its attention.
         W_V: values per head.
         W_O: outputs per head.
+        shared: :math:`\bar xW_V + b_V`, the values of the mean token with their bias. Without it the rows of P must
+            add up to one.
         skip_gain: g, what the skip adds of R.
         steps: Lanczos steps; 0 for none.
         seed: of their random start.
 
     Raises:
-        InputError: rows that do not add up to one, or fewer than two tokens.
+        InputError: rows that do not add up to one and no ``shared``, or fewer than two tokens.
 
     Example:
         One head that averages everything leaves nothing; one that looks only at itself leaves all.
@@ -115,7 +130,8 @@ def layer_gains(
     """
     P, W_V, W_O = (tensor.detach().to(torch.float64) for tensor in (P, W_V, W_O))
     R = centred(R.detach().to(torch.float64))
-    _check_rows(P)
+    _check_rows(P, leak_is_known=shared is not None)
+    leaked = torch.zeros_like(R) if shared is None else _leak(P, shared.detach().to(torch.float64), W_O)
     B = P - P.mean(-2, keepdim=True)
     B = B - B.mean(-1, keepdim=True)
     spectrum = torch.linalg.svdvals(B)[:, :-1]  # the last one is that of equal columns
@@ -135,14 +151,23 @@ def layer_gains(
     free.take(0.0, float((high[:, 0] * _head_norms(W_V, W_O)).sum()))
     apply, transpose = _centred_maps(B, W_V, W_O, skip_gain)
     ends = lanczos_ends(apply, transpose, *R.shape, steps=steps, seed=seed) if steps else None
+    leak = float(torch.linalg.vector_norm(leaked)) * (1 + _MARGIN * max(P.shape) * _EPS) / size if size > 0 else 0.0
     return Gains(
-        free.with_skip(skip_gain),
-        given.with_skip(skip_gain),
+        free.with_skip(skip_gain, leak),
+        given.with_skip(skip_gain, leak),
         _rms(B, W_V, W_O, skip_gain),
-        float(torch.linalg.vector_norm(apply(R))) / size if size > 0 else float("nan"),
+        float(torch.linalg.vector_norm(apply(R) + leaked)) / size if size > 0 else float("nan"),
         ends,
         int(torch.linalg.matrix_rank(W_V.permute(1, 0, 2).flatten(1))),
+        leak,
     )
+
+
+def _leak(P: Tensor, shared: Tensor, W_O: Tensor) -> Tensor:
+    """What the tokens share and rows of different sums hold different amounts of, (tokens, dim) and centred."""
+    missing = P.sum(-1) - 1  # the same after centring, and without the digits that 1 would cost
+    leaked = (missing[..., None] * (shared[:, None] @ W_O)).sum(0)
+    return centred(leaked)
 
 
 def _paired(low: Tensor, high: Tensor, values: Tensor) -> tuple[float, float]:
@@ -164,11 +189,10 @@ class _Tightest:
     def take(self, lower: float, upper: float) -> None:
         self.lower, self.upper = max(self.lower, lower), min(self.upper, upper)
 
-    def with_skip(self, gain: float) -> Interval:
-        if gain == 0:
-            return Interval(self.lower, self.upper)
+    def with_skip(self, gain: float, leak: float) -> Interval:
         size = abs(gain)
-        return Interval(max(size - self.upper, self.lower - size, 0.0), size + self.upper)
+        lower = max(size - self.upper, self.lower - size) if gain else self.lower
+        return Interval(max(lower - leak, 0.0), size + self.upper + leak)
 
 
 def _factorings(W_V: Tensor, W_O: Tensor) -> list[tuple[Tensor, Tensor]]:
@@ -216,12 +240,13 @@ def _rms(B: Tensor, W_V: Tensor, W_O: Tensor, gain: float) -> float:
     return float((energy.clamp_min(0.0) / size).sqrt())
 
 
-def _check_rows(P: Tensor) -> None:
+def _check_rows(P: Tensor, *, leak_is_known: bool) -> None:
     if P.ndim != 3 or P.shape[-1] < 2 or P.shape[-1] != P.shape[-2]:
         raise InputError(f"Attention of shape {tuple(P.shape)}. Expected (heads, tokens, tokens), two tokens or more.")
     off = float((P.sum(-1) - 1).abs().max())
-    if off > ROW_SUMS:
+    if not leak_is_known and not off <= ROW_SUMS * P.shape[-1]:
         raise InputError(
             f"A row of attention adds up to 1 only within {off:.1e}. With rows that do not add up to one the mean "
-            "token does not cancel, and the residual after attention is no function of the one before."
+            "token does not cancel, and the residual after attention is not a function of the one before. Give "
+            "shared, the values of the mean token."
         )

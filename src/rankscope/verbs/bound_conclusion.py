@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rankscope.results.bounds import judge_bounds
+from rankscope.results.bounds import HOLDS, VIOLATED, Violation, judge_bounds
 from rankscope.results.provenance import Provenance
 from rankscope.results.rows import RowWriter
 from rankscope.results.run import Run
@@ -36,17 +37,19 @@ def concluded(
     first: dict[str, dict[str | None, Evaluation]] = {}
     applies: dict[str, bool] = {}
     failed: dict[str, list[str]] = {}
+    violations: list[Violation] = []
     for part in measured:
         for entry in chosen:
             evaluation = entry.function(part.network, part.layers)
             first.setdefault(entry.name, {}).setdefault(part.stack, evaluation)
             applies[entry.name] = applies.get(entry.name, True) and evaluation.applies
             failed[entry.name] = list(dict.fromkeys([*failed.get(entry.name, []), *evaluation.failed]))
+            violations += _violations(evaluation, part)
             write_evaluation(writer, evaluation, part.stack, part.sequence)
         if any(entry.name == "contraction_interval" for entry in chosen):
             write_gains(writer, part)
     table = writer.table()
-    verdict, evidence = judge_bounds(table, applies)
+    verdict, evidence = judge_bounds(table, applies, violations)
     return Run(
         kind="bound",
         provenance=provenance,
@@ -56,6 +59,7 @@ def concluded(
         table=table,
         notes=notes,
         extra={
+            "code": VIOLATED if violations else HOLDS,
             "sentences": {name: _said(found) for name, found in first.items()},
             "quantities": {name: next(iter(found.values())).quantity for name, found in first.items()},
             "applies": applies,
@@ -64,6 +68,25 @@ def concluded(
             **(further or {}),
         },
     )
+
+
+def _violations(evaluation: Evaluation, part: Measured) -> list[Violation]:
+    def tens(log_value: float | None) -> float | None:
+        return None if log_value is None else log_value / math.log(10)
+
+    return [
+        Violation(
+            theorem=evaluation.theorem,
+            stack=part.stack,
+            sequence=part.sequence,
+            layer=bound.layer,
+            log10_measured=bound.log_measured / math.log(10),
+            log10_lower=tens(bound.log_lower),
+            log10_upper=tens(bound.log_upper),
+        )
+        for bound in evaluation.violated
+        if bound.log_measured is not None
+    ]
 
 
 def _said(found: Mapping[str | None, Evaluation]) -> str:

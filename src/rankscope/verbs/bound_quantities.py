@@ -68,14 +68,16 @@ def stream_state(X: Tensor) -> StreamState:
         column_spread=float(torch.linalg.vector_norm(X.amax(0) - X.amin(0))),
         least_cosine=float((unit @ unit.T).min()),
         rank=int(torch.linalg.matrix_rank(X)),
+        farthest=_farthest(unit),
     )
 
 
-def read_by_attention(step: Step, state: Tensor) -> Tensor:
-    """What attention reads of a stream (batch, tokens, dim)."""
-    read = step.before.linear(state[None])[0]
-    offset = step.before.offset()
-    return read if offset is None else read + offset
+def _farthest(X: Tensor) -> float:
+    """Largest distance between two tokens; centred first, so that it keeps its digits where tokens are close."""
+    R = centred(X)
+    gram = R @ R.T
+    own = gram.diagonal()
+    return float((own[:, None] + own - 2 * gram).max().clamp_min(0.0).sqrt())
 
 
 def skip_gain_of(step: Step) -> float | None:

@@ -16,14 +16,12 @@ from rankscope.models.heads.family import family_of
 from rankscope.models.inputs import Batch
 from rankscope.models.view import ModelView
 from rankscope.paths.capture import run_frozen
-from rankscope.paths.network import FrozenBlock
+from rankscope.paths.network import FrozenBlock, SeenAttention, Step
 from rankscope.theory.theorems import LayerQuantities, Network
 from rankscope.verbs.bound_found import Found, Measured, StepFacts
-from rankscope.verbs.bound_passage import passage_of
-from rankscope.verbs.bound_quantities import read_by_attention, skip_gain_of, stream_state
+from rankscope.verbs.bound_passage import SeenLayer, passage_of
+from rankscope.verbs.bound_quantities import skip_gain_of
 from rankscope.verbs.bound_weights import layer_weights
-
-_UNIT = 1e-6
 
 
 @dataclass(eq=False)
@@ -80,7 +78,7 @@ class BoundReader:
             self.dtypes.add(block.out.dtype)
             entries[block.stack] = block.out.to(torch.float64)
 
-        run_frozen(self.view, self.config, batch, begin, through, dtype=torch.float64, before=before)
+        run_frozen(self.view, self.config, batch, begin, through, dtype=torch.float64, before=before, keep_seen=True)
         return found
 
     def finished(self, stack: str | None, first_sequence: int, found: Found) -> list[Measured]:
@@ -93,29 +91,28 @@ class BoundReader:
 
     def _layers(self, block: FrozenBlock, entry: Tensor, batch: Batch) -> list[list[LayerQuantities]]:
         weights, known = self._of(block)
-        state, out = entry, block.out.to(torch.float64)
+        out = block.out.to(torch.float64)
         found: list[list[LayerQuantities]] = [[] for _ in range(entry.shape[0])]
         for step in block.steps:
-            if step.heads is not None:
-                read = read_by_attention(step, state)
-                for number in range(entry.shape[0]):
-                    keep = _kept(batch, number, entry)
-                    self.lengths.setdefault(block.stack, {})[batch.first_sequence + number] = int(keep.sum())
-                    if int(keep.sum()) < 2:
-                        continue
-                    passage = passage_of(
-                        weights,
-                        read[number, keep],
-                        step.heads.probs[number][:, keep][:, :, keep],
-                        stream_state(entry[number, keep]),
-                        stream_state(out[number, keep]),
-                        skip_gain=skip_gain_of(step),
-                        position=self.position,
-                        floor=float_floor(block.out.dtype),
-                        steps=self.steps,
-                    )
-                    found[number].append(replace(known, layer=block.layer, passage=passage))
-            state = step.total(state)
+            if step.heads is None or step.seen is None:
+                continue
+            for number in range(entry.shape[0]):
+                keep = _kept(batch, number, entry)
+                self.lengths.setdefault(block.stack, {})[batch.first_sequence + number] = int(keep.sum())
+                if int(keep.sum()) < 2:
+                    continue
+                P = step.heads.probs[number][:, keep]
+                passage = passage_of(
+                    weights,
+                    _seen(step, step.seen, entry, out, number, keep),
+                    P[:, :, keep],
+                    skip_gain=skip_gain_of(step),
+                    position=self.position,
+                    floor=float_floor(block.out.dtype),
+                    steps=self.steps,
+                    outside=float(P[:, :, ~keep].sum(-1).max()),
+                )
+                found[number].append(replace(known, layer=block.layer, passage=passage))
         return found
 
     def _of(self, block: FrozenBlock) -> tuple[HeadWeights, LayerQuantities]:
@@ -128,7 +125,6 @@ class BoundReader:
 
     def _network(self, facts: StepFacts, layers: Sequence[LayerQuantities]) -> Network:
         bare, cut = facts.bare, not facts.has_skip and not facts.has_source
-        passages = [layer.passage for layer in layers if layer.passage is not None]
         return Network(
             depth=len(layers),
             heads=max(len(layer.heads) for layer in layers),
@@ -136,13 +132,25 @@ class BoundReader:
             pure=bare and cut and facts.nothing_else,
             only_mlp=bare and not self.has_norm and facts.only_mlp,
             has_skip=facts.has_skip,
-            row_scaling=bare and cut and all(_on_sphere(p.stream_out.mu, p.stream_out.unit_mu) for p in passages),
+            row_scaling=bare and cut,
             bilinear=self.position == "none" and not facts.qk_norm,
         )
 
 
-def _on_sphere(mu: float, unit_mu: float) -> bool:
-    return abs(mu - unit_mu) <= _UNIT * max(mu, unit_mu)
+def _seen(step: Step, seen: SeenAttention, entry: Tensor, out: Tensor, number: int, keep: Tensor) -> SeenLayer:
+    """One sequence of a step, without padding."""
+
+    def of(x: Tensor) -> Tensor:
+        return x[number, keep].to(torch.float64)
+
+    return SeenLayer(
+        entry=of(entry),
+        read=of(seen.read),
+        given=None if seen.given is None else of(seen.given),
+        summed=of(seen.summed),
+        out=of(out),
+        beside=0.0 if step.source is None else float(torch.linalg.vector_norm(of(step.source))),
+    )
 
 
 def _kept(batch: Batch, number: int, entry: Tensor) -> Tensor:

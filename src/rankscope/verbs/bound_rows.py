@@ -90,6 +90,7 @@ def _numbers(bound: LayerBound) -> Iterator[tuple[str, float]]:
         "log10_slack": bound.log_slack,
         "log10_width": bound.log_width,
         "log10_factor": bound.log_factor,
+        "log10_rounding": bound.log_rounding or None,
     }
     for metric, value in named.items():
         if value is not None:

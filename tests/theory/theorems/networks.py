@@ -11,8 +11,8 @@ from torch import Tensor
 from rankscope.models.heads import HeadWeights
 from rankscope.theory.lipschitz import LipschitzConstants
 from rankscope.theory.theorems import Evaluation, LayerQuantities, Network
-from rankscope.verbs.bound_passage import passage_of
-from rankscope.verbs.bound_quantities import head_sizes, stream_state
+from rankscope.verbs.bound_passage import SeenLayer, passage_of
+from rankscope.verbs.bound_quantities import head_sizes
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def simulate(
     weights: Sequence[HeadWeights],
     X: Tensor,
     *,
-    mask: Tensor | None = None,
+    mask: Tensor | Sequence[Tensor | None] | None = None,
     skip: float = 0.0,
     unit: bool = False,
     mlp: Callable[[Tensor], Tensor] | None = None,
@@ -83,19 +83,22 @@ def simulate(
     steps: int | None = None,
     cubic: bool = False,
 ) -> Simulated:
-    """Attention layers one after the other, with a skip, an MLP or scaling to unit length behind each."""
-    layers, stream, before = [], [X], stream_state(X)
-    for number, heads in enumerate(weights):
-        P = attention(heads, X, mask)
-        out = (P @ (X @ heads.W_V) @ heads.W_O).sum(0) + skip * X
-        out = out if mlp is None else mlp(out)
+    """Attention layers one after the other, with a skip, an MLP or scaling to unit length after each.
+
+    ``mask`` is one for all layers, or one for each.
+    """
+    layers, stream = [], [X]
+    masks = mask if isinstance(mask, Sequence) else [mask] * len(weights)
+    for number, (heads, seen) in enumerate(zip(weights, masks, strict=True)):
+        P = attention(heads, X, seen)
+        given = (P @ (X @ heads.W_V + heads.b_V[:, None]) @ heads.W_O).sum(0) + heads.b_O
+        summed = given + skip * X
+        out = summed if mlp is None else mlp(summed)
         out = out / torch.linalg.vector_norm(out, dim=-1, keepdim=True) if unit else out
         passage = passage_of(
             heads,
-            X,
+            SeenLayer(X, X, given, summed, out),
             P,
-            before,
-            (after := stream_state(out)),
             skip_gain=skip if skip else None,
             position="none",
             floor=4 * torch.finfo(torch.float64).eps,
@@ -103,7 +106,7 @@ def simulate(
             cubic=cubic,
         )
         layers.append(LayerQuantities(number, head_sizes(heads), heads.scale, mlp=constants, passage=passage))
-        X, before = out, after
+        X = out
         stream.append(X)
     network = Network(
         depth=len(layers),

@@ -87,6 +87,7 @@ def test_of_the_heads_the_one_nearest_to_its_bound_is_reported() -> None:
             least_entropy=tuple(entropies),
             entropy_tokens=(8,) * len(sizes),
             logit_size=tuple(sizes),
+            logit_spread=(0.0,) * len(sizes),
             entropy_floor=floor,
         )
         return evaluate(Network(1, len(sizes), 3), [replace(layer, passage=passage)])

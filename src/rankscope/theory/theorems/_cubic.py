@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from rankscope.theory.theorems._evaluation import Hypothesis, LayerBound, claim, log, powers_of_ten
+from rankscope.theory.theorems._layers import rows_add_up
 from rankscope.theory.theorems._quantities import LayerQuantities, Network, Passage
 
 LARGEST_SPREAD = 1.2564312086261697
@@ -31,10 +32,11 @@ def cubic_layer(network: Network, layer: LayerQuantities, heads: int, log_more: 
             Hypothesis("scores spread by at most 1.256 along a row", max(seen.spread), LARGEST_SPREAD),
             Hypothesis("heads together stay below H times the largest", _sum_over_heads(layer, gamma, heads), 1.0),
             claim("every row sees every token", seen.graph.complete),
+            *bilinear_attention(seen),
         ),
         log_factor=log_factor,
-        at_floor=seen.law_at_floor,
-        log_rounding=math.log1p(seen.rounding),
+        at_floor=seen.at_floor,
+        log_rounding=seen.log_rounding,
     )
 
 
@@ -62,6 +64,14 @@ def _sum_over_heads(layer: LayerQuantities, gamma: float, heads: int) -> float:
     return math.sqrt(ones * infs) / allowed if allowed > 0 else float(ones * infs > 0)
 
 
+def bilinear_attention(seen: Passage) -> tuple[Hypothesis, ...]:
+    """That attention is what its weights make it, tested on attention itself: no sink, cap, bias or temperature."""
+    return (
+        rows_add_up(seen),
+        Hypothesis("attention is the softmax of query times key", seen.score_gap, seen.score_rounding),
+    )
+
+
 def network_hypotheses(network: Network) -> tuple[Hypothesis, ...]:
     """Those of all versions: nothing but attention, and scores that are bilinear in the tokens."""
     found = [claim("scores without positions or norms", network.bilinear)]
@@ -79,7 +89,18 @@ def cubic_depth(bounds: Sequence[LayerBound], layers: Sequence[LayerQuantities])
         assert bound.log_factor is not None
         log_bound = bound.log_factor + 3 * log_bound
     last = layers[-1].passage
-    return LayerBound(None, log_upper=log_bound, log_measured=log(last.composite_out), at_floor=last.law_at_floor)
+    return LayerBound(
+        None,
+        log_upper=log_bound,
+        log_measured=log(last.composite_out),
+        at_floor=last.at_floor,
+        log_rounding=sum_of_rounding(layers),
+    )
+
+
+def sum_of_rounding(layers: Sequence[LayerQuantities]) -> float:
+    """Over the depth rounding of every layer counts, and each later layer cubes it."""
+    return sum(3.0 ** (len(layers) - 1 - n) * x.passage.log_rounding for n, x in enumerate(layers) if x.passage)
 
 
 def cubic_sentence(bounds: Sequence[LayerBound], layers: Sequence[LayerQuantities]) -> str:

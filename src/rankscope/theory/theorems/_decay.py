@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from rankscope.theory.theorems._evaluation import Hypothesis, claim
+import numpy as np
+
+from rankscope.theory.theorems._evaluation import Hypothesis, claim, log, powers_of_ten
 from rankscope.theory.theorems._quantities import LayerQuantities, Network, Passage
 
 ORTHOGONAL = 1e-6
@@ -28,6 +31,70 @@ def log_rate(least_edge: float, length: int, sources: int = 1, power: int = 1) -
         return 0.0
     share = min(1.0, sources * math.exp(power * length * math.log(least_edge)))
     return math.log1p(-share) if share < 1 else -math.inf
+
+
+@dataclass(frozen=True)
+class Window:
+    """Layers, one after the other, within which what some tokens hold comes to every token.
+
+    Attributes:
+        last: position of the last of them among the layers given.
+        length: how many there are.
+        sources: how many tokens reach all.
+    """
+
+    last: int
+    length: int
+    sources: int
+
+
+def windows(seen: Sequence[Passage], first: int = 0, *, all_sources: bool = False) -> list[Window]:
+    """The layers from ``first`` on cut into windows, each as short as it can be; what is left at the end is left out.
+
+    The graphs are multiplied in the order of the layers. Under one mask for all of them each window is as long as the
+    radius of its graph (the diameter with ``all_sources``); under masks that change, the radii of the single graphs
+    say nothing about a window.
+
+    Args:
+        seen: the layers.
+        first: where to begin.
+        all_sources: end a window where every token has reached all, and not where one has.
+    """
+    found: list[Window] = []
+    reach, length = None, 0
+    for position in range(first, len(seen)):
+        edges = seen[position].graph.edges()
+        # float32 holds the counts of up to 2^24 tokens exactly, and goes through BLAS
+        reach = edges if reach is None else (edges.astype(np.float32) @ reach.astype(np.float32)) > 0
+        length += 1
+        sources = int(reach.all(0).sum())
+        if sources == seen[position].tokens or (sources and not all_sources):
+            found.append(Window(position, length, sources))
+            reach, length = None, 0
+    return found
+
+
+def window_rates(cut: Sequence[Window], least_edge: float, *, power: int = 1) -> dict[int, float]:
+    """At the last layer of each window the logarithm of what it leaves: see :func:`log_rate`."""
+    counted = [(w, w.sources if power == 2 else 1) for w in cut]
+    return {w.last: log_rate(least_edge, w.length, sources, power) for w, sources in counted}
+
+
+def mean_rate(cut: Sequence[Window], rates: Mapping[int, float]) -> float:
+    """The logarithm of what a layer leaves, on average over the windows; 0 without any."""
+    return sum(rates.values()) / sum(w.length for w in cut) if cut else 0.0
+
+
+def slowest(cut: Sequence[Window], least_edge: float, *, power: int = 1) -> str:
+    """The longest window and its rate, for a sentence."""
+    if not cut:
+        return "no token reaches every other in these layers, and there is no rate"
+    longest = max(cut, key=lambda w: (w.length, -w.sources))
+    sources = longest.sources if power == 2 else 1
+    lost = powers_of_ten(log(sources) + power * longest.length * log(least_edge))
+    layers = power * longest.length
+    changing = "" if len({w.length for w in cut}) == 1 else ", and more where a token reaches every other sooner"
+    return f"the rate is one minus {lost} per {layers} layer{'s' if layers > 1 else ''}{changing}"
 
 
 def structure(network: Network) -> tuple[Hypothesis, ...]:

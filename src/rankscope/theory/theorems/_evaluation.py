@@ -109,6 +109,7 @@ class Evaluation:
         depth: the whole network; None where the theorem speaks of single layers only.
         hypotheses: those on the network as a whole.
         sentence: what it comes to.
+        cumulative: the bound of a layer rests on every layer before it too.
     """
 
     theorem: str
@@ -117,6 +118,24 @@ class Evaluation:
     depth: LayerBound | None
     hypotheses: tuple[Hypothesis, ...]
     sentence: str
+    cumulative: bool = False
+
+    @property
+    def violated(self) -> tuple[LayerBound, ...]:
+        """Bounds that the measured value breaks although every hypothesis they rest on is met. There must be none.
+
+        Such a bound is wrong, or one of its hypotheses is not tested, or the model was read wrongly.
+        """
+        if not all(h.holds for h in self.hypotheses):
+            return ()
+        found = [
+            bound
+            for number, bound in enumerate(self.layers)
+            if bound.is_violated and all(b.holds for b in (self.layers[: number + 1] if self.cumulative else (bound,)))
+        ]
+        if self.depth is not None and self.depth.is_violated and self.depth.holds and self.applies:
+            found.append(self.depth)
+        return tuple(found)
 
     @property
     def applies(self) -> bool:
@@ -134,6 +153,16 @@ class Evaluation:
 def log(value: float) -> float:
     """Natural logarithm; -inf of zero."""
     return math.log(value) if value > 0 else (-math.inf if value == 0 else math.nan)
+
+
+def log_ratio(above: float, below: float) -> float:
+    """Logarithm of a quotient of two lengths, past the range of floats; NaN of 0 / 0.
+
+    Example:
+        >>> log_ratio(1e-300, 1e300) < -1380, log_ratio(0.0, 1.0)
+        (True, -inf)
+    """
+    return log(above) - log(below) if below > 0 else math.nan
 
 
 def powers_of_ten(log_value: float) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from rankscope.theory.attention_graph import AttentionGraph
@@ -67,6 +68,7 @@ class StreamState:
         unit_mu: the same with every token scaled to unit length.
         column_spread: root of the summed squares of the columns' ranges.
         least_cosine: between two tokens.
+        farthest: largest distance between two tokens scaled to unit length.
         rank: of X.
     """
 
@@ -77,6 +79,7 @@ class StreamState:
     column_spread: float
     least_cosine: float
     rank: int
+    farthest: float
 
 
 @dataclass(frozen=True)
@@ -86,9 +89,9 @@ class Passage:
     Attributes:
         tokens: how many count.
         composite_in: :math:`\|R\|_{1,\infty}` of what attention reads, about the mean.
-        composite_out: of what attention gives.
+        composite_out: of what attention gives, as the model computed it; NaN where that was not seen.
         frobenius_in: :math:`\|R\|_F` of what attention reads.
-        frobenius_out: of what attention gives.
+        frobenius_out: of what attention gives, as the model computed it; NaN where that was not seen.
         spread: per head :math:`\max_iD_{ii}`.
         spread_total: per head :math:`\sum_iD_{ii}`.
         score_one: per head :math:`\|E\|_1`.
@@ -103,9 +106,24 @@ class Passage:
             positions in the scores or a mask.
         gains: of the attention branch; None when not computed.
         sum_gains: of stream plus branch, where attention reads the stream itself.
-        at_floor: the residual before attention is rounding, or what attention with these matrices leaves of it is.
+        sum_out: :math:`\|R\|_F` of stream plus branch, as the model computed it; NaN where ``sum_gains`` is None.
+        at_floor: the residual before attention is rounding, or what attention leaves of it is.
         rounding: relative error that the float format leaves in the residual after attention, that of the scores
-            included: they are not given to the theorems that start from weights.
+            included.
+        sum_rounding: the same of stream plus branch.
+        heads_gap: by how much the residual that the model computed departs from the one that attention, values and
+            outputs make up, relative to it.
+        row_gap: how far a row of attention is from adding up to one.
+        outside: the largest share of a row that goes to tokens that do not count (padding).
+        score_gap: how far attention is from the softmax of scale times query times key, entry by entry.
+        score_rounding: how far the rounding of the scores may move it.
+        logit_spread: per head a lower bound on the norm of the logits of the row of ``least_entropy``, read off
+            attention itself.
+        alone_gap: how far the block is from giving back attention of the stream and nothing else, relative.
+        sphere_gap: how far it is from giving back attention of the stream with every token scaled to unit length; the
+            stream before it counts too.
+        bias: norm of what value and output biases add to each token.
+        unit: the rounding of the model's format, against which the gaps are held.
         entropy_floor: entropy at and below which a row is one-hot to rounding.
         stream_at_floor: what tells the tokens of the stream after the layer apart is rounding.
     """
@@ -128,15 +146,37 @@ class Passage:
     log_cubic: tuple[float, float] | None = None
     gains: Gains | None = None
     sum_gains: Gains | None = None
+    sum_out: float = math.nan
     at_floor: bool = False
     rounding: float = 0.0
+    sum_rounding: float = 0.0
+    heads_gap: float = 0.0
+    row_gap: float = 0.0
+    outside: float = 0.0
+    score_gap: float = 0.0
+    score_rounding: float = 0.0
+    logit_spread: tuple[float, ...] = ()
+    alone_gap: float = 0.0
+    sphere_gap: float = 0.0
+    bias: float = 0.0
+    unit: float = 0.0
     entropy_floor: float = 0.0
     stream_at_floor: bool = False
 
     @property
-    def law_at_floor(self) -> bool:
-        """Whether rounding, that of the scores included, is what the residual after attention consists of."""
-        return self.at_floor or self.rounding >= MOST_ROUNDING
+    def log_rounding(self) -> float:
+        """By how much rounding may have moved the logarithm of the residual after attention."""
+        return log_of_rounding(self.rounding)
+
+
+def log_of_rounding(relative: float) -> float:
+    """By how much a relative error may have moved a logarithm, up or down; infinite from 1 on.
+
+    Example:
+        >>> log_of_rounding(0.0), round(math.exp(-log_of_rounding(0.25)), 12)
+        (0.0, 0.75)
+    """
+    return -math.log1p(-relative) if relative < 1 else math.inf
 
 
 @dataclass(frozen=True)

@@ -6,24 +6,27 @@ import math
 from collections.abc import Sequence
 
 from rankscope.theory.contraction import Gains
-from rankscope.theory.theorems._evaluation import Evaluation, LayerBound, claim, log
+from rankscope.theory.theorems._evaluation import Evaluation, LayerBound, claim, log, log_ratio, powers_of_ten
+from rankscope.theory.theorems._layers import heads_make_it_up, rows_add_up
 from rankscope.theory.theorems._quantities import LayerQuantities, Network
 from rankscope.theory.theorems._spec import theorem
 
 
 @theorem(
     cites=(),
-    statement=r"\sigma_{\min}(W_O)^2\sum_{h,k}s_{h,n-k}^2\sigma_{h,k}^2 \le \Big\|C\sum_hP_hRW_h\Big\|_F^2"
-    r"\le \sigma_{\max}(W_O)^2\sum_{h,k}s_{h,k}^2\sigma_{h,k}^2",
-    hypotheses=("rows of attention add up to one",),
+    statement=r"\sigma_{\min}(W_O)\Big(\sum_{h,k}s_{h,n-k}^2\sigma_{h,k}^2\Big)^{1/2} - \|\ell\|_F \le \|R'\|_F"
+    r"\le \sigma_{\max}(W_O)\Big(\sum_{h,k}s_{h,k}^2\sigma_{h,k}^2\Big)^{1/2} + \|\ell\|_F",
+    hypotheses=("attention stays within the tokens that count", "what attention gives is the sum of its heads"),
     needs="activations",
     sides="two-sided",
 )
 def contraction_interval(network: Network, layers: Sequence[LayerQuantities]) -> Evaluation:
     r"""Between what and what attention multiplies a residual, given its attention and its values.
 
-    **Bound**, both ways and certified, on :math:`\|R'\|_F/\|R\|_F` from what attention reads to what it gives: the
-    attention branch, whatever stands around it. The upper end is the least of this, the bound for any residual, and the
+    **Bound**, both ways and certified, on :math:`\|R'\|_F/\|R\|_F` from what attention reads to what it gives, both as
+    the model computed them: the attention branch, whatever stands around it. Rows of attention need not add up to one:
+    with a sink, rows hold different amounts of what all tokens share, and that leak :math:`\ell` widens both ends (see
+    :mod:`rankscope.theory.contraction`). The upper end is the least of this, the bound for any residual, and the
     one that Lanczos gives but for a chance of 1e-12. Over the depth the ends multiply; with skips, MLPs or norms
     between, the product is that of the branches.
     """
@@ -38,25 +41,28 @@ def contraction_interval(network: Network, layers: Sequence[LayerQuantities]) ->
             log_measured=sum(b.log_measured for b in known if b.log_measured is not None),
             hypotheses=(claim("nothing between attention layers", bool(network.pure)),),
             at_floor=any(b.at_floor for b in known),
+            log_rounding=sum(b.log_rounding for b in known),
         )
-    return Evaluation("contraction_interval", "residual after attention over before", bounds, depth, (), _said(known))
+    return Evaluation(
+        "contraction_interval", "residual after attention over before", bounds, depth, (), _said(known, layers)
+    )
 
 
 def _layer(layer: LayerQuantities) -> LayerBound:
     seen = layer.passage
     if seen is None:
         return LayerBound(layer.layer)
-    rows = claim("rows of attention add up to one", seen.gains is not None)
     if seen.gains is None:
-        return LayerBound(layer.layer, hypotheses=(rows,))
+        return LayerBound(layer.layer, hypotheses=heads_make_it_up(seen))
     lower, upper = narrowest(seen.gains)
     return LayerBound(
         layer.layer,
         log_upper=log(upper),
         log_lower=log(lower),
-        log_measured=log(seen.gains.measured),
-        hypotheses=(rows,),
+        log_measured=log_ratio(seen.frobenius_out, seen.frobenius_in),
+        hypotheses=heads_make_it_up(seen),
         at_floor=seen.at_floor,
+        log_rounding=seen.log_rounding,
     )
 
 
@@ -64,20 +70,28 @@ def narrowest(gains: Gains) -> tuple[float, float]:
     """The largest lower and the smallest upper end known of this residual."""
     uppers = [gains.any_residual.upper, gains.given_values.upper]
     if gains.ends is not None:
-        uppers.append(gains.ends.likely_upper)
+        uppers.append(gains.ends.likely_upper + gains.leak)
     return max(gains.any_residual.lower, gains.given_values.lower), min(uppers)
 
 
-def _said(known: Sequence[LayerBound]) -> str:
+def _said(known: Sequence[LayerBound], layers: Sequence[LayerQuantities]) -> str:
     if not known:
-        return "No layer's attention adds up to one along its rows."
+        return "The gains of no layer were computed."
     ten = math.log(10)
     slacks = sorted(b.log_slack / ten for b in known if b.log_slack is not None)
     widths = sorted(b.log_width / ten for b in known if b.log_width is not None)
     inside = sum(not b.is_violated for b in known)
     shows = sum(b.log_upper is not None and b.log_upper < 0 for b in known)
+    leaks = [x.passage.gains.leak for x in layers if x.passage is not None and x.passage.gains is not None]
+    rows = [x.passage.row_gap for x in layers if x.passage is not None]
+    sink = ""
+    if any(x.passage is not None and not rows_add_up(x.passage).holds for x in layers):
+        sink = (
+            f" Rows of attention miss 1 by up to {max(rows):.2g}: what tokens share leaks into the residual and "
+            f"widens both ends by up to {powers_of_ten(log(max(leaks)))}."
+        )
     return (
         f"The measured contraction lies inside the interval in {inside} of {len(known)} layers, at most "
         f"10^{slacks[-1]:.2g} below its upper end; intervals are {widths[0]:.1f} to {widths[-1]:.1f} decades wide. The "
-        f"upper end alone shows that attention shrinks any such residual in {shows} layers."
+        f"upper end alone shows that attention shrinks any such residual in {shows} layers.{sink}"
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from rankscope.theory.theorems._cubic import network_hypotheses
+from rankscope.theory.theorems._cubic import bilinear_attention, network_hypotheses
 from rankscope.theory.theorems._evaluation import Evaluation, LayerBound, claim, log
 from rankscope.theory.theorems._quantities import LayerQuantities, Network
 from rankscope.theory.theorems._spec import theorem
@@ -14,7 +14,7 @@ from rankscope.theory.theorems._spec import theorem
 @theorem(
     cites=(),
     statement=r"\Big|\,\|R'\|_F - \Big\|\tfrac1n\sum_h R A_h (R^TR) W_h / \sqrt{d_{qk}}\Big\|_F\Big| \le K\|R\|_F^4",
-    hypotheses=("bilinear scores", "complete mask"),
+    hypotheses=("bilinear scores", "complete mask", "rows of attention add up to one"),
     needs="activations",
     sides="two-sided",
 )
@@ -50,7 +50,7 @@ def _layer(layer: LayerQuantities) -> LayerBound:
         log_upper=upper,
         log_lower=lower,
         log_measured=log(seen.frobenius_out),
-        hypotheses=(complete,),
-        at_floor=seen.law_at_floor,
-        log_rounding=math.log1p(seen.rounding),
+        hypotheses=(complete, *bilinear_attention(seen)),
+        at_floor=seen.at_floor,
+        log_rounding=seen.log_rounding,
     )

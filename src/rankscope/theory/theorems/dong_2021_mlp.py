@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from rankscope._citations import Cite
-from rankscope.theory.theorems._cubic import cubic_layer, network_hypotheses
+from rankscope.theory.theorems._cubic import cubic_layer, network_hypotheses, sum_of_rounding
 from rankscope.theory.theorems._evaluation import Evaluation, LayerBound, claim, log, powers_of_ten
 from rankscope.theory.theorems._quantities import LayerQuantities, Network
 from rankscope.theory.theorems._spec import theorem
@@ -38,9 +38,8 @@ def dong_2021_mlp(network: Network, layers: Sequence[LayerQuantities]) -> Evalua
         for bound in bounds:
             assert bound.log_factor is not None
             log_bound = bound.log_factor + 3 * log_bound
-        depth = LayerBound(
-            None, log_upper=log_bound, log_measured=bounds[-1].log_measured, at_floor=bounds[-1].at_floor
-        )
+        last = bounds[-1]
+        depth = replace(last, layer=None, log_upper=log_bound, hypotheses=(), log_rounding=sum_of_rounding(layers))
     said = (
         f"The MLPs multiply the factor by certified constants between {powers_of_ten(math.log(min(constants)))} and "
         f"{powers_of_ten(math.log(max(constants)))}."
@@ -62,5 +61,5 @@ def _layer(network: Network, layer: LayerQuantities) -> LayerBound:
     if not network.only_mlp or layer.passage is None:
         return replace(bound, log_measured=None)
     after = layer.passage
-    at_floor = after.law_at_floor or after.stream_at_floor
+    at_floor = after.at_floor or after.stream_at_floor
     return replace(bound, log_measured=log(after.stream_out.composite), at_floor=at_floor)

@@ -20,6 +20,7 @@ from rankscope.theory.theorems._spec import theorem
         "bilinear scores",
         "complete mask",
         "scores spread by at most 1.256",
+        "rows of attention add up to one",
         "heads together stay below H times the largest",
     ),
     needs="weights",

@@ -15,7 +15,14 @@ from rankscope.theory.theorems._spec import theorem
     cites=(Cite("dong2021attention", "thm. 2.2"),),
     statement=r"\|res(SAN(X))\|_{1,\infty} \le \left(\tfrac{4\gamma\beta}{\sqrt{d_{qk}}}\right)^{(3^L-1)/2}"
     r"\|res(X)\|_{1,\infty}^{3^L}",
-    hypotheses=("one head", "attention alone", "bilinear scores", "complete mask", "scores spread by at most 1.256"),
+    hypotheses=(
+        "one head",
+        "attention alone",
+        "bilinear scores",
+        "complete mask",
+        "scores spread by at most 1.256",
+        "rows of attention add up to one",
+    ),
     needs="weights",
     sides="upper",
 )

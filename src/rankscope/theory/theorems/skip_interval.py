@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rankscope.theory.theorems._evaluation import Evaluation, LayerBound, claim, log
-from rankscope.theory.theorems._quantities import LayerQuantities, Network
+from rankscope.theory.theorems._evaluation import Evaluation, LayerBound, claim, log, log_ratio
+from rankscope.theory.theorems._layers import heads_make_it_up
+from rankscope.theory.theorems._quantities import MOST_ROUNDING, LayerQuantities, Network, log_of_rounding
 from rankscope.theory.theorems._spec import theorem
 from rankscope.theory.theorems.contraction_interval import narrowest
 
@@ -13,7 +14,11 @@ from rankscope.theory.theorems.contraction_interval import narrowest
 @theorem(
     cites=(),
     statement=r"\big||g| - \sigma_{\max}(T)\big|_+ \le \frac{\|gR + T(R)\|_F}{\|R\|_F} \le \sigma_{\max}(gI + T)",
-    hypotheses=("attention reads the stream itself (no norm before it)", "rows of attention add up to one"),
+    hypotheses=(
+        "attention reads the stream itself (no norm before it)",
+        "attention stays within the tokens that count",
+        "what attention gives is the sum of its heads",
+    ),
     needs="activations",
     sides="two-sided",
 )
@@ -21,7 +26,9 @@ def skip_interval(network: Network, layers: Sequence[LayerQuantities]) -> Evalua
     r"""Between what and what the skip and attention together multiply a residual.
 
     **Bound**, both ways, on :math:`\|R'\|_F/\|R\|_F` from the stream to the stream plus attention, before any
-    post-norm. Where a norm stands before attention the sum is no function of the residual alone, and nothing is said.
+    post-norm, both as the model computed them. The leak of rows that do not add up to one is in both ends, as in
+    ``contraction_interval``. Where a norm stands before attention the sum is not a function of the residual alone, and
+    nothing is said.
     """
     bounds = tuple(_layer(layer) for layer in layers)
     known = [b for b in bounds if b.log_upper is not None]
@@ -46,7 +53,8 @@ def _layer(layer: LayerQuantities) -> LayerBound:
         layer.layer,
         log_upper=log(upper),
         log_lower=log(lower),
-        log_measured=log(gains.measured),
-        hypotheses=(reads,),
-        at_floor=layer.passage.at_floor,
+        log_measured=log_ratio(layer.passage.sum_out, layer.passage.frobenius_in),
+        hypotheses=(reads, *heads_make_it_up(layer.passage)),
+        at_floor=layer.passage.sum_rounding >= MOST_ROUNDING,
+        log_rounding=log_of_rounding(layer.passage.sum_rounding),
     )

@@ -20,6 +20,7 @@ from rankscope.theory.theorems._sphere import sphere_decay
         "strongly connected mask with self-loops",
         "orthogonal values",
         "N tokens of full rank N",
+        "rows of attention add up to one, no biases",
     ),
     needs="attention",
     sides="upper",
@@ -29,8 +30,8 @@ def wu_2024_layernorm(network: Network, layers: Sequence[LayerQuantities]) -> Ev
 
     **Bound** on :math:`\mu` of the tokens scaled to unit length. The paper leaves C open, and with it the layers it
     takes until no cosine is negative; here the bound starts at that layer, with
-    :math:`C = \sqrt{(N-1)(1-\phi)}` for the least cosine :math:`\phi` there, and before it is :math:`\sqrt N`. r is the
-    diameter: that all N tokens reach all within r layers is what the N in the rate needs.
+    :math:`C = \sqrt{(N-1)(1-\phi)}` for the least cosine :math:`\phi` there, and before it is :math:`\sqrt N`. That
+    all N tokens reach all within a window is what the N in the rate needs: under one mask r is its diameter.
     """
     first = passages(layers)[0]
     full = Hypothesis("tokens of full rank", first.stream_in.rank, first.tokens, "at least")
@@ -38,8 +39,6 @@ def wu_2024_layernorm(network: Network, layers: Sequence[LayerQuantities]) -> Ev
         "wu_2024_layernorm",
         network,
         layers,
-        lambda passage: passage.graph.diameter,
-        lambda passage: passage.tokens,
         (full,),
         strong=True,
     )

@@ -20,6 +20,7 @@ from rankscope.theory.theorems._sphere import sphere_decay
         "n tokens that reach every other within r layers, self-loops",
         "orthogonal values",
         "no negative cosine at first",
+        "rows of attention add up to one, no biases",
     ),
     needs="attention",
     sides="upper",
@@ -28,7 +29,8 @@ def wu_2024_nonnegative(network: Network, layers: Sequence[LayerQuantities]) -> 
     r"""With LayerNorm, one token that reaches all is enough if no cosine is negative at first.
 
     **Bound** on :math:`\mu` of the tokens scaled to unit length, with the constant of the proof,
-    :math:`C = \sqrt{(N-1)(1-\phi_0)}`; n counts the tokens that reach all within the radius r.
+    :math:`C = \sqrt{(N-1)(1-\phi_0)}`; n counts the tokens that reach all within a window of r
+    layers; under one mask r is its radius.
     """
     first = passages(layers)[0]
     cosine = Hypothesis("least cosine at first", first.stream_in.least_cosine, 0.0, "at least")
@@ -36,8 +38,6 @@ def wu_2024_nonnegative(network: Network, layers: Sequence[LayerQuantities]) -> 
         "wu_2024_nonnegative",
         network,
         layers,
-        lambda passage: passage.graph.radius,
-        lambda passage: passage.graph.centres,
         (cosine,),
         strong=False,
     )

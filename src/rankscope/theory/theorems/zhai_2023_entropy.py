@@ -6,8 +6,9 @@ import math
 from collections.abc import Sequence
 
 from rankscope._citations import Cite
-from rankscope.theory.theorems._evaluation import Evaluation, LayerBound, claim, log
-from rankscope.theory.theorems._quantities import LayerQuantities, Network
+from rankscope.theory.theorems._evaluation import Evaluation, Hypothesis, LayerBound, claim, log
+from rankscope.theory.theorems._layers import rows_add_up
+from rankscope.theory.theorems._quantities import LayerQuantities, Network, log_of_rounding
 from rankscope.theory.theorems._spec import theorem
 
 
@@ -37,7 +38,7 @@ def log_entropy_bound(tokens: int, logit_size: float) -> float:
     cites=(Cite("zhai2023stabilizing", "thm. 3.1"),),
     statement=r"\mathrm{Ent}(P_i) \ge \log(1+(T-1)b) + \frac{\sigma\sqrt{T(T-1)}\,b}{1+(T-1)b},"
     r"\quad b = e^{-\sigma\sqrt{T/(T-1)}}",
-    hypotheses=("logits of a row bounded by sigma, from weights and tokens",),
+    hypotheses=("logits of a row bounded by sigma, from weights and tokens", "rows of attention add up to one"),
     needs="activations",
     sides="lower",
 )
@@ -63,9 +64,23 @@ def _layer(layer: LayerQuantities) -> LayerBound:
     seen = layer.passage
     if seen is None or not seen.least_entropy:
         return LayerBound(layer.layer)
-    rows = zip(seen.least_entropy, seen.entropy_tokens, seen.logit_size, strict=True)
-    found = [(log(entropy), log_entropy_bound(tokens, size), size) for entropy, tokens, size in rows]
+    rows = zip(seen.least_entropy, seen.entropy_tokens, seen.logit_size, seen.logit_spread, strict=True)
+    found = [
+        (log(entropy), log_entropy_bound(tokens, size), tokens, size, spread) for entropy, tokens, size, spread in rows
+    ]
     seen_well = [row for row in found if row[0] > log(seen.entropy_floor)]
-    measured, lower, size = min(seen_well or found, key=lambda row: row[0] - row[1] if row[1] > -math.inf else math.inf)
+    measured, lower, tokens, size, spread = min(
+        seen_well or found, key=lambda row: row[0] - row[1] if row[1] > -math.inf else math.inf
+    )
     known = claim("norm of the logits is known", not math.isnan(size))
-    return LayerBound(layer.layer, log_lower=lower, log_measured=measured, hypotheses=(known,), at_floor=not seen_well)
+    # a logit read off attention is off by a unit of itself, and one more for the normalisation
+    within = Hypothesis("logits stay within sigma", spread, size + seen.unit * (size + math.sqrt(tokens)))
+    tested = (known,) if math.isnan(size) else (known, within)
+    return LayerBound(
+        layer.layer,
+        log_lower=lower,
+        log_measured=measured,
+        hypotheses=(*tested, rows_add_up(seen)),
+        at_floor=not seen_well,
+        log_rounding=log_of_rounding(seen.entropy_floor / math.exp(measured)) if seen_well else 0.0,
+    )
