@@ -1,7 +1,7 @@
 """Does the stream lie as it is read? What the input, the attention and the blocks' own maps say about its axes.
 
 A tensor of shape ``(2, 64, 16)`` can be 64 tokens or 64 channels, and a number taken along the wrong axis looks like
-any other. Two further passes of the probe tell: one that watches the blocks, and one in which a single token of a single
+any other. Two further passes of the probe tell: one that watches the blocks, and one in which one token of one
 sequence is another. What is seen there contradicts an order of axes, or it does not.
 """
 

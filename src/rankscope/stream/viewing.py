@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from rankscope._errors import UnsupportedConfigError
 from rankscope.models.inputs import Batch
 from rankscope.models.stream import Stream
 from rankscope.models.view import ModelView, Stack
@@ -40,6 +41,21 @@ def view_of(
         view = agreed(view, small, sequences)
     _STACKS[model] = view.stacks
     return view
+
+
+def need_plain_stream(view: ModelView, verb: str) -> None:
+    """Make sure that a verb which reads weights or arithmetic along with the stream can read this one.
+
+    Raises:
+        UnsupportedConfigError: the stream was declared to lie in another way.
+    """
+    for stack in view.stacks:
+        if not stack.stream.is_plain:
+            raise UnsupportedConfigError(
+                f"{verb} reads a residual stream that is the first tensor of each block, as 'batch tokens dim' or "
+                f"'tokens batch dim'. That of {stack.calls[0].module_name or type(view.model).__name__} lies as "
+                f"'{stack.stream}', which measure and the gauge can read."
+            )
 
 
 def known_view(model: nn.Module) -> ModelView | None:
