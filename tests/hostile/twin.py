@@ -40,6 +40,10 @@ class Twin(NamedTuple):
     states: list[Tensor]
     counts: Tensor | None = None
 
+    def first(self) -> Twin:
+        """The first sequence alone."""
+        return Twin(self.output[:1], [x[:1] for x in self.states], None if self.counts is None else self.counts[:1])
+
     def relative_residuals(self) -> list[list[float]]:
         """By layer and sequence: distance from the mean token over the norm."""
         return [
