@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -96,11 +97,12 @@ def _same(a: object, b: object) -> bool:
 
 
 def names_a_part(message: str, model: nn.Module) -> bool:
-    """Whether a message names a block, a module or its class."""
+    """Whether a message names a block, a module, its class, or an argument of the model."""
     if re.search(r"\bblocks? \d", message):
         return True
     names = {name for name, _ in model.named_modules() if name}
     names |= {type(module).__name__ for module in model.modules()}
+    names |= set(inspect.signature(model.forward).parameters)
     patterns = {re.sub(r"\d+", "*", name) for name in names if "." in name}
     return any(re.search(rf"(?<!\w){re.escape(name)}(?![\w])", message) for name in names | patterns)
 
