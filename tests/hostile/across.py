@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+import rankscope as rs
 from tests.hostile import twin as plain
 from tests.hostile.case import READS, case
 from tests.hostile.parts import DIM, Attention, Block, Mlp, Net
@@ -399,6 +400,10 @@ class AttributeOfTheModel(LongSkips):
         return self.close(x)
 
 
+def around() -> object:
+    return rs.Stream(skips="around")
+
+
 case("long_skips", LongSkips, equal=READS)
 case("long_skips_by_cat", LongSkipsByCat, equal=READS)
 case("back_to_the_input", BackToTheInput, equal=READS)
@@ -406,7 +411,7 @@ case("input_as_argument", InputAsArgument, equal=READS)
 case("injected", Injected, equal=READS)
 case("injected_by_cat", InjectedByCat, equal=READS)
 case("bottleneck", Bottleneck, equal=READS)
-case("loop_skip", LoopSkip, equal=frozenset())
+case("loop_skip", LoopSkip, equal=frozenset(), declared={"stream": around, "blocks": "blocks.*"})
 case("loop_skips", LoopSkips, equal=frozenset())
 case("loop_skips_alpha", LoopSkipsAlpha, equal=frozenset())
 case("around_two", AroundTwo, equal=frozenset())

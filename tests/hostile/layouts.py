@@ -80,11 +80,17 @@ class ImageChannelsLast(Turned):
 class Packed(Turned):
     """All tokens of all sequences in one row."""
 
+    rows = 0
+
+    def start(self, ids: Tensor) -> Tensor:
+        type(self).rows = ids.shape[0]
+        return super().start(ids)
+
     def turn(self, x: Tensor) -> Tensor:
         return x.flatten(0, 1)
 
     def back(self, x: Tensor) -> Tensor:
-        return x.unflatten(0, (2, -1))
+        return x.unflatten(0, (self.rows, -1))
 
 
 class HeadsApart(Turned):
@@ -674,5 +680,5 @@ case("patches_float32", Patches, inputs=lambda: floats(2, 3, 4, 6), dtype=torch.
 case("audio_float32", Audio, inputs=lambda: floats(2, 28), dtype=torch.float32)
 case("staged", Staged)
 case("sequential", Sequence)
-case("by_name", ByName, equal=NONE)
-case("in_a_dict", InADict, equal=NONE)
+case("by_name", ByName, equal=READS)
+case("in_a_dict", InADict, equal=READS)

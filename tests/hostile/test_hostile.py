@@ -16,8 +16,7 @@ def test_the_twin_is_the_network(name: str) -> None:
     """Without this, a twin that is wrong by itself would prove nothing."""
     case = CASES[name]
     model, given = case.model(), case.given()
-    roundings = 1e-10 if case.dtype == torch.float64 else case.tolerance
-    assert_close(case.run(model, given), case.twin(model, given, WHOLE).output, roundings)
+    assert_close(case.run(model, given), case.twin(model, given, WHOLE).output, 1e-10 + case.roundings)
 
 
 @pytest.mark.parametrize("verb", VERBS)
