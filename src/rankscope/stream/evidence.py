@@ -85,7 +85,9 @@ class _Facts:
         rows: how many sequences the probe held.
         row: the sequence in which one token was changed.
         lengths: how many tokens the input ids have, if it is ids.
+        only_ids: whether the input is nothing but ids.
         changed: where the tensor is another after the change; None where it is not.
+        changed_behind: the same of what the first block gives back.
         channels: the axis along which norms, linear maps and convolutions of the blocks act, if they agree.
         attention: batch, queries and keys of each attention seen.
     """
@@ -94,7 +96,9 @@ class _Facts:
     rows: int
     row: int
     lengths: frozenset[int]
+    only_ids: bool
     changed: Tensor | None
+    changed_behind: Tensor | None
     channels: int | None
     attention: Sequence[tuple[int, int, int]]
 
@@ -129,18 +133,20 @@ def agreed(view: ModelView, batch: Batch, rows: int) -> ModelView:
     """
     with without_fastpath():
         seen = _watch(view, batch)
-        before = {stack.name: seen[stack.name].calls[0].entry for stack in view.stacks}
-        after = _entries_of_another_token(view, batch, rows)
+        after = _first_calls_of_another_token(view, batch, rows)
     stacks = []
     for stack in view.stacks:
         found = seen[stack.name]
         _check_flow(stack, found)
+        before, (entry, left) = found.calls[0], after.get(stack.name, (None, None))
         facts = _Facts(
-            before[stack.name].shape,
+            before.entry.shape,
             rows,
             rows - 1,
             frozenset(value.shape[1 - batch.axis] for value in _ids(batch)),
-            _change(before[stack.name], after.get(stack.name)),
+            not any(_is_data(name, value) for name, value in _named(batch)),
+            _change(before.entry, entry),
+            _change(before.left, left),
             found.channels,
             sorted(found.attention),
         )
@@ -150,7 +156,7 @@ def agreed(view: ModelView, batch: Batch, rows: int) -> ModelView:
 
 def _settled(stack: Stack, facts: _Facts, seen: _Seen) -> Stack:
     """The stack with an order of axes that nothing contradicts."""
-    against = _against(stack.stream, facts)
+    against = _against(stack.stream, facts) or _too_few(stack, facts)
     if against and stack.stream.axes in _FOUND and not stack.is_declared:
         other = replace(stack.stream, axes=_FOUND[1 - _FOUND.index(stack.stream.axes)])
         if not _against(other, facts):
@@ -166,6 +172,17 @@ def _settled(stack: Stack, facts: _Facts, seen: _Seen) -> Stack:
                     f"'{stack.stream}' like the first block's. {_how_to_declare(None)}"
                 )
     return replace(stack, agrees_with=_for(stack.stream, facts))
+
+
+def _too_few(stack: Stack, facts: _Facts) -> list[str]:
+    """A stream with fewer tokens than ids went in: pooled, or only some of the tokens go through the blocks."""
+    tokens = stack.stream.sizes(facts.shape, facts.rows)[1]
+    if stack.is_declared or not facts.only_ids or not facts.lengths or tokens >= min(facts.lengths):
+        return []
+    return [
+        f"the input has {min(facts.lengths)} tokens, and only {tokens} go through the blocks; if they are all there "
+        "are, as where tokens are pooled first, declare the axes as they are"
+    ]
 
 
 def _batch_of(stream: Stream, shape: torch.Size, rows: int) -> int:
@@ -204,6 +221,7 @@ def _against(stream: Stream, facts: _Facts) -> list[str]:
     ]
     if facts.changed is not None:
         found += _against_change(words, facts.changed.reshape(sizes), facts.row)
+        found += _against_mixing(stream, facts)
     elif batch == tokens and batch > 1:
         found.append(f"there are as many sequences as tokens ({batch}), and nothing tells them apart")
     if not found and tokens == dim and facts.channels is None and not _is_local(words, sizes, facts):
@@ -232,6 +250,17 @@ def _against_change(words: Sequence[str], changed: Tensor, row: int) -> list[str
     if whole and _is_part(dims):
         return [f"a change of one token reached all tokens, and only {int(dims.sum())} of {len(dims)} channels"]
     return []
+
+
+def _against_mixing(stream: Stream, facts: _Facts) -> list[str]:
+    """What is said against an axis of sequences by a block that carries a change from one to another."""
+    if facts.changed_behind is None or _batch_of(stream, facts.changed_behind.shape, facts.rows) != facts.rows:
+        return []
+    words, sizes = stream.unfolded(facts.changed_behind.shape, facts.rows)
+    rows = _reached(facts.changed_behind.reshape(sizes), words.index("batch"))
+    if int(rows.sum()) <= 1:
+        return []
+    return [f"the first block carries a change of one sequence to {int(rows.sum())} of {facts.rows}"]
 
 
 def _reached(changed: Tensor, axis: int) -> Tensor:
@@ -517,12 +546,15 @@ def _run(model: nn.Module, batch: Batch, mode: TorchFunctionMode | None = None) 
 
 
 class _AllEntered(Exception):  # noqa: N818  (no error: the way out of a forward pass whose rest is not needed)
-    """The first block of every stack was reached."""
+    """The first block of every stack has run."""
 
 
-def _entries_of_another_token(view: ModelView, batch: Batch, rows: int) -> dict[str | None, Tensor]:
-    """What enters each stack when one token of the last sequence is another."""
+def _first_calls_of_another_token(
+    view: ModelView, batch: Batch, rows: int
+) -> dict[str | None, tuple[Tensor, Tensor | None]]:
+    """What enters and leaves the first block of each stack when one token of the last sequence is another."""
     entries: dict[str | None, Tensor] = {}
+    found: dict[str | None, tuple[Tensor, Tensor | None]] = {}
     ends_early = not needs_all_ranks(view.model)
 
     def enter(stack: Stack) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
@@ -530,7 +562,15 @@ def _entries_of_another_token(view: ModelView, batch: Batch, rows: int) -> dict[
             taken = stream_in(stack.stream, args, kwargs)
             if taken is not None:
                 entries.setdefault(stack.name, taken.clone())
-            if ends_early and len(entries) == len(view.stacks):
+
+        return hook
+
+    def leave(stack: Stack) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
+        def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            left = stream_out(stack.stream, output)
+            if stack.name in entries:
+                found.setdefault(stack.name, (entries[stack.name], None if left is None else left.clone()))
+            if ends_early and len(found) == len(view.stacks):
                 raise _AllEntered
 
         return hook
@@ -540,9 +580,19 @@ def _entries_of_another_token(view: ModelView, batch: Batch, rows: int) -> dict[
         for stack in view.stacks:
             module = modules[stack.calls[0].module_name]
             hooks.callback(module.register_forward_pre_hook(enter(stack), with_kwargs=True).remove)
+            hooks.callback(module.register_forward_hook(leave(stack)).remove)
         with suppress(_AllEntered):
             _run(view.model, _with_another_token(batch, rows - 1))
-    return entries
+    return found
+
+
+def _named(batch: Batch) -> list[tuple[str, Any]]:
+    return [*(("", value) for value in batch.arguments), *batch.inputs.items()]
+
+
+def _is_data(name: str, value: object) -> bool:
+    """Whether an input is an image, a sound or embedded tokens."""
+    return isinstance(value, Tensor) and value.is_floating_point() and value.dim() > 1 and "mask" not in name
 
 
 def _ids(batch: Batch) -> list[Tensor]:
@@ -565,7 +615,7 @@ def _with_another_token(batch: Batch, row: int) -> Batch:
             return value
         if id(value) in ids:
             return _another_id(value, row, batch.axis)
-        if not value.is_floating_point() or "mask" in name:
+        if not _is_data(name, value):
             return value
         value = value.clone()
         place = tuple(row if axis == batch.axis else size // 2 for axis, size in enumerate(value.shape))
@@ -589,9 +639,9 @@ def _another_id(ids: Tensor, row: int, axis: int) -> Tensor:
     return ids
 
 
-def _change(before: Tensor, after: Tensor | None) -> Tensor | None:
+def _change(before: Tensor | None, after: Tensor | None) -> Tensor | None:
     """Where a tensor is another; None where it is nowhere, or not comparable."""
-    if after is None or after.shape != before.shape:
+    if before is None or after is None or after.shape != before.shape:
         return None
     changed = before != after
     return changed if bool(changed.any()) else None

@@ -12,7 +12,7 @@ from rankscope._errors import UnsupportedOperationError
 from rankscope.models.stream import Stream
 from rankscope.models.view import ModelView
 from rankscope.surgery.graft import ATTENTION_PLACES, Graft
-from rankscope.surgery.session import remove_last, session_on
+from rankscope.surgery.session import need_edits_in_blocks, remove_last, session_on
 
 
 @contextmanager
@@ -42,6 +42,7 @@ def grafting(
         UnsupportedOperationError: a block has no place where the graft could take hold.
     """
     with session_on(model, inputs=inputs, blocks=blocks, stream=stream, view=view) as session, ExitStack() as stack:
+        need_edits_in_blocks(session.view)
         _check_places(graft, session.view)
         for handle in graft.hooks(session.view):
             stack.callback(handle.remove)

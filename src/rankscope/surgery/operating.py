@@ -22,7 +22,7 @@ from rankscope.surgery.operation import (
     number_set,
 )
 from rankscope.surgery.refusals import check_operable
-from rankscope.surgery.session import remove_last, session_on
+from rankscope.surgery.session import need_edits_in_blocks, remove_last, session_on
 
 
 @contextmanager
@@ -147,6 +147,8 @@ def operating(
 ) -> Iterator[None]:
     """The same for an operation that is already described, on a model whose structure may be known."""
     with session_on(model, inputs=inputs, blocks=blocks, stream=stream, view=view) as session:
+        if operation != Operation():
+            need_edits_in_blocks(session.view)
         check_operable(operation, session.view)
         session.operations.append(operation)
         try:

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 
 from torch import nn
 
-from rankscope._errors import InputError
+from rankscope._errors import InputError, UnsupportedOperationError
 from rankscope.models.inputs import prepare_inputs
 from rankscope.models.loading import load
 from rankscope.models.stream import Stream, stream_of
@@ -90,6 +90,20 @@ def operations_on(model: nn.Module) -> tuple[dict[str, Any], ...]:
         return ()
     done = [operation.describe() for operation in session.operations]
     return (*done, *(graft.describe() for graft in session.grafts))
+
+
+def need_edits_in_blocks(view: ModelView) -> None:
+    """Make sure that what is edited inside the blocks is all there is of the stream.
+
+    Raises:
+        UnsupportedOperationError: the stream was declared to be in other slots, or its skips outside of the blocks.
+    """
+    for stack in view.stacks:
+        if not stack.stream.has_plain_blocks:
+            raise UnsupportedOperationError(
+                f"The residual stream of {stack.calls[0].module_name} was declared as '{stack.stream}': not all of its "
+                "skips are inside the blocks, and those outside cannot be changed. measure and the gauge can read it."
+            )
 
 
 def remove_last(steps: list[Any], step: object) -> None:

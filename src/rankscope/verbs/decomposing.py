@@ -101,6 +101,7 @@ def decompose(
         True
     """
     started = time.perf_counter()
+    declared = stream_of(stream)
     _check_names(convention, marginals)
     loaded = load(model, seed=seed, dtype=dtype)
     # Under a budget the model is looked at with one sequence, and only then is the number in a pass decided.
@@ -111,7 +112,7 @@ def decompose(
     unembedding, direction = (None, None) if token is None else unembedding_of(loaded, token)
     reader = PathReader(specs, tokens_policy, RowWriter(coordinates=COORDINATES), direction)
     with undisturbed(loaded.model), quiet_transformers():
-        view = view_of(loaded.model, prepared[0], blocks=blocks, stream=stream_of(stream))
+        view = view_of(loaded.model, prepared[0], blocks=blocks, stream=declared)
         need_plain_stream(view, "decompose")
         _check_layers(layers, view)
         if unembedding is not None:
@@ -132,7 +133,7 @@ def decompose(
     verdict, evidence = judge_decomposition(table, reader.sum_error)
     return Run(
         kind="decompose",
-        provenance=provenance_of(loaded, prepared, reader, seed, time.perf_counter() - started, stream_of(stream)),
+        provenance=provenance_of(loaded, prepared, reader, seed, time.perf_counter() - started, declared),
         floor=floor_of(reader.dtypes),
         verdict=verdict,
         evidence=evidence,

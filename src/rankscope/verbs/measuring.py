@@ -123,7 +123,7 @@ def measure(
         evidence=verdict.evidence,
         table=table,
         null=random_values,
-        notes=(*loaded.notes, *prepared.notes, *notes_on_estimates(table), *broken),
+        notes=(*loaded.notes, *prepared.notes, *notes_on_estimates(table), *passes.reader.notes(), *broken),
         extra={**extra, **share.described, **described(streaming)},
     )
     return passes.finished.checked(run)

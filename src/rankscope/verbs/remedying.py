@@ -81,6 +81,7 @@ def remedy(
         ['none', 'residual_scale']
     """
     started = time.perf_counter()
+    declared = stream_of(stream)
     loaded = load(model, seed=seed, dtype=dtype)
     if weights == "init" and loaded.origin != "init":
         loaded = load_initialised_twin(loaded, seed=seed)
@@ -88,7 +89,7 @@ def remedy(
     plan = InputPlan(sequences, tokens, batch, tokens_policy, seed, random_tokens)
     prepared = prepare_planned(loaded, inputs, plan)
     with undisturbed(loaded.model), quiet_transformers():
-        view = view_of(loaded.model, prepared[0], blocks=blocks, stream=stream_of(stream))
+        view = view_of(loaded.model, prepared[0], blocks=blocks, stream=declared)
         need_plain_stream(view, "remedy")
         trial = Trial(loaded, view, prepared, variant_named(variant), tokens_policy, seed)
         arms = trial.arms(wanted)
@@ -106,9 +107,7 @@ def remedy(
     )
     return Run(
         kind="remedy",
-        provenance=provenance_of(
-            loaded, prepared, trial.reader, seed, time.perf_counter() - started, stream_of(stream)
-        ),
+        provenance=provenance_of(loaded, prepared, trial.reader, seed, time.perf_counter() - started, declared),
         floor=floor,
         verdict=verdict,
         evidence=evidence,
