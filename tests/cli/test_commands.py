@@ -96,10 +96,10 @@ def test_measure_hands_over_every_option(cli, measured: Fake, tmp_path: Path) ->
 
 
 def test_streaming_keeps_its_work_beside_the_run(cli, measured: Fake, tmp_path: Path) -> None:
-    cli("measure", "folder", "--stream", "--memory", "3GiB", "--out", str(tmp_path / "run"))
+    cli("measure", "folder", "--offload", "--memory", "3GiB", "--out", str(tmp_path / "run"))
     given = measured.given[1]
-    assert (given["stream"], given["memory"], given["work"]) == (True, "3GiB", tmp_path / "run.work")
-    cli("measure", "folder", "--stream", "--work", str(tmp_path / "here"), "--out", str(tmp_path / "run"))
+    assert (given["offload"], given["memory"], given["work"]) == (True, "3GiB", tmp_path / "run.work")
+    cli("measure", "folder", "--offload", "--work", str(tmp_path / "here"), "--out", str(tmp_path / "run"))
     assert measured.given[1]["work"] == tmp_path / "here"
     cli("measure", "folder", "--out", str(tmp_path / "run"))
     assert measured.given[1]["work"] is None

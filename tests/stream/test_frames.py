@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rankscope._errors import SiteError
+from rankscope.models.stream import Stream
 from rankscope.models.view import BlockCall, BlockPlan, Stack
 from rankscope.stream.frames import StreamFrame, first_tensor, output_tensor, tensors_in, with_output_tensor
 from rankscope.stream.open_call import OpenCall
@@ -117,7 +118,7 @@ def test_which_tensor_is_the_stream() -> None:
 def test_a_call_checks_off_what_the_probe_saw() -> None:
     plan = BlockPlan(adds=("attention", "mlp"), attention=("attention",), joins=(False, True))
     stack = Stack(
-        "encoder", (BlockCall("layers.0", 3, (plan, plan), final_norm_inside=True),), "tokens batch dim", None
+        "encoder", (BlockCall("layers.0", 3, (plan, plan), final_norm_inside=True),), Stream("tokens batch dim"), None
     )
     call = OpenCall(X, stack, 0)
     assert call.batch_and_tokens() == (5, 2)
