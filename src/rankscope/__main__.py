@@ -8,7 +8,7 @@ import sys
 if sys.path and sys.path[0] in ("", os.getcwd(), os.path.dirname(os.path.abspath(__file__))):
     del sys.path[0]
 
-from rankscope.cli.app import main  # noqa: E402
+from rankscope.cli.app import main
 
 if __name__ == "__main__":
     main()

@@ -34,7 +34,7 @@ def sheet(asked_by: str, width: float, height: float) -> Iterator[Figure]:
 
 @contextmanager
 def drawing_style(asked_by: str, settings: Mapping[str, Any]) -> Iterator[None]:
-    """matplotlib's own defaults and these settings, for drawing and for saving.
+    """Matplotlib's own defaults and these settings, for drawing and for saving.
 
     A file ``matplotlibrc`` in the current folder changes the defaults, and one of its settings runs LaTeX.
 
