@@ -53,6 +53,8 @@ class Provenance:
         sequences: number of sequences measured.
         lengths: tokens counted in each sequence.
         operations: plain descriptions of the surgery the model ran under, in order.
+        inputs: what was read, in words; None in runs of earlier versions.
+        inputs_hash: SHA-256 of the token ids, or of the tensors of a model that reads none.
     """
 
     model: str
@@ -76,6 +78,8 @@ class Provenance:
     created: str = field(default_factory=lambda: datetime.now(timezone.utc).isoformat(timespec="seconds"))
     schema: int = SCHEMA
     wall_seconds: float | None = None
+    inputs: str | None = None
+    inputs_hash: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("versions", "git", "lengths", "command", "operations"):
@@ -95,6 +99,7 @@ class Provenance:
         if not isinstance(facts, Mapping):
             raise ResultError(f"Provenance must be a JSON object, got {type(facts).__name__}.")
         known = {item.name for item in dataclasses.fields(cls)}
+        facts = {**dict.fromkeys(_LATER), **facts}
         if set(facts) != known:
             odd = sorted(str(name) for name in set(facts) ^ known)
             raise ResultError(f"Provenance does not have the fields of schema {SCHEMA}: {', '.join(odd)} differ.")
@@ -107,8 +112,11 @@ class Provenance:
 
 
 _WORDS = ("model", "origin", "revision", "config_hash", "weights_dtype", "arithmetic_dtype", "attention",
-          "token_policy", "python", "platform", "created")  # fmt: skip
+          "token_policy", "python", "platform", "created", "inputs", "inputs_hash")  # fmt: skip
 _REQUIRED = ("model", "python", "platform", "created", "versions", "schema", "lengths", "operations", "command")
+
+_LATER = ("inputs", "inputs_hash")
+"""Fields that runs of earlier versions do not have."""
 
 
 def _fits(name: str, value: object) -> bool:
