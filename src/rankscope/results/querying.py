@@ -40,7 +40,8 @@ def query(folder: str | os.PathLike[str], sql: str) -> pa.Table:
     ``rows`` has the rows of every finished task of the present plan: ``verb``, ``model``, ``checkpoint``, ``step``,
     ``variant``, ``seed``, ``metric``, ``site``, ``stack``, ``layer``, ``head``, ``sequence``, ``value``, ``status``,
     the columns single verbs add, and ``task``, its key. ``tasks`` has one row per task: its state, verdict or reason,
-    seconds, bytes. The SQL is not trusted: no other file can be read, none written, no extension loaded.
+    what it read (``inputs``), seconds, bytes. The SQL is not trusted: no other file can be read, none written, no
+    extension loaded.
 
     Args:
         folder: of the sweep.
@@ -108,9 +109,10 @@ def tasks_table(home: SweepFolder, expected: list[Expected]) -> pa.Table:
     done, failed = home.done(), home.failed()
     schema = pa.schema({
         "verb": pa.string(), **COORDINATES,
-        "state": pa.string(), "verdict": pa.string(), "reason": pa.string(), "seconds": pa.float64(),
-        "rows": pa.int64(), "bytes": pa.int64(), "parameters": pa.int64(), "weights_dtype": pa.string(),
-        "asked_bytes": pa.int64(), "peak_bytes": pa.int64(), "finished": pa.string(), "description": pa.string(),
+        "state": pa.string(), "verdict": pa.string(), "inputs": pa.string(), "reason": pa.string(),
+        "seconds": pa.float64(), "rows": pa.int64(), "bytes": pa.int64(), "parameters": pa.int64(),
+        "weights_dtype": pa.string(), "asked_bytes": pa.int64(), "peak_bytes": pa.int64(), "finished": pa.string(),
+        "description": pa.string(),
     })  # fmt: skip
     found = []
     for one in expected:
@@ -130,7 +132,7 @@ def _task_row(one: Expected, state: str, record: Mapping[str, Any]) -> dict[str,
             name: record.get(name) for name in ("verdict", "reason", "seconds", "asked_bytes", "peak_bytes", "finished")
         },
         **{name: (record.get("table") or {}).get(name) for name in ("rows", "bytes")},
-        **{name: provenance.get(name) for name in ("parameters", "weights_dtype")},
+        **{name: provenance.get(name) for name in ("inputs", "parameters", "weights_dtype")},
         "description": json.dumps(dict(one.task), ensure_ascii=False),
     }
 
