@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from rankscope._errors import InputError
 from rankscope.models.inputs import Padding, TokensPolicy
+from rankscope.models.loading import need_module
 from rankscope.monitor.acting import LOGGER, Action, Actions, CollapseError
 from rankscope.monitor.battery import Battery, chosen_metrics
 from rankscope.monitor.inside import InsideReader
@@ -95,7 +96,7 @@ class Gauge:
         self._schedule = as_schedule(schedule)
         self._ranks = Ranks(patience)
         self._prober = Prober(
-            unwrapped(model),
+            unwrapped(need_module(model, "Gauge")),
             ProbePlan(probe, sequences, tokens, tokens_policy, blocks, tokenizer, padding),
             Battery(specs, tokens_policy),
         )

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.dataset as ds
 
 from rankscope._errors import InputError, MissingExtraError, ResultError
+from rankscope._types import path_of
 from rankscope.results.rows import FIXED_COLUMNS
 from rankscope.results.sweep_folder import ROWS, Expected, SweepFolder
 
@@ -66,7 +66,7 @@ def query(folder: str | os.PathLike[str], sql: str) -> pa.Table:
         raise MissingExtraError("rankscope query", "duckdb", "sweep") from error
     if len(sql) > LARGEST_QUERY:
         raise InputError(f"The query has {len(sql)} characters; more than {LARGEST_QUERY} are not read.")
-    home = SweepFolder(Path(folder))
+    home = SweepFolder(path_of(folder, "folder", "the folder of a sweep"))
     expected = home.expected()
     closed = {"autoinstall_known_extensions": "false", "autoload_known_extensions": "false"}
     with duckdb.connect(":memory:", config=closed) as database:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from rankscope._types import path_of
 from rankscope.results.sweep_folder import Expected, SweepFolder
 
 State = Literal["done", "failed", "missing"]
@@ -105,7 +106,7 @@ def status_of(folder: str | os.PathLike[str]) -> SweepStatus:
     Raises:
         ResultError: when no sweep was started there.
     """
-    home = SweepFolder(Path(folder))
+    home = SweepFolder(path_of(folder, "folder", "the folder of a sweep"))
     expected = home.expected()
     done, failed = home.done(), home.failed()
     groups: dict[tuple[str, str], dict[State, int]] = {}

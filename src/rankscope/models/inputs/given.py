@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from rankscope._errors import InputError
+from rankscope._types import kind_of
 from rankscope.models.inputs.forward import completed, on_device
 from rankscope.models.inputs.hashed_words import special_ids
 from rankscope.models.inputs.padding import content_of, is_mask_like, is_pattern
@@ -24,8 +25,14 @@ def prepare_given(loaded: LoadedModel, given: Any, plan: InputPlan) -> Prepared:
         parts = batches_from_tensor(given, plan.batch, _sequence_axis(loaded.model, given))
     elif isinstance(given, Mapping):
         parts = batches_from_mapping(given, plan.batch)
-    else:
+    elif isinstance(given, (list, tuple)) and given:
         parts = batches_from_list(given)
+    else:
+        empty = " without entries" if isinstance(given, (list, tuple)) else ""
+        raise InputError(
+            f"inputs is {kind_of(given)}{empty}; expected texts, a text file (Path), a tensor, a dictionary of keyword "
+            "arguments, a list of these, or None for the sample text."
+        )
     parts = _first_sequences(parts, plan.sequences)
     special = None
     if config is not None:
