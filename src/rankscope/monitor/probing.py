@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from rankscope.models.inputs import Prepared, TokensPolicy, prepare_inputs
+from rankscope.models.inputs import Padding, Prepared, TokensPolicy, prepare_inputs
 from rankscope.models.loading import load
 from rankscope.models.stream import Stream
 from rankscope.models.view import ModelView
+from rankscope.monitor.acting import LOGGER
 from rankscope.monitor.battery import Battery
 from rankscope.monitor.gradients import gradient_values
 from rankscope.monitor.isolation import beside_training
@@ -37,6 +38,8 @@ class ProbePlan:
         policy: which tokens count.
         blocks: names or patterns of the block modules, where discovery needs help.
         stream: where the residual stream is, where it was declared.
+        tokenizer: reads the texts.
+        padding: which tokens of tensors do not count.
     """
 
     given: Given
@@ -45,6 +48,8 @@ class ProbePlan:
     policy: TokensPolicy
     blocks: str | Sequence[str] | None
     stream: Stream | None = None
+    tokenizer: Any = None
+    padding: Padding = None
 
 
 class Prober:
@@ -54,11 +59,15 @@ class Prober:
         model: without wrappers.
         plan: the probe.
         battery: what to take.
+
+    Attributes:
+        caveats: how the probe is not what was given: hashed, random or cut; known once it was prepared.
     """
 
     def __init__(self, model: nn.Module, plan: ProbePlan, battery: Battery) -> None:
         self.model = model
         self.battery = battery
+        self.caveats: tuple[str, ...] = ()
         self._plan = plan
         self._ready: tuple[ModelView, Prepared, Mapping[tuple[str | None, int], Projections]] | None = None
 
@@ -80,8 +89,13 @@ class Prober:
                     tokens=plan.tokens,
                     batch=plan.sequences,
                     tokens_policy=plan.policy,
+                    tokenizer=plan.tokenizer,
+                    padding=plan.padding,
                 )
                 view = view_of(self.model, prepared[0], blocks=plan.blocks, stream=plan.stream)
+            for caveat in prepared.caveats:
+                LOGGER.warning("The probe: %s", caveat)
+            self.caveats = prepared.caveats
             self._ready = view, prepared, find_projections(view, loaded.config)
         return self._ready
 
