@@ -22,7 +22,7 @@ from rankscope.metrics._spec import CHANNEL_ORDER, SCALE, TOKEN_ORDER, token_met
     cites=(Cite("dong2021attention"), Cite("sun2024massive")),
 )
 def typical_residual(tokens: Tokens) -> Tensor:
-    r"""Median relative distance of two tokens, :math:`\mathrm{med}_{i<j} \|x_i - x_j\| / \max(\|x_i\|, \|x_j\|) / \sqrt2`.
+    r"""Median distance of two tokens, :math:`\mathrm{med}_{i<j} \|x_i - x_j\| / (\sqrt2 \max(\|x_i\|, \|x_j\|))`.
 
     **Exact** for up to 128 tokens, of longer sequences for 128 evenly spaced ones. 0 when all tokens are equal, about
     the relative residual when they are of one kind (1 for random tokens), and unlike it the same whether or not a few

@@ -14,7 +14,6 @@ from rankscope.masks import Mask
 from rankscope.models.inputs import InputPlan, TokensPolicy, prepare_planned
 from rankscope.models.loading import load
 from rankscope.models.loading.quiet import quiet_transformers
-from rankscope.results.exactness import judge_exact
 from rankscope.results.run import Run
 from rankscope.stream.viewing import undisturbed
 from rankscope.surgery.operating import operating, operation_of
@@ -22,6 +21,7 @@ from rankscope.surgery.operation import AttentionChoice, MaskChoice, MlpChoice, 
 from rankscope.verbs.exact_passes import ExactPasses
 from rankscope.verbs.origin import exact_floors, provenance_of
 from rankscope.verbs.streaming import described, streaming_of
+from rankscope.verdicts.exactness import judge_exact
 
 
 def exact(
@@ -117,13 +117,15 @@ def exact(
             provenance = provenance_of(loaded, prepared, passes.counted, seed, time.perf_counter() - started)
     table = passes.writer.table()
     floor = exact_floors(loaded.dtype)
-    verdict, evidence = judge_exact(table, floor["formats"])
+    verdict = judge_exact(table, floor["formats"], str(model) if isinstance(model, str | Path) else None)
     return Run(
         kind="exact",
         provenance=provenance,
         floor=floor,
-        verdict=verdict,
-        evidence=evidence,
+        verdict=verdict.sentence,
+        evidence=verdict.evidence,
+        code=verdict.code,
+        next_steps=verdict.next_steps,
         table=table,
         notes=(*loaded.notes, *prepared.notes),
         extra=described(streaming),

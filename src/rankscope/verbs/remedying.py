@@ -16,13 +16,14 @@ from rankscope.models.inputs import InputPlan, TokensPolicy, prepare_planned
 from rankscope.models.loading import load, load_initialised_twin
 from rankscope.models.loading.quiet import quiet_transformers
 from rankscope.remedies import REMEDIES
-from rankscope.results.remedy_ranking import NONE, judge_remedies, ranked
+from rankscope.results.remedy_ranking import NONE, ranked
 from rankscope.results.run import Run
 from rankscope.stream.viewing import undisturbed, view_of
 from rankscope.verbs.origin import floor_of, provenance_of
 from rankscope.verbs.remedy_words import parsed_remedy
 from rankscope.verbs.remedying_trial import Trial
 from rankscope.verbs.variants import variant_named
+from rankscope.verdicts.remedies import judge_remedies
 
 
 def remedy(
@@ -96,15 +97,14 @@ def remedy(
     table = trial.writer.table()
     entries = ranked(table, [arm.facts() for arm in done])
     floor = floor_of(trial.reader.dtypes)
-    verdict, evidence = judge_remedies(
-        entries, floor["relative"], prepared.sequences, is_random=loaded.origin == "init"
-    )
+    verdict = judge_remedies(entries, floor["relative"], prepared.sequences, is_random=loaded.origin == "init")
     return Run(
         kind="remedy",
         provenance=provenance_of(loaded, prepared, trial.reader, seed, time.perf_counter() - started),
         floor=floor,
-        verdict=verdict,
-        evidence=evidence,
+        verdict=verdict.sentence,
+        evidence=verdict.evidence,
+        code=verdict.code,
         table=table,
         notes=(*loaded.notes, *prepared.notes, *trial.notes),
         extra={"variant": variant, "remedies": entries},
