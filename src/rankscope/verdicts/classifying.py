@@ -61,7 +61,8 @@ def classify(battery: Battery) -> NDArray[np.int64]:
     low = np.nan_to_num(typical, nan=-np.inf) <= COLLAPSED_RESIDUAL
     grouped = (values["copied_share"] >= CLUSTERED_SHARE) & (values["cluster_share"] <= CLUSTERED_SHARE)
     known = np.any([np.isfinite(grid) for part, grid in values.items() if part != "size"], axis=0)
-    states = np.where(known | battery.floor, int(State.HEALTHY), int(State.UNKNOWN))
+    # Where the residual was looked for and has no value, other numbers do not speak for it.
+    states = np.where((known & ~battery.undefined) | battery.floor, int(State.HEALTHY), int(State.UNKNOWN))
     rules = (
         (spread <= SHARED_RESIDUAL, State.MEAN_OFFSET),
         (many & (values["centred_dimension"] < NARROW_DIMENSION), State.FEW_DIRECTIONS),
@@ -76,7 +77,7 @@ def classify(battery: Battery) -> NDArray[np.int64]:
         (battery.vanished, State.VANISHED),
     )
     for holds, state in rules:
-        states[holds] = int(state)
+        states[holds & (battery.vanished | ~battery.undefined)] = int(state)
     return states
 
 

@@ -199,6 +199,8 @@ def _healthy(r: Reading) -> str:
 
 
 def _unknown(r: Reading) -> str:
+    if r.battery.tokens is not None and (r.battery.tokens < 2).all():
+        return "No verdict: the sequences have one token each, and a residual needs two."
     return f"No verdict: every value at {r.battery.site} is undefined or not finite."
 
 
