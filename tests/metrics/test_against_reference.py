@@ -28,6 +28,10 @@ CASES = {
     "generic": lambda n, d: gaussian(0, n, d),
     "offset": lambda n, d: gaussian(0, n, d) + 3 * gaussian(1, 1, d),
     "one huge token": lambda n, d: gaussian(0, n, d) * torch.tensor([1e3] + [1.0] * (n - 1)).unsqueeze(1),
+    "one huge channel": lambda n, d: gaussian(0, n, d) + torch.eye(d, dtype=torch.float64)[0] * 1e4,
+    "one huge token, the others nearly equal": lambda n, d: torch.cat(
+        [1e8 * gaussian(5, 1, d), nearly_collapsed(n - 1, d)]
+    ),
     "nearly collapsed": nearly_collapsed,
     "nearly collapsed, tiny": lambda n, d: 1e-100 * nearly_collapsed(n, d),
     "twice the same token": lambda n, d: gaussian(0, n, d)[[0, 0, *range(2, n)]],

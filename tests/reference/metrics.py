@@ -109,6 +109,60 @@ def of_centred_spectrum(measure: Callable) -> Callable[[Rows], mpf]:
     return lambda rows: measure(singular_values(centre(rows))[: min(len(rows) - 1, len(rows[0]))])
 
 
+def unit_rows(rows: Rows):
+    """Tokens as unit vectors and lengths, after channels of over 100 times the median energy are scaled down to that.
+
+    Each channel's energy is that of the unit vectors. The lower of two medians counts.
+    """
+    lengths = [mp.sqrt(dot(r, r)) for r in rows]
+    units = [[v / s for v in r] if s else r for r, s in zip(rows, lengths, strict=True)]
+    energies = [dot(c, c) for c in zip(*units, strict=True)]
+    nonzero = sorted(e for e in energies if e)
+    limit = 100 * nonzero[(len(nonzero) - 1) // 2]
+    weights = [mp.sqrt(limit / e) if e > limit else mpf(1) for e in energies]
+    weighed = [[v * w for v, w in zip(r, weights, strict=True)] for r in units]
+    rest = [mp.sqrt(dot(r, r)) for r in weighed]
+    units = [[v / s for v in r] if s else r for r, s in zip(weighed, rest, strict=True)]
+    return units, [a * b for a, b in zip(lengths, rest, strict=True)]
+
+
+def gap(a, b):
+    return mp.sqrt(sum((x - y) ** 2 for x, y in zip(a, b, strict=True)))
+
+
+def pair_distances(rows: Rows):
+    """Distance of each pair relative to the longer one, straight from the difference of the tokens."""
+    units, lengths = unit_rows(rows)
+    scaled = [[v * s for v in r] for r, s in zip(units, lengths, strict=True)]
+    return {
+        (i, j): gap(scaled[i], scaled[j]) / max(lengths[i], lengths[j])
+        for i in range(len(rows))
+        for j in range(len(rows))
+        if i != j
+    }
+
+
+def lower_median(values):
+    ordered = sorted(values)
+    return ordered[(len(ordered) - 1) // 2]
+
+
+def typical_residual(rows: Rows):
+    return lower_median(d for (i, j), d in pair_distances(rows).items() if i < j) / mp.sqrt(2)
+
+
+def direction_residual(rows: Rows):
+    units, _ = unit_rows(rows)
+    return lower_median(gap(a, b) for i, a in enumerate(units) for b in units[:i]) / mp.sqrt(2)
+
+
+def members(rows: Rows):
+    """How many tokens are copies of each, itself included."""
+    near = pair_distances(rows)
+    limit = mp.sqrt(2) * mpf(3) / 100
+    return [1 + sum(near[i, j] <= limit for j in range(len(rows)) if j != i) for i in range(len(rows))]
+
+
 REFERENCE: dict[str, Callable[[Rows], mpf]] = {
     "residual": lambda x: frobenius(centre(x)),
     "relative_residual": lambda x: frobenius(centre(x)) / frobenius(x),
@@ -123,6 +177,11 @@ REFERENCE: dict[str, Callable[[Rows], mpf]] = {
     "correlation": correlation,
     "largest_token_share": lambda x: max(dot(r, r) for r in x) / frobenius(x) ** 2,
     "largest_channel_share": lambda x: max(dot(c, c) for c in zip(*x, strict=True)) / frobenius(x) ** 2,
+    "typical_residual": typical_residual,
+    "direction_residual": direction_residual,
+    "largest_cluster_share": lambda x: mpf(max(members(x))) / len(x),
+    "copied_token_share": lambda x: mpf(sum(m > 1 for m in members(x))) / len(x),
+    "distinct_tokens": lambda x: sum(mpf(1) / m for m in members(x)),
     "stable_rank": of_spectrum(stable_rank),
     "centred_stable_rank": of_centred_spectrum(stable_rank),
     "effective_rank": of_spectrum(effective_rank),

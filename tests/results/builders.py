@@ -11,7 +11,7 @@ from rankscope._types import Status
 from rankscope.results.provenance import Provenance
 from rankscope.results.rows import RowWriter
 from rankscope.results.run import Run
-from rankscope.results.verdict import judge
+from rankscope.verdicts import judge
 
 FLOOR32 = 4 * float(np.finfo(np.float32).eps)
 CODES = {status: code for code, status in enumerate(Status)}
@@ -73,7 +73,7 @@ def confusion_table(row: str) -> pa.Table:
 
 
 def make_run(table: pa.Table, model: str = "init:tiny-bert", **given: object) -> Run:
-    verdict = judge(table, FLOOR32)
+    verdict = judge(table, floor_relative=FLOOR32)
     facts = Provenance(
         model=model,
         origin="init",
@@ -90,7 +90,8 @@ def make_run(table: pa.Table, model: str = "init:tiny-bert", **given: object) ->
         inputs_hash="0" * 64,
     )
     floor = {"dtype": "float32", "relative": FLOOR32, "meaning": "smaller relative differences are rounding"}
-    given = {"verdict": verdict.sentence, "evidence": verdict.evidence, **given}
+    facts_of_it = {"verdict": verdict.sentence, "evidence": verdict.evidence, "code": verdict.code}
+    given = {**facts_of_it, "next_steps": verdict.next_steps, **given}
     return Run(kind="measure", provenance=facts, floor=floor, table=table, **given)
 
 

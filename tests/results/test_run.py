@@ -37,7 +37,9 @@ def run() -> Run:
 
 def test_json_has_exactly_the_promised_shape(run: Run) -> None:
     answer = json.loads(json.dumps(run.to_json(), allow_nan=False))
-    assert list(answer) == ["schema", "kind", "provenance", "floor", "verdict", "evidence", "null", "rows"]
+    assert list(answer) == [
+        *("schema", "kind", "provenance", "floor", "verdict", "code", "next_steps", "evidence", "null", "rows")
+    ]
     always = {"metric", "site", "layer", "sequence", "value", "status"}
     for row in answer["rows"]:
         assert always <= set(row) <= always | {"head"}

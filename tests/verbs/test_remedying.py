@@ -12,12 +12,12 @@ from rankscope._errors import InputError, UnknownNameError
 from rankscope.models.inputs import prepare_inputs
 from rankscope.models.loading import load
 from rankscope.remedies import REMEDIES, applied
-from rankscope.results.remedy_ranking import judge_remedies
 from rankscope.results.run import load_run
 from rankscope.surgery.operating import operate
 from rankscope.verbs.gradient_norms import gradient_norms
 from rankscope.verbs.measuring import measure
 from rankscope.verbs.remedying import remedy
+from rankscope.verdicts.remedies import judge_remedies
 from tests.own_models import GPT, ids
 
 
@@ -135,17 +135,19 @@ def test_gradients_of_queries_and_keys_vanish_where_attention_is_uniform() -> No
 def entry(name: str, last: float, *, at_floor: bool = False) -> dict[str, object]:
     return {
         "name": name, "residual_last": last, "mean_cosine_last": 1 - last, "factor": 0.9, "factors": [0.9] * 3,
-        "qk_over_v": None, "parameters": 0, "time_ratio": None, "at_floor": at_floor,
+        "qk_over_v": None, "parameters": 0, "time_ratio": None, "at_floor": at_floor, "residual": [0.9, 0.9, 0.9, last],
     }  # fmt: skip
 
 
 def test_the_verdict_counts_only_what_can_be_told() -> None:
-    sentence, _ = judge_remedies([entry("a", 0.5), entry("b", 0.104), entry("none", 0.1), entry("c", 0.01)], None, 2,
-                                 is_random=True)  # fmt: skip
+    entries = [entry("a", 0.5), entry("b", 0.104), entry("none", 0.1), entry("c", 0.01)]
+    verdict = judge_remedies(entries, None, 2, is_random=True)
+    sentence = verdict.sentence
+    assert (verdict.code, verdict.evidence[-1]["state"]) == ("mean offset", "collapsed")
     assert "1 of 3 remedies keep tokens further apart, most of all a (0.500)" in sentence
     assert "1 bring them closer: c" in sentence
     floored = [entry("a", 4e-7, at_floor=True), entry("none", 1e-7, at_floor=True)]
-    sentence, _ = judge_remedies(floored, 5e-7, 1, is_random=False)
+    sentence = judge_remedies(floored, 5e-7, 1, is_random=False).sentence
     assert "cannot be told" in sentence
     assert "none of 1 remedies keeps tokens noticeably further apart" in sentence
 

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rankscope._errors import InputError
-from rankscope.linalg import centring, grams, reductions, tiles
+from rankscope.linalg import centring, channels, grams, pairs, reductions, tiles
 from rankscope.linalg.precision import float64_home, is_wide, power_of_two_below
 
 _SLAB_ENTRIES = 1 << 21
@@ -95,6 +95,19 @@ class Tokens:
         r""":math:`\|CX\|_F / \|X\|_F`, against which the float floor is held."""
         return (self.energies.centred_row.sum(-1) / self.energies.row.sum(-1)).sqrt()
 
+    def is_resolved(self, floor: float) -> Bool[Tensor, " sequences"]:
+        r"""Whether differences between tokens are above the rounding of their format; False for X = 0.
+
+        Rounding is relative to each entry. One huge channel raises the norm of X, and with it what
+        :attr:`relative_deviation` is compared with, but not the rounding of the other channels: channels of more than
+        100 times the median energy are compared with themselves, the others with their own norm.
+        """
+        above = self.relative_deviation > floor
+        unclear = ~above & self.finite & (self.energies.row.sum(-1) > 0)
+        if bool(unclear.any()):
+            above |= unclear & channels.is_resolved(self, floor)
+        return above
+
     @property
     def energies(self) -> reductions.Energies:
         """Sums of squares along rows and columns."""
@@ -134,6 +147,11 @@ class Tokens:
     def kept_grams(self) -> list[grams.GramBlock]:
         """Gram matrices, kept only where they are small."""
         return list(grams.gram_blocks(self))
+
+    @cached_property
+    def pairs(self) -> pairs.Pairs:
+        """Medians and counts over the distances of pairs of tokens."""
+        return pairs.pairs(self)
 
     def rank_limit(self, *, centred: bool) -> Float[Tensor, " sequences"]:
         """The largest rank the shape of X allows, or that of CX, which has lost one token."""
@@ -189,6 +207,26 @@ class Tokens:
         X = torch.empty(x.shape, dtype=torch.float64, device=self.device).copy_(x)
         centring.clear_(X, self.kept_bits(group, slice(None)))
         return X.div_(self.scale[group, None, None]) if is_wide(self.dtype) else X
+
+    def sample(self, group: slice, size: int) -> tuple[Tensor, Tensor | None]:
+        """At most ``size`` tokens of each sequence that count, evenly spaced, in float64 and in units of the scale.
+
+        The tensor is fresh and may be written to. With it which places hold one, ``(group, size)``; None where all do.
+        """
+        if self._drop is None:
+            place = torch.linspace(0, self.tokens - 1, size, dtype=torch.float64, device=self._x.device).round_().long()
+            x = self._x[group].index_select(-2, place) if size < self.tokens else self._x[group]
+            X = torch.empty(x.shape, dtype=torch.float64, device=self.device).copy_(x)
+            return (X.div_(self.scale[group, None, None]) if is_wide(self.dtype) else X), None
+        order = self._drop[group].to(torch.int8).argsort(dim=-1, stable=True)  # those that count first, in their order
+        count = self.count[group, None]
+        step = torch.arange(size, dtype=torch.float64, device=self.device)
+        spread = (step * (count - 1).clamp_min(0.0) / max(1, size - 1)).round_()
+        known = step < count
+        place = order.gather(-1, torch.where(count > size, spread, step.expand_as(spread)).long())
+        X = self._x[group].gather(-2, place.to(self._x.device).unsqueeze(-1).expand(-1, -1, self.dim))
+        X = X.to(self.device, torch.float64).masked_fill(~known.unsqueeze(-1), 0.0)
+        return (X.div_(self.scale[group, None, None]) if is_wide(self.dtype) else X), known
 
     def entries(self, channel: Int[Tensor, "sequences tokens"]) -> Float[Tensor, "sequences tokens"]:
         """One entry of each token, dropped tokens too, in the units of ``x``."""

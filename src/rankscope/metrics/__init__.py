@@ -1,7 +1,7 @@
 """The battery: one file per metric, found by name in ``METRICS``."""
 
 from rankscope.metrics._evaluate import Reading, evaluate
-from rankscope.metrics._selections import DEFAULT_ATTENTION_METRICS, DEFAULT_TOKEN_METRICS, NORM_METRICS
+from rankscope.metrics._selections import DEFAULT_ATTENTION_METRICS, DEFAULT_TOKEN_METRICS, NORM_METRICS, PAIR_METRICS
 from rankscope.metrics._spec import METRICS, Invariance, MetricSpec
 
 __all__ = [
@@ -9,6 +9,7 @@ __all__ = [
     "DEFAULT_TOKEN_METRICS",
     "METRICS",
     "NORM_METRICS",
+    "PAIR_METRICS",
     "Invariance",
     "MetricSpec",
     "Reading",

@@ -72,7 +72,8 @@ def _statuses(specs: Sequence[MetricSpec], values: Tensor, view: Tokens | Attent
     reads_deviation = declared([spec.reads_deviation for spec in specs])
     floors_itself = declared([spec.floors_itself for spec in specs])
     # Not `deviation <= floor`: X = 0, whose deviation is 0/0, is at the floor too.
-    at_floor = reads_deviation & ~(deviation > floor)
+    resolved = view.is_resolved(floor).reshape(view.batch_shape) if isinstance(view, Tokens) else deviation > floor
+    at_floor = reads_deviation & ~resolved
     # Rounding is relative to X, so a singular value of CX drowns in it earlier by the ratio of the two.
     at_floor |= floors_itself & (values * torch.where(reads_deviation, deviation, 1.0) <= floor)
     statuses = torch.full_like(values, _CODE[Status.OK], dtype=torch.int8)

@@ -14,8 +14,18 @@ NORM_METRICS: tuple[str, ...] = (
 )
 """Sums only: cheap enough for every block of every pass."""
 
+PAIR_METRICS: tuple[str, ...] = (
+    "typical_residual",
+    "direction_residual",
+    "largest_cluster_share",
+    "copied_token_share",
+    "distinct_tokens",
+)
+"""Medians and counts over pairs of tokens: what a few huge tokens or channels cannot hide."""
+
 DEFAULT_TOKEN_METRICS: tuple[str, ...] = (
     *NORM_METRICS,
+    *PAIR_METRICS,
     "stable_rank",
     "centred_stable_rank",
     "effective_rank",
@@ -27,7 +37,7 @@ DEFAULT_TOKEN_METRICS: tuple[str, ...] = (
     "least_singular_value",
     "centred_least_singular_value",
 )
-"""With both spectra: what a verdict is drawn from."""
+"""With pairs and both spectra: what a verdict is drawn from."""
 
 DEFAULT_ATTENTION_METRICS: tuple[str, ...] = (
     "attention_entropy",

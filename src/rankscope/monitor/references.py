@@ -8,6 +8,7 @@ from statistics import median
 
 import torch
 
+from rankscope._types import Status
 from rankscope.linalg.attention import AttentionMatrix
 from rankscope.linalg.precision import float_floor
 from rankscope.metrics import METRICS, MetricSpec, evaluate
@@ -60,8 +61,11 @@ class References:
     def states(self, table: Sequence[LayerValue]) -> dict[Place, LayerState]:
         """Every layer as the rules see it."""
         now: dict[Place, dict[str, float]] = {}
+        undefined: dict[Place, set[str]] = {}
         for row in table:
             now.setdefault((row.stack, row.layer), {})[row.metric] = row.mean
+            if row.status == Status.UNDEFINED:
+                undefined.setdefault((row.stack, row.layer), set()).add(row.metric)
         starts = {key: median(values) for key, values in self._first.items() if values}
         largest: dict[tuple[str, str | None], float] = {}
         for (metric, (stack, _)), value in starts.items():
@@ -72,6 +76,7 @@ class References:
                 start={metric: starts.get((metric, place), math.nan) for metric in values},
                 null=self.null,
                 largest_at_start={metric: largest.get((metric, place[0]), math.nan) for metric in values},
+                undefined=frozenset(undefined.get(place, ())),
             )
             for place, values in sorted(now.items(), key=lambda item: (str(item[0][0]), item[0][1]))
         }

@@ -31,10 +31,17 @@ VERDICT_COLOURS: Mapping[str, str] = {
     "healthy": "green",
     "mean offset": "yellow",
     "narrow": "yellow",
+    "few directions": "yellow",
     "huge channel": "yellow",
     "huge token": "yellow",
+    "clusters": "yellow",
+    "same direction": "yellow",
+    "copies": "red",
+    "collapsing": "red",
     "floor": "magenta",
     "collapsed": "red",
+    "vanished": "red",
+    "not finite": "red",
 }
 
 
@@ -133,11 +140,12 @@ def _styled(words: str, *, floor: bool) -> Text:
 
 
 def _verdict_panel(run: Run, *, plain: bool) -> Panel:
-    codes = [str(item["code"]) for item in run.evidence if "code" in item]
+    codes = [run.code] if run.code else [str(item["code"]) for item in run.evidence if "code" in item]
     known = [code for code in VERDICT_COLOURS if code in codes]
     colour = VERDICT_COLOURS[known[-1]] if known else "white"
+    steps = f"\nNext: {'; '.join(run.next_steps)}" if run.next_steps else ""
     return Panel(
-        Text(run.verdict),
+        Text(run.verdict + steps),
         title="verdict",
         title_align="left",
         border_style=colour,

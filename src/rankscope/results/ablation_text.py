@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rankscope.results.ablation import MEASURE, Arm, arms
-from rankscope.results.text import FLOOR_MARK, facts_line, floor_line, number
+from rankscope.results.text import FLOOR_MARK, facts_line, floor_line, number, verdict_lines
 
 if TYPE_CHECKING:
     from rankscope.results.run import Run
@@ -18,7 +18,7 @@ def ablation_as_text(run: Run) -> str:
     grid: dict[tuple[str, str, str | None], list[Arm]] = {}
     for arm in arms(run.table):
         grid.setdefault((arm.weights, arm.mask, arm.stack), []).append(arm)
-    parts = [f"{run.kind}: {facts_line(run)}", f"Verdict: {run.verdict}"]
+    parts = [f"{run.kind}: {facts_line(run)}", verdict_lines(run)]
     for (weights, mask, stack), members in grid.items():
         title = ", ".join(part for part in (stack, f"{weights} weights", f"{mask} mask") if part)
         parts.append(f"{MEASURE} at block.out ({title})\n{_table(members)}")

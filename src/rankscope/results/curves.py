@@ -55,12 +55,14 @@ class Cells:
         sequences: numbers of the sequences, ascending.
         values: shape ``(layers, sequences)``.
         floor: whether the value is at the float floor, same shape.
+        undefined: whether it was measured and the formula has no value, same shape.
     """
 
     layers: NDArray[np.int64]
     sequences: NDArray[np.int64]
     values: NDArray[np.float64]
     floor: NDArray[np.bool_]
+    undefined: NDArray[np.bool_]
 
 
 def names_in(table: pa.Table, column: str) -> list[str]:
@@ -112,13 +114,14 @@ def cells(table: pa.Table, metric: str, site: str, *, stack: str | None = None) 
     sequences, column = np.unique(rows["sequence"].to_numpy(), return_inverse=True)
     usable = _usable(rows)
     total, count = np.zeros((layers.size, sequences.size)), np.zeros((layers.size, sequences.size))
-    floor = np.zeros((layers.size, sequences.size), dtype=np.bool_)
+    floor, undefined = (np.zeros((layers.size, sequences.size), dtype=np.bool_) for _ in range(2))
     at = (row[usable], column[usable])
     np.add.at(total, at, rows["value"].to_numpy()[usable])
     np.add.at(count, at, 1.0)
     np.logical_or.at(floor, (row, column), _is(rows, Status.FLOOR))
+    np.logical_or.at(undefined, (row, column), _is(rows, Status.UNDEFINED))
     values = np.divide(total, count, out=np.full_like(total, np.nan), where=count > 0)
-    return Cells(layers.astype(np.int64), sequences.astype(np.int64), values, floor)
+    return Cells(layers.astype(np.int64), sequences.astype(np.int64), values, floor, undefined)
 
 
 def _quantiles(values: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from rankscope.results.exactness import exact_curves
 from rankscope.results.summary import shown_lines, stacks_of
-from rankscope.results.text import facts_line, number
+from rankscope.results.text import facts_line, number, verdict_lines
 
 if TYPE_CHECKING:
     from rankscope.results.curves import Curve
@@ -19,7 +19,7 @@ LAW = "law"
 
 def exact_as_text(run: Run) -> str:
     """Verdict, then log10 of the residual in each arithmetic, with order and factor, for each stack."""
-    parts = [f"{run.kind}: {facts_line(run)}", f"Verdict: {run.verdict}"]
+    parts = [f"{run.kind}: {facts_line(run)}", verdict_lines(run)]
     for stack in stacks_of(run.table):
         head, rows = exact_rows(run, stack)
         widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]

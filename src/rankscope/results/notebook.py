@@ -22,10 +22,14 @@ CELL = "text-align:right;padding:.15em .7em;font-variant-numeric:tabular-nums;wh
 SMALL = "font-size:.85em;opacity:.75"
 
 
+def _next_steps(run: Run) -> str:
+    return "".join(f"<code>{html.escape(step)}</code><br>" for step in run.next_steps)
+
+
 def as_html(run: Run) -> str:
     """The run for a notebook; a kind without tables shows its text."""
     parts = [
-        f"<div style='{CARD}'><b>{html.escape(run.verdict)}</b><br>"
+        f"<div style='{CARD}'><b>{html.escape(run.verdict)}</b><br>{_next_steps(run)}"
         f"<span style='{SMALL}'>{html.escape(f'{run.kind}: {facts_line(run)}')}</span></div>"
     ]
     tables = tables_of(run)

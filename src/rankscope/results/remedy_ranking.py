@@ -1,4 +1,4 @@
-"""What each remedy did, from the rows: curves, factors, a rank, and a sentence that does not oversell."""
+"""What each remedy did, from the rows: curves, factors and a rank."""
 
 from __future__ import annotations
 
@@ -12,11 +12,8 @@ import pyarrow.compute as pc
 
 from rankscope.results.curves import curve, names_in
 from rankscope.results.summary import stacks_of
-from rankscope.results.text import number
 
 NONE = "none"
-NOTICEABLE = 1.1
-"""A relative residual is called higher when it is at least a tenth higher."""
 
 
 def ranked(table: pa.Table, facts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -30,7 +27,7 @@ def ranked(table: pa.Table, facts: Sequence[Mapping[str, Any]]) -> list[dict[str
     entries = [{**fact, **_curves(_of(table, str(fact["name"]), stack)), "stack": stack} for fact in facts]
     for entry in entries:
         entry["qk_over_v"] = _ratio([norm for norm in entry["gradients"] if norm["stack"] == stack])
-    entries.sort(key=lambda entry: -_or_zero(entry["residual_last"]))
+    entries.sort(key=lambda entry: -or_zero(entry["residual_last"]))
     for position, entry in enumerate(entries):
         entry["rank"] = position + 1
     return entries
@@ -43,7 +40,7 @@ def _of(table: pa.Table, remedy: str, stack: str | None) -> pa.Table:
 
 def _worst_stack(table: pa.Table) -> str | None:
     untreated = _of(table, NONE, None)
-    ends = {stack: _or_zero(_curves(_of(untreated, NONE, stack))["residual_last"]) for stack in stacks_of(untreated)}
+    ends = {stack: or_zero(_curves(_of(untreated, NONE, stack))["residual_last"]) for stack in stacks_of(untreated)}
     return min(ends, key=lambda stack: ends[stack])
 
 
@@ -74,7 +71,7 @@ def _plain(value: float) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
-def _or_zero(value: float | None) -> float:
+def or_zero(value: float | None) -> float:
     """A residual that is undefined (the forward pass overflowed) ranks last."""
     return 0.0 if value is None else value
 
@@ -88,49 +85,3 @@ def _ratio(norms: Sequence[Mapping[str, float]]) -> float | None:
             return None
         logs.append(math.log(top) - math.log(bottom))
     return math.exp(sum(logs) / len(logs)) if logs else None
-
-
-def judge_remedies(
-    entries: Sequence[Mapping[str, Any]], floor: float | None, sequences: int, *, is_random: bool
-) -> tuple[str, tuple[Mapping[str, Any], ...]]:
-    """What was seen, in sentences, with the numbers they rest on. Heuristic: a tenth counts as a difference."""
-    none = next(entry for entry in entries if entry["name"] == NONE)
-    others = [entry for entry in entries if entry["name"] != NONE]
-    before = _or_zero(none["residual_last"])
-    blocks = len(none["factors"])
-    parts = [
-        f"without a remedy the relative residual is {_words(none['residual_last'])} after {blocks} blocks (mean cosine "
-        f"{_words(none['mean_cosine_last'])}, factor per block {_words(none['factor'])})"
-    ]
-    if none["at_floor"]:
-        parts[0] += ", at the float floor: by how much a remedy improves on it cannot be told"
-    higher = [
-        entry for entry in others if _or_zero(entry["residual_last"]) >= NOTICEABLE * before and not entry["at_floor"]
-    ]
-    lower = [entry for entry in others if _or_zero(entry["residual_last"]) < before / NOTICEABLE]
-    if higher:
-        best = ", ".join(f"{entry['name']} ({number(entry['residual_last'])})" for entry in higher[:3])
-        parts.append(f"{len(higher)} of {len(others)} remedies keep tokens further apart, most of all {best}")
-    else:
-        parts.append(f"none of {len(others)} remedies keeps tokens noticeably further apart")
-    if lower:
-        parts.append(f"{len(lower)} bring them closer: {', '.join(entry['name'] for entry in lower[:4])}")
-    parts += _gradient_words(none, higher)
-    weights = "one random initialisation" if is_random else "the given weights, as they are"
-    basis = f"{weights}, {sequences} sequence{'s' if sequences != 1 else ''}, no training: this is what happens to "
-    sentence = "; ".join(parts)
-    verdict = f"{sentence[0].upper()}{sentence[1:]}. It rests on {basis}tokens here, not which remedy trains best."
-    keys = ("name", "residual_last", "mean_cosine_last", "factor", "qk_over_v", "parameters", "time_ratio")
-    return verdict, tuple({key: entry[key] for key in keys} for entry in entries)
-
-
-def _gradient_words(none: Mapping[str, Any], higher: Sequence[Mapping[str, Any]]) -> list[str]:
-    known = [entry for entry in higher[:3] if entry["qk_over_v"] is not None]
-    if none["qk_over_v"] is None or not known:
-        return []
-    after = ", ".join(f"{number(entry['qk_over_v'])} under {entry['name']}" for entry in known)
-    return [f"gradients of query and key weights over those of values are {number(none['qk_over_v'])} without, {after}"]
-
-
-def _words(value: float | None) -> str:
-    return "undefined" if value is None else number(value)

@@ -40,6 +40,9 @@ class Run:
         null: per metric the mean and spread over same-shape random tokens, or None when it was not asked for.
         notes: what the reader should know besides.
         extra: what only this verb has to say, such as ``sum_error``; at the top level of :meth:`to_json`.
+        code: the state the verdict names, such as ``"collapsed"``; None where a verb names none, and in runs of
+            versions that did not keep it.
+        next_steps: one or two commands worth running next.
     """
 
     kind: str
@@ -51,9 +54,11 @@ class Run:
     null: Mapping[str, Any] | None = None
     notes: tuple[str, ...] = ()
     extra: Mapping[str, Any] = field(default_factory=dict)
+    code: str | None = None
+    next_steps: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("floor", "evidence", "null", "notes", "extra"):
+        for name in ("floor", "evidence", "null", "notes", "extra", "next_steps"):
             object.__setattr__(self, name, freeze(getattr(self, name)))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -66,6 +71,8 @@ class Run:
             "provenance": self.provenance.to_json(),
             "floor": thaw(self.floor),
             "verdict": self.verdict,
+            "code": self.code,
+            "next_steps": thaw(self.next_steps),
             "evidence": thaw(self.evidence),
             "null": thaw(self.null),
             "notes": thaw(self.notes),
@@ -153,8 +160,10 @@ def _from_parts(facts: Mapping[str, Any], table: pa.Table) -> Run:
         "null": (Mapping, type(None)),
         "notes": list,
         "extra": Mapping,
+        "code": (str, type(None)),
+        "next_steps": list,
     }
-    facts = {"extra": {}, **facts}
+    facts = {"extra": {}, "code": None, "next_steps": [], **facts}
     for name, kind in kinds.items():
         if name not in facts or not isinstance(facts[name], kind):
             raise ResultError(
@@ -170,6 +179,8 @@ def _from_parts(facts: Mapping[str, Any], table: pa.Table) -> Run:
         null=facts["null"],
         notes=tuple(str(note) for note in facts["notes"]),
         extra=facts["extra"],
+        code=facts["code"],
+        next_steps=tuple(str(step) for step in facts["next_steps"]),
     )
 
 

@@ -71,9 +71,14 @@ def facts_line(run: Run) -> str:
     return ", ".join(words)
 
 
+def verdict_lines(run: Run) -> str:
+    """The verdict and, in a line of its own, what to run next."""
+    return f"Verdict: {run.verdict}" + (f"\nNext: {'; '.join(run.next_steps)}" if run.next_steps else "")
+
+
 def as_text(run: Run) -> str:
     """Verdict, then a table of blocks by metric for each stack."""
-    parts = [f"{run.kind}: {facts_line(run)}", f"Verdict: {run.verdict}"]
+    parts = [f"{run.kind}: {facts_line(run)}", verdict_lines(run)]
     grids = summarise(run.table) if run.table.num_rows else []
     parts += [(f"{grid.stack}\n" if grid.stack else "") + _text_table(grid) for grid in grids]
     if any(grid.floor.any() for grid in grids):

@@ -69,6 +69,7 @@ def do(task: Task) -> Outcome:
     facts = {
         "state": "done",
         "verdict": run.verdict,
+        "code": run.code,
         "evidence": _plain(thaw(run.evidence)),
         "floor": _plain(thaw(run.floor)),
         "notes": list(run.notes),

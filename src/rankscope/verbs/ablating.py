@@ -11,10 +11,9 @@ import torch
 from torch import nn
 
 from rankscope._errors import InputError
-from rankscope.metrics import NORM_METRICS
+from rankscope.metrics import NORM_METRICS, PAIR_METRICS
 from rankscope.models.inputs import InputPlan, Padding, TokensPolicy, prepare_planned
 from rankscope.models.stream import Stream
-from rankscope.results.ablation import judge_ablation
 from rankscope.results.run import Run
 from rankscope.verbs.ablating_grid import OWN_MASK, Grid, Weights, arms_of, models_of
 from rankscope.verbs.origin import about_inputs, floor_of, provenance_of
@@ -22,8 +21,9 @@ from rankscope.verbs.sharing import sharing
 from rankscope.verbs.sharing_ways import Parallel
 from rankscope.verbs.streaming import declared_or_offloaded, described, streaming_of
 from rankscope.verbs.variants import DEFAULT_VARIANTS
+from rankscope.verdicts.ablation import judge_ablation
 
-DEFAULT_METRICS = (*NORM_METRICS, "stable_rank")
+DEFAULT_METRICS = (*NORM_METRICS, *PAIR_METRICS, "stable_rank")
 
 
 def ablate(
@@ -58,7 +58,7 @@ def ablate(
         inputs: as for ``measure``.
         variants: names from ``rankscope ls variants``; None for the grid of norms, skips and MLPs.
         masks: ``"own"`` for the model's own mask, or expressions such as ``"causal"`` or ``"window(1)"``.
-        metrics: token metrics; None for the norm-type ones and the stable rank.
+        metrics: token metrics; None for those of norms and of pairs of tokens, and the stable rank.
         weights: ``"given"``, ``"init"`` (a random initialisation of the same architecture) or ``"both"``.
         sequences: at most how many sequences.
         tokens: length at which texts are cut.
@@ -110,13 +110,16 @@ def ablate(
             grid.by_blocks(streaming)
     table = grid.table()
     floor = floor_of(grid.reader.dtypes)
-    verdict, evidence = judge_ablation(table, floor["relative"])
+    named = str(model) if isinstance(model, str | Path) else None
+    verdict = judge_ablation(table, floor["relative"], named)
     run = Run(
         kind="ablate",
         provenance=provenance_of(loaded, prepared, grid.reader, seed, time.perf_counter() - started, declared),
         floor=floor,
-        verdict=verdict,
-        evidence=evidence,
+        verdict=verdict.sentence,
+        evidence=verdict.evidence,
+        code=verdict.code,
+        next_steps=verdict.next_steps,
         table=table,
         notes=(*loaded.notes, *prepared.notes, *grid.refused, *grid.where_it_breaks(table)),
         extra={**share.described, **described(streaming)},

@@ -15,7 +15,6 @@ from rankscope.models.inputs import InputPlan, Padding, TokensPolicy, prepare_pl
 from rankscope.models.loading import load
 from rankscope.models.loading.quiet import quiet_transformers
 from rankscope.models.stream import Stream
-from rankscope.results.exactness import judge_exact
 from rankscope.results.run import Run
 from rankscope.stream.viewing import undisturbed
 from rankscope.surgery.operating import operating, operation_of
@@ -23,6 +22,7 @@ from rankscope.surgery.operation import AttentionChoice, MaskChoice, MlpChoice, 
 from rankscope.verbs.exact_passes import ExactPasses
 from rankscope.verbs.origin import about_inputs, exact_floors, provenance_of
 from rankscope.verbs.streaming import declared_or_offloaded, described, streaming_of
+from rankscope.verdicts.exactness import judge_exact
 
 
 def exact(
@@ -129,13 +129,15 @@ def exact(
             provenance = provenance_of(loaded, prepared, passes.counted, seed, time.perf_counter() - started, declared)
     table = passes.writer.table()
     floor = exact_floors(loaded.dtype)
-    verdict, evidence = judge_exact(table, floor["formats"])
+    verdict = judge_exact(table, floor["formats"], str(model) if isinstance(model, str | Path) else None)
     run = Run(
         kind="exact",
         provenance=provenance,
         floor=floor,
-        verdict=verdict,
-        evidence=evidence,
+        verdict=verdict.sentence,
+        evidence=verdict.evidence,
+        code=verdict.code,
+        next_steps=verdict.next_steps,
         table=table,
         notes=(*loaded.notes, *prepared.notes),
         extra=described(streaming),

@@ -15,7 +15,6 @@ from rankscope.models.stream import Stream
 from rankscope.results.estimates import notes_on_estimates
 from rankscope.results.not_finite import CODE
 from rankscope.results.run import Run
-from rankscope.results.verdict import judge
 from rankscope.verbs.locating import where_it_breaks
 from rankscope.verbs.measuring_choice import BatteryChoice, metrics_named, sites_for
 from rankscope.verbs.measuring_passes import MeasuringPasses
@@ -24,6 +23,7 @@ from rankscope.verbs.origin import about_inputs, floor_of, provenance_of
 from rankscope.verbs.sharing import sharing
 from rankscope.verbs.sharing_ways import Parallel
 from rankscope.verbs.streaming import declared_or_offloaded, described, streaming_of
+from rankscope.verdicts import judge
 
 
 def measure(
@@ -118,7 +118,14 @@ def measure(
     table = passes.table()
     random_values = gaussian_null(specs, passes.reader.shapes, seed=seed) if null else None
     floor = floor_of(passes.reader.dtypes)
-    verdict = judge(table, floor["relative"], random_values)
+    verdict = judge(
+        table,
+        random_values,
+        floor_relative=floor["relative"],
+        lengths=passes.reader.lengths,
+        dim=min((width for _, width in passes.reader.shapes), default=None),
+        model=str(model) if isinstance(model, str | Path) else None,
+    )
     lost = streaming is None and verdict.code == CODE
     broken = where_it_breaks(loaded.model, passes.prepared) if lost else []
     run = Run(
@@ -127,6 +134,8 @@ def measure(
         floor=floor,
         verdict=verdict.sentence,
         evidence=verdict.evidence,
+        code=verdict.code,
+        next_steps=verdict.next_steps,
         table=table,
         null=random_values,
         notes=(*loaded.notes, *prepared.notes, *notes_on_estimates(table), *passes.reader.notes(), *broken),

@@ -17,13 +17,14 @@ from rankscope.models.loading import load, load_initialised_twin
 from rankscope.models.loading.quiet import quiet_transformers
 from rankscope.models.stream import Stream, stream_of
 from rankscope.remedies import REMEDIES
-from rankscope.results.remedy_ranking import NONE, judge_remedies, ranked
+from rankscope.results.remedy_ranking import NONE, ranked
 from rankscope.results.run import Run
 from rankscope.stream.viewing import need_plain_stream, undisturbed, view_of
 from rankscope.verbs.origin import about_inputs, floor_of, provenance_of
 from rankscope.verbs.remedy_words import parsed_remedy
 from rankscope.verbs.remedying_trial import Trial
 from rankscope.verbs.variants import variant_named
+from rankscope.verdicts.remedies import judge_remedies
 
 
 def remedy(
@@ -106,15 +107,14 @@ def remedy(
     table = trial.writer.table()
     entries = ranked(table, [arm.facts() for arm in done])
     floor = floor_of(trial.reader.dtypes)
-    verdict, evidence = judge_remedies(
-        entries, floor["relative"], prepared.sequences, is_random=loaded.origin == "init"
-    )
+    verdict = judge_remedies(entries, floor["relative"], prepared.sequences, is_random=loaded.origin == "init")
     run = Run(
         kind="remedy",
         provenance=provenance_of(loaded, prepared, trial.reader, seed, time.perf_counter() - started, declared),
         floor=floor,
-        verdict=verdict,
-        evidence=evidence,
+        verdict=verdict.sentence,
+        evidence=verdict.evidence,
+        code=verdict.code,
         table=table,
         notes=(*loaded.notes, *prepared.notes, *trial.notes),
         extra={"variant": variant, "remedies": entries},

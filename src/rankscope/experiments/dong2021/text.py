@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rankscope.results.run import Run
 
 IN_FLOAT32 = "relative_composite_residual_float32"
-COLLAPSED = 1e-3
+A_THOUSANDTH = 1e-3
 MAIN_TEXT = {"BERT": "words", "ALBERT": "pieces", "XLNet": "pieces"}
 
 
@@ -58,7 +58,7 @@ def _seen(run: Run) -> str:
             continue
         ends = {curve: line(run.table, METRIC, **base, curve=curve).mean[-1] for curve in CURVES}
         san = line(run.table, METRIC, **base, curve="SAN")
-        below = san.depth[san.mean < COLLAPSED]
+        below = san.depth[san.mean < A_THOUSANDTH]
         fate = (
             f"below a thousandth from block {below[0]}"
             if below.size

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rankscope.results.run import Run
 
 FULL_DEPTH = 12
-COLLAPSED = 0.1
+SHOWN_BELOW = 0.1
 
 
 def describe_table(run: Run) -> str:
@@ -79,13 +79,13 @@ def _seen(lines: Sequence[Line]) -> str:
 def _whole(lines: Sequence[Line]) -> str:
     logs = {line.mechanism.model: line.ends["full"].log10 for line in lines if "full" in line.ends}
     ends = {name: 10**log10 for name, log10 in logs.items() if log10 is not None}
-    low = sorted((name for name in ends if ends[name] < COLLAPSED), key=lambda name: ends[name])
+    low = sorted((name for name in ends if ends[name] < SHOWN_BELOW), key=lambda name: ends[name])
     least = sorted(ends, key=lambda name: ends[name])[:3]
     listed = ", ".join(f"{name} {number(ends[name])}" for name in low or least)
     if low:
-        return f" With skips, below {COLLAPSED:g} after the last block: {listed}."
+        return f" With skips, below {SHOWN_BELOW:g} after the last block: {listed}."
     return (
-        f" With skips none of the {len(ends)} falls below {COLLAPSED:g} in so many blocks; the lowest relative "
+        f" With skips none of the {len(ends)} falls below {SHOWN_BELOW:g} in so many blocks; the lowest relative "
         f"residuals after the last are those of {listed}."
     )
 

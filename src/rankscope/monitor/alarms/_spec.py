@@ -23,12 +23,14 @@ class LayerState:
         start: medians over the first readings of the run.
         null: means over random tokens of the same shape.
         largest_at_start: largest ``start`` over all layers of the stack.
+        undefined: metrics that were measured now and have no value in most sequences.
     """
 
     now: Mapping[str, float]
     start: Mapping[str, float]
     null: Mapping[str, float]
     largest_at_start: Mapping[str, float]
+    undefined: frozenset[str] = frozenset()
 
     def has(self, *metrics: str) -> bool:
         """Whether all of these were measured now, with a finite value."""

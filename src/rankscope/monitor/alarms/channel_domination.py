@@ -6,8 +6,9 @@ import math
 
 from rankscope._citations import Cite
 from rankscope.monitor.alarms._spec import ANY, Judgement, LayerState, alarm, share_above
+from rankscope.verdicts.states import DOMINANT_SHARE
 
-LIMIT = 0.5
+LIMIT = DOMINANT_SHARE
 GROWTH = 2.0
 """As for a dominating token."""
 

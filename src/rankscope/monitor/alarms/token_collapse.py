@@ -6,10 +6,7 @@ import math
 
 from rankscope._citations import Cite
 from rankscope.monitor.alarms._spec import ANY, Judgement, LayerState, alarm, fallen
-
-OF_NULL = 0.03
-"""Of what random tokens read: below it a thousandth of the energy is left to tell tokens apart. A healthy training may
-pass through 0.11 in its first steps (24 layers with skips, five seeds), so that a tenth would leave no margin."""
+from rankscope.verdicts.states import COLLAPSED_RESIDUAL
 
 OF_START = 0.1
 OF_NULL_WITH_START = 0.5
@@ -17,7 +14,7 @@ OF_NULL_WITH_START = 0.5
 
 
 @alarm(
-    metrics=("relative_residual",),
+    metrics=("relative_residual", "largest_token_share"),
     title="Tokens collapse",
     remedies={
         "attention": ("centred_attention", "shaped_attention"),
@@ -29,18 +26,23 @@ OF_NULL_WITH_START = 0.5
     cites=(Cite("dong2021attention"),),
 )
 def token_collapse(layer: LayerState) -> Judgement | None:
-    """The relative residual has fallen far below random tokens, or far below the run's own start.
+    """The tokens have collapsed as ``measure`` would say, or fallen far below the run's own start.
 
-    **Heuristic.** Severity is the larger of 0.03 null / r and min(0.1 start / r, 0.5 null / r). The remedies
+    **Heuristic.** Severity is the larger of 0.03 / r, the threshold of every verb
+    (:data:`rankscope.verdicts.states.COLLAPSED_RESIDUAL`), and min(0.1 start / r, 0.5 null / r). A healthy training may
+    pass through 0.11 in its first steps (24 layers with skips, five seeds). The remedies
     named are among those that kept the tokens of 50 random blocks apart (``docs/howto/remedy.md``).
     """
+    if {"relative_residual", "largest_token_share"} <= layer.undefined:
+        # Only a stream of zeros has no largest token.
+        return Judgement(math.inf, {"relative_residual": math.nan}, "the stream is exactly zero")
     if not layer.has("relative_residual"):
         return None
     now = layer.now["relative_residual"]
     start, null = layer.start.get("relative_residual", math.nan), layer.null.get("relative_residual", math.nan)
     since_start = min(fallen(now, start, OF_START), fallen(now, null, OF_NULL_WITH_START))
     return Judgement(
-        severity=max(fallen(now, null, OF_NULL), since_start),
+        severity=max(fallen(now, 1.0, COLLAPSED_RESIDUAL), since_start),
         evidence={"relative_residual": now, "at_start": start, "random_tokens": null},
         words=f"relative residual {now:.2g} (start of the run {start:.2g}, random tokens {null:.2g})",
     )

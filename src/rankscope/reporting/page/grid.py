@@ -11,10 +11,11 @@ from rankscope.reporting.page.depth import metrics_in_order, options
 from rankscope.reporting.page.lines import guides_for, line_view
 from rankscope.reporting.page.parts import Cell, Chart, Choice, Section, Table
 from rankscope.reporting.page.wording import clipped, visible
-from rankscope.results.ablation import COLLAPSED_BELOW, MEASURE, Arm, arms
+from rankscope.results.ablation import MEASURE, Arm, arms
 from rankscope.results.curves import names_in
 from rankscope.results.run import Run
 from rankscope.results.text import number
+from rankscope.verdicts.states import COLLAPSED_RESIDUAL
 
 GRID_COLUMNS = ("variant", "mask", "weights")
 
@@ -61,7 +62,7 @@ def _grid(members: Sequence[Arm]) -> Table:
         [visible(variant), *(_end(found.get((variant, setting))) for setting in settings)]
         for variant in dict.fromkeys(arm.variant for arm in members)
     ]
-    caption = f"Relative residual after the last block; below {COLLAPSED_BELOW:g} the tokens are taken as one"
+    caption = f"Relative residual after the last block; below {COLLAPSED_RESIDUAL:g} the tokens are taken as one"
     return Table(caption, ["network", *(clipped(name, 60) for name in settings)], rows)
 
 
@@ -72,5 +73,5 @@ def _end(arm: Arm | None) -> Cell:
     if not np.isfinite(value):
         return Cell("undefined")
     at_floor = bool(arm.line.any_floor[-1])
-    mark = "floor" if at_floor else "down" if value < COLLAPSED_BELOW else "up"
+    mark = "floor" if at_floor else "down" if value <= COLLAPSED_RESIDUAL else "up"
     return Cell(number(value) + ("*" if at_floor else ""), mark=mark)

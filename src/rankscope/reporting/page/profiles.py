@@ -106,6 +106,7 @@ def _end(line: Curve, position: int) -> Cell:
 def _state(one: Profile) -> str:
     """The verdict in two words, where it has a code, otherwise its beginning."""
     codes = {str(item.get("code")) for item in one.facts.get("evidence") or () if isinstance(item, Mapping)}
+    codes = {str(one.facts["code"])} if one.facts.get("code") else codes
     known = [words for code, (_, words) in STATES.items() if code in codes]
     return known[-1] if known else clipped(split_verdict(visible(one.facts.get("verdict", "")))[0], 32)
 

@@ -6,13 +6,20 @@ import math
 import pickle
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from rankscope._types import Status
-from rankscope.results.lookalikes import State, layer_states
 from rankscope.results.rows import STATUS_CODE, RowWriter
-from rankscope.results.verdict import judge
+from rankscope.verdicts import State, Verdict
+from rankscope.verdicts import judge as judge_table
+from rankscope.verdicts.classifying import headline
 from tests.results.builders import FLOOR32, SMOLLM2_RESIDUAL, SMOLLM2_TOKEN, confusion_table, profile
+
+
+def judge(table, floor: float | None = None, null=None) -> Verdict:
+    return judge_table(table, null, floor_relative=floor)
+
 
 EXPECTED = {
     "iid": "healthy",
@@ -36,7 +43,10 @@ def test_no_one_part_of_the_battery_is_enough() -> None:
         judge(confusion_table(row).filter(_only("relative_residual")), FLOOR32) for row in ("iid", "token", "channel")
     ]
     assert {verdict.code for verdict in alone} == {"healthy"}
-    assert all("not excluded: one huge token, one huge channel" in verdict.sentence for verdict in alone)
+    assert all(
+        "not excluded: one huge token, one huge channel, few directions, copies of one token" in verdict.sentence
+        for verdict in alone
+    )
 
 
 def _only(metric: str):
@@ -83,7 +93,7 @@ def test_trained_encoders_are_healthy(first: float, last: float) -> None:
     assert verdict.code == "healthy"
     assert "block 5 (of 0-5)" in verdict.sentence
     assert f"{last:.0%}" in verdict.sentence
-    assert "not excluded" not in verdict.sentence
+    assert "not excluded: copies of one token." in verdict.sentence
 
 
 def test_a_common_vector_that_grows_is_an_offset() -> None:
@@ -94,15 +104,23 @@ def test_a_common_vector_that_grows_is_an_offset() -> None:
     assert "79%" in verdict.sentence  # 1 - 0.46^2
 
 
-def test_few_directions() -> None:
-    verdict = judge(profile({"relative_residual": [0.9, 0.9], "centred_effective_rank": [9.0, 1.2]}).table(), FLOOR32)
-    assert verdict.code == "narrow"
+@pytest.mark.parametrize("curve", [{"centred_effective_rank": [9.0, 1.2]}, {"centred_energy_rank_99": [40.0, 3.0]}])
+def test_few_directions(curve: dict[str, list[float]]) -> None:
+    verdict = judge(profile({"relative_residual": [0.9, 0.9], **curve}).table(), FLOOR32)
+    assert verdict.code == "few directions"
+    assert "in the last block (1)" in verdict.sentence
 
 
 def test_collapse_tells_start_worst_and_recovery() -> None:
     verdict = judge(profile({"relative_residual": [0.9, 0.5, 0.009, 0.002, 0.3, 0.6]}).table(), FLOOR32)
     assert verdict.code == "collapsed"
-    for words in ("in blocks 2-3", "at block 3 (of 0-5)", "0.2%", "spreads again to 60% at block 5", "harm"):
+    for words in (
+        "in blocks 2-3",
+        "at block 3 (of 0-5)",
+        "0.2%",
+        "spreads again to 60% at block 5",
+        "depends on your task",
+    ):
         assert words in verdict.sentence
 
 
@@ -114,11 +132,9 @@ def test_collapse_into_the_floor() -> None:
     assert "from block 3 on it meets the float floor 4.77e-07" in verdict.sentence
 
 
-@pytest.mark.parametrize("marked", [True, False])
-def test_at_the_floor_it_cannot_tell(marked: bool) -> None:
-    """By the status of the value, or by its size when no status says so."""
+def test_at_the_floor_it_cannot_tell() -> None:
     curve = {"relative_residual": [0.9, 1.9e-7, 1.9e-7, 0.3]}
-    verdict = judge(profile(curve, floor_below=FLOOR32 if marked else 0.0).table(), FLOOR32)
+    verdict = judge(profile(curve, floor_below=FLOOR32).table(), FLOOR32)
     assert verdict.code == "floor"
     for words in ("cannot tell", "in blocks 1-2", "rounding noise", "float64"):
         assert words in verdict.sentence
@@ -130,13 +146,19 @@ def test_the_same_values_in_float64_are_a_collapse() -> None:
     )
 
 
-def test_exact_zero_is_at_the_floor_even_when_none_is_known() -> None:
-    assert judge(profile({"relative_residual": [0.9, 0.0]}).table(), None).code == "floor"
+def test_only_the_status_of_a_value_puts_it_at_the_floor() -> None:
+    """A value below the floor of the whole stream may be resolved in its own channels; the metric has looked."""
+    curve = {"relative_residual": [0.9, 1.9e-7]}
+    assert judge(profile(curve).table(), FLOOR32).code == "collapsed"
+    assert judge(profile({"relative_residual": [0.9, 0.0]}).table()).code == "collapsed"
 
 
-def test_cosine_stands_in_for_the_residual() -> None:
-    assert judge(profile({"mean_cosine": [0.1, 0.99999]}).table(), FLOOR32).code == "collapsed"
-    assert judge(profile({"mean_cosine": [0.1, 0.9]}).table(), FLOOR32).code == "mean offset"
+def test_cosine_alone_speaks_of_directions() -> None:
+    """Whether tokens of one direction have one length, cosines cannot tell."""
+    verdict = judge(profile({"mean_cosine": [0.1, 0.99999]}).table(), FLOOR32)
+    assert verdict.code == "same direction"
+    assert "whether they differ in length was not measured" in verdict.sentence
+    assert judge(profile({"mean_cosine": [0.1, 0.9]}).table(), FLOOR32).code == "healthy"
 
 
 def test_stacks_are_judged_apart_and_the_gravest_counts() -> None:
@@ -148,22 +170,25 @@ def test_stacks_are_judged_apart_and_the_gravest_counts() -> None:
     assert {item["stack"] for item in verdict.evidence} == {"encoder", "decoder"}
 
 
-def test_a_few_collapsed_sequences_are_not_averaged_away() -> None:
+def of_sequences(*values: float) -> pa.Table:
+    """One layer; a relative residual per sequence."""
     writer = RowWriter()
-    values = np.array([0.9, 0.9, 0.9, 0.001])
-    writer.add(
-        metric="relative_residual",
-        site="block.out",
-        stack=None,
-        layer=0,
-        first_sequence=0,
-        values=values,
-        statuses=np.full(4, STATUS_CODE[Status.OK]),
-        head_axis=False,
+    place = {"metric": "relative_residual", "site": "block.out", "stack": None, "layer": 0, "first_sequence": 0}
+    statuses = np.full(len(values), STATUS_CODE[Status.OK])
+    writer.add(values=np.array(values), statuses=statuses, head_axis=False, **place)
+    return writer.table()
+
+
+def test_a_few_collapsed_sequences_are_counted_and_not_averaged() -> None:
+    verdict = judge(of_sequences(0.9, 0.002, 0.9, 0.004, 0.001, 0.8, 0.8, 0.7), FLOOR32)
+    assert verdict.code == "collapsed"
+    assert "Collapsed in 3 of 8 sequences in block 0" in verdict.sentence
+    assert "by 0.2% of their size (median of those: relative residual 0.0020)" in verdict.sentence
+    assert "The other 5 sequences: no collapse: at block 0, the lowest, the tokens differ from their mean by 82%" in (
+        verdict.sentence
     )
-    verdict = judge(writer.table(), FLOOR32)
-    assert verdict.code == "healthy"
-    assert "1 of 4 sequences collapse" in verdict.sentence
+    first = verdict.evidence[0]
+    assert (first["code"], first["value"], first["sequences"], first["of_sequences"]) == ("collapsed", 0.002, 3, 8)
 
 
 def test_the_null_is_printed_beside_the_value() -> None:
@@ -180,10 +205,58 @@ def test_nothing_to_judge(curves: dict[str, list[float]]) -> None:
 
 @pytest.mark.parametrize(
     ("states", "expected"),
-    [([1, 1, 6], State.HEALTHY), ([1, 6, 6], State.COLLAPSED), ([0, 0, 5], State.HUGE_TOKEN), ([0], State.UNKNOWN)],
+    [
+        ([1, 1, 5], State.HEALTHY),
+        ([1, 5, 5], State.HUGE_TOKEN),
+        ([1, 1, 11], State.COLLAPSED),
+        ([1, 10, 11], State.COLLAPSED),
+        ([0, 0, 5], State.HUGE_TOKEN),
+        ([0], State.UNKNOWN),
+    ],
 )
-def test_a_layer_has_the_gravest_state_half_of_its_sequences_reached(states: list[int], expected: State) -> None:
-    assert layer_states(np.array([states])) == [expected]
+def test_a_run_is_named_after_half_of_its_sequences_or_after_any_that_collapses(
+    states: list[int], expected: State
+) -> None:
+    assert headline(np.array(states)) == expected
+
+
+def test_next_steps_name_the_model() -> None:
+    verdict = judge_table(profile({"relative_residual": [0.9, 0.001]}).table(), model="init:gpt2")
+    assert verdict.next_steps == ("rankscope ablate init:gpt2",)
+    assert judge(profile({"relative_residual": [0.9, 0.8]}).table()).next_steps == ()
+
+
+def test_a_note_is_the_last_sentence() -> None:
+    verdict = judge(profile({"relative_residual": [0.9, 0.8]}).table())
+    noted = verdict.with_note("The words were hashed.")
+    assert noted.sentence == f"{verdict.sentence} The words were hashed."
+    assert (noted.code, noted.evidence) == (verdict.code, verdict.evidence)
+
+
+def test_a_steady_fall_is_collapsing_and_says_when() -> None:
+    """0.8 halved per block: 0.05 after five blocks, and below 0.03 one block later."""
+    verdict = judge(profile({"relative_residual": [0.8 / 2**block for block in range(5)]}).table(), FLOOR32)
+    assert verdict.code == "collapsing"
+    assert "factor of 0.50 per block" in verdict.sentence
+    assert "at block 5" in verdict.sentence
+
+
+@pytest.mark.parametrize(
+    "curve",
+    [
+        [1 / (1 + block) for block in range(12)],  # a common vector to which every block adds the same
+        [0.4, 0.12, 0.4, 0.12, 0.11],  # not in every block
+        [0.9, 0.85, 0.8, 0.7, 0.6],
+    ],
+)
+def test_what_falls_otherwise_is_not(curve: list[float]) -> None:
+    assert judge(profile({"relative_residual": curve}).table(), FLOOR32).code in {"mean offset", "healthy"}
+
+
+def test_undefined_blocks_speak() -> None:
+    verdict = judge(profile({"relative_residual": [0.9, math.nan, 0.8]}).table(), FLOOR32)
+    assert verdict.code == "healthy"
+    assert "Undefined in block 1." in verdict.sentence
 
 
 def test_a_verdict_travels() -> None:

@@ -1,0 +1,157 @@
+"""Which component prevents collapse: the sentence about an ablation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from rankscope.results.ablation import MEASURE, Arm, LostNetwork, arms, lost_networks
+from rankscope.results.not_finite import CODE, Lost
+from rankscope.results.text import number
+from rankscope.verdicts.battery import read_battery
+from rankscope.verdicts.reading import Reading, read
+from rankscope.verdicts.sentences import in_words
+from rankscope.verdicts.states import COLLAPSED_RESIDUAL, State
+from rankscope.verdicts.verdict import Verdict
+
+COMPONENTS = {"+norm": "norms", "+skip": "skips", "+mlp": "MLPs", "+norm+skip": "norms with skips"}
+GONE = (State.FLOOR, State.COLLAPSED, State.VANISHED)
+"""A network in one of these has lost its tokens."""
+
+
+def judge_ablation(table: pa.Table, floor_relative: float | None, model: str | None = None) -> Verdict:
+    """One sentence per mask and kind of weights: what collapses, and which components prevent it. Heuristic.
+
+    Every network is judged by the same rules as a run of ``measure``. NaN and infinity are said before anything else,
+    and a network that has no finite value left is not judged. The verdict has the code of the whole model, if that is
+    one of the networks.
+    """
+    lost = lost_networks(table)
+    gone = {(network.weights, network.mask, network.variant) for network in lost}
+    groups: dict[tuple[str, str, str | None], dict[str, tuple[Arm, Reading]]] = {}
+    for arm in arms(table):
+        networks = groups.setdefault((arm.weights, arm.mask, arm.stack), {})
+        if (arm.weights, arm.mask, arm.variant) not in gone or np.isfinite(arm.line.mean).all():
+            battery = read_battery(arm.rows)
+            assert battery is not None  # an arm has at least the rows of its curve
+            networks[arm.variant] = (arm, read(battery, floor_relative, {}))
+    sentences, evidence = [], [_evidence_of(network) for network in lost]
+    for (weights, mask, stack), networks in groups.items():
+        if networks:
+            sentences.append(_sentence(weights, mask, stack, networks, floor_relative, alone=len(groups) == 1))
+        evidence += [_evidence(arm, reading) for arm, reading in networks.values()]
+    whole = [reading.state for networks in groups.values() for name, (_, reading) in networks.items() if name == "full"]
+    code = CODE if lost else max(whole).code if whole else State.UNKNOWN.code
+    steps = _next_steps(groups, model)
+    finite = " ".join(sentences)
+    if lost:
+        rest = f" Where it is finite: {finite[:1].lower()}{finite[1:]}" if finite else ""
+        alone = len({(weights, mask) for weights, mask, _ in groups}) == 1
+        return Verdict(f"{_not_finite(lost, alone=alone)}{rest}", tuple(evidence), code, steps)
+    return Verdict(finite or "No verdict: the relative residual was not measured.", tuple(evidence), code, steps)
+
+
+def _evidence(arm: Arm, reading: Reading) -> dict[str, Any]:
+    return {
+        "metric": MEASURE,
+        "weights": arm.weights,
+        "mask": arm.mask,
+        "stack": arm.stack,
+        "variant": arm.variant,
+        "layer": int(arm.line.layers[-1]),
+        "value": float(arm.line.mean[-1]),
+        "state": reading.state.code,
+    }
+
+
+def _evidence_of(network: LostNetwork) -> dict[str, Any]:
+    at = {"weights": network.weights, "mask": network.mask, "variant": network.variant}
+    return {**network.lost.evidence(), **at}
+
+
+def _next_steps(
+    groups: Mapping[tuple[str, str, str | None], Mapping[str, tuple[Arm, Reading]]], model: str | None
+) -> tuple[str, ...]:
+    """How fast pure attention falls below the float floor, and what keeps a whole model from collapsing."""
+    states = {name: reading.state for networks in groups.values() for name, (_, reading) in networks.items()}
+    named = model or "MODEL"
+    steps = [f"rankscope exact {named} --skip 0"] if states.get("pure") in (State.FLOOR, State.COLLAPSED) else []
+    if states.get("full", State.HEALTHY) >= State.COLLAPSING:
+        steps.append(f"rankscope remedy {named}")
+    return tuple(steps)
+
+
+def _not_finite(networks: Sequence[LostNetwork], *, alone: bool) -> str:
+    """One sentence per place, with the networks that are lost there."""
+    places: dict[Lost, list[str]] = {}
+    for network in networks:
+        places.setdefault(network.lost, []).append(network.variant if alone else network.name)
+    return " ".join(lost.sentence(f"Not finite in {', '.join(names)}") for lost, names in places.items())
+
+
+def _sentence(
+    weights: str,
+    mask: str,
+    stack: str | None,
+    networks: Mapping[str, tuple[Arm, Reading]],
+    floor: float | None,
+    *,
+    alone: bool,
+) -> str:
+    where = "" if alone else ", ".join(part for part in (stack, f"{weights} weights", f"{mask} mask") if part) + ": "
+    parts = []
+    if "pure" in networks:
+        parts.append(_fate("pure attention", *networks["pure"], floor))
+    parts += _roles(networks)
+    if "full" in networks:
+        arm, reading = networks["full"]
+        parts.append(f"the whole model ends at {_end(arm)}{_state_words(reading)}")
+    if not parts:
+        parts = [_fate(variant, *network, floor) for variant, network in networks.items()]
+    return f"{where}{'; '.join(parts)}."
+
+
+def _roles(networks: Mapping[str, tuple[Arm, Reading]]) -> list[str]:
+    """What each component alone does."""
+    added = {name: network for name, network in networks.items() if name in COMPONENTS}
+    named = {name: f"{COMPONENTS[name]} ({_end(arm)}{_state_words(r)})" for name, (arm, r) in added.items()}
+    keep = [named[name] for name, (_, reading) in added.items() if reading.state < State.COLLAPSING]
+    fall = [named[name] for name, (_, reading) in added.items() if reading.state >= State.COLLAPSING]
+    if "pure" in networks and networks["pure"][1].state >= State.COLLAPSING:
+        words = (f"{' and '.join(keep)} prevent it", f"{' and '.join(fall)} do not")
+    else:
+        words = (f"with {' or '.join(keep)} they stay apart too", f"with {' or '.join(fall)} it collapses")
+    return [sentence for sentence, names in zip(words, (keep, fall), strict=True) if names]
+
+
+def _state_words(reading: Reading) -> str:
+    """The state, where it is more than a number says: a common vector and no collapse go without saying."""
+    plain = (State.HEALTHY, State.MEAN_OFFSET, State.COLLAPSED, State.UNKNOWN)
+    return "" if reading.state in plain and reading.is_everywhere else f", {in_words(reading)}"
+
+
+def _fate(name: str, arm: Arm, reading: Reading, floor: float | None) -> str:
+    count = reading.count().rstrip()
+    count = f" {count}" if count else ""
+    if reading.state in (State.FLOOR, State.COLLAPSED):
+        span = reading.span(State.FLOOR, State.COLLAPSED)
+        words = (
+            f"{name} collapses{count}: relative residual below {COLLAPSED_RESIDUAL:g} {span} ({_end(arm)} at the last)"
+        )
+        if floor is not None and bool(arm.line.any_floor[-1]):
+            words += f", and down to the float floor ({number(floor)}) by the last"
+        return words
+    if reading.state is State.VANISHED:
+        return f"{name} vanishes{count}: the stream is exactly zero {reading.span(State.VANISHED)}"
+    if reading.state is State.COLLAPSING:
+        return f"{name} is {in_words(reading)}{count} (relative residual {_end(arm)} at the last block)"
+    if reading.state >= State.FEW_DIRECTIONS:
+        return f"{name} ends at a relative residual of {_end(arm)}, {in_words(reading)}{count}"
+    return f"{name} keeps its tokens apart (relative residual {_end(arm)} at the last block)"
+
+
+def _end(arm: Arm) -> str:
+    return number(float(arm.line.mean[-1]))

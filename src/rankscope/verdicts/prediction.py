@@ -1,0 +1,22 @@
+"""The state a design is predicted to be in, by the same table as a measured one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rankscope.verdicts.battery import residual_battery
+from rankscope.verdicts.reading import Reading, read
+
+
+def predicted_state(table: pa.Table, depth: int) -> Reading:
+    """Judge the sampled relative residuals of the first ``depth`` blocks, one sequence per seed."""
+    keep = pc.and_(pc.equal(table["curve"], "sampled"), pc.equal(table["site"], "block.out"))
+    rows = table.filter(pc.and_(keep, pc.less(table["layer"], depth)))
+    seeds, column = np.unique(rows["sequence"].to_numpy(), return_inverse=True)
+    logs = np.full((depth, seeds.size), np.nan)
+    logs[rows["layer"].to_numpy(), column] = rows["value"].to_numpy()
+    with np.errstate(under="ignore"):
+        residuals = np.power(10.0, logs)
+    return read(residual_battery(range(depth), residuals, metric="log10_relative_residual"), None, {})

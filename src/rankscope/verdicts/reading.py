@@ -1,0 +1,162 @@
+"""What a sentence is made from: the states of the sequences of one stack, and the state they are named after."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rankscope.results.text import number
+from rankscope.verdicts.battery import Battery, Flags, Floats
+from rankscope.verdicts.classifying import Trend, classify, headline, overall, segments, trends
+from rankscope.verdicts.states import State
+
+BESIDE_NULL = ("spread", "centred_dimension")
+SEEN_OR_NOT = (State.COLLAPSED, State.FLOOR)
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """The sequences of one stack; collects what a sentence cites.
+
+    Attributes:
+        battery: their values.
+        states: ``(layers, sequences)``.
+        trends: of each sequence, where its residual falls steadily.
+        state: what they are named after.
+        members: which sequences are in that state somewhere.
+        total: of how many sequences the run has.
+        floor_relative: the float floor, to be printed.
+        null: values of random tokens, to be printed.
+        besides: readings of what is not in that state: other sequences, or other blocks.
+        cited: part and row of every value in the sentence.
+    """
+
+    battery: Battery
+    states: NDArray[np.int64]
+    trends: list[Trend | None]
+    state: State
+    members: Flags
+    total: int
+    floor_relative: float | None
+    null: Mapping[str, Any]
+    besides: list[Reading] = field(default_factory=list)
+    cited: list[tuple[str, int]] = field(default_factory=list)
+
+    @property
+    def is_everywhere(self) -> bool:
+        """Whether all sequences are in the state."""
+        return bool(self.members.all())
+
+    def rows(self, *states: State) -> list[int]:
+        """Layers at which half of the members are in one of ``states``; where none is like that, any one of them."""
+        held = np.isin(self.states[:, self.members], [int(state) for state in states])
+        for needed in (0.5 * held.shape[1], 1):
+            found = np.flatnonzero(held.sum(axis=1) >= max(needed, 1)).tolist()
+            if found:
+                return [int(row) for row in found]
+        return []
+
+    def value(self, part: str, row: int) -> float:
+        """Mean over the sequences, as in every table; the median of the members where not all are."""
+        known = self.battery.values[part][row, self.members]
+        known = known[np.isfinite(known)]
+        if not known.size:
+            return math.nan
+        return float(known.mean() if self.is_everywhere else np.median(known))
+
+    def line(self, part: str) -> Floats:
+        """:meth:`value` over depth."""
+        return np.array([self.value(part, row) for row in range(self.battery.layers.size)])
+
+    def spread(self) -> Floats:
+        """The relative residual over depth, or the typical one where only that was measured."""
+        return self.line("spread" if "spread" in self.battery.played_by else "typical")
+
+    def cite(self, part: str, row: int, *, beside_null: bool = True) -> str | None:
+        """``metric value`` for the sentence, remembered as evidence; None where it is unknown."""
+        value = self.value(part, row)
+        if part not in self.battery.played_by or math.isnan(value):
+            return None
+        if (part, row) not in self.cited:
+            self.cited.append((part, row))
+        name = self.battery.played_by[part]
+        reference = self.null.get(name) if beside_null and part in BESIDE_NULL else None
+        beside = f", same-shape random {number(float(reference['mean']))}" if reference else ""
+        return f"{name.replace('_', ' ')} {number(value)}{beside}"
+
+    def cite_all(self, row: int, *parts: str) -> str:
+        """Several parts in brackets, unknown ones left out."""
+        found = [words for part in parts if (words := self.cite(part, row))]
+        whose = "" if self.is_everywhere else "median of those: "
+        return f" ({whose}{'; '.join(found)})" if found else ""
+
+    def worst(self, part: str, rows: list[int], *, highest: bool) -> int:
+        """The row among ``rows`` with the extreme value of a part; the last one where it is unknown."""
+        values = {row: self.value(part, row) for row in rows}
+        known = [row for row in rows if not math.isnan(values[row])]
+        if not known:
+            return rows[-1]
+        return max(known, key=lambda row: values[row] if highest else -values[row])
+
+    def block(self, row: int) -> str:
+        """``block 11 (of 0-11)``."""
+        layers = self.battery.layers
+        return f"block {layers[row]} (of {layers[0]}-{layers[-1]})" if layers.size > 1 else f"block {layers[row]}"
+
+    def count(self) -> str:
+        """``in 3 of 8 sequences ``; empty where all are meant."""
+        return "" if self.is_everywhere else f"in {int(self.members.sum())} of {self.total} sequences "
+
+    def span(self, *states: State) -> str:
+        """Where over depth the states hold: ``in every block``, ``from block 3 on``, ``in blocks 12-24``."""
+        chosen = self.rows(*states)
+        layers, end = self.battery.layers, self.battery.layers.size - 1
+        grouped = [State.COLLAPSED if row in chosen else State.UNKNOWN for row in range(end + 1)]
+        parts = [piece for piece in segments(grouped) if piece.state == State.COLLAPSED]
+        if len(parts) == 1 and parts[0].last == end:
+            if parts[0].first == end:
+                return f"in the last block ({layers[end]})" if end > 0 else f"in block {layers[end]}"
+            return "in every block" if parts[0].first == 0 else f"from block {layers[parts[0].first]} on"
+        names = [f"{layers[p.first]}-{layers[p.last]}" if p.last > p.first else str(layers[p.first]) for p in parts]
+        shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more spans" if len(names) > 3 else "")
+        return f"in block {shown}" if len(names) == 1 and "-" not in names[0] else f"in blocks {shown}"
+
+
+def read(
+    battery: Battery, floor_relative: float | None, null: Mapping[str, Any], states: NDArray[np.int64] | None = None
+) -> Reading:
+    """Name the sequences of a battery after a state, and keep a reading of what is not in it.
+
+    Beside a zero stream the other blocks are read; beside a collapse in some of the sequences the other sequences.
+    """
+    states = classify(battery) if states is None else states
+    falling = trends(battery, states)
+    by_sequence = overall(states, falling)
+    state = headline(by_sequence)
+    members = _members(states, falling, by_sequence, state)
+    reading = Reading(battery, states, falling, state, members, members.size, floor_relative, null)
+    if state is State.VANISHED:
+        rest = np.where(states == State.VANISHED, int(State.UNKNOWN), states)
+        if rest.any():
+            reading.besides.append(read(battery, floor_relative, null, rest))
+    elif state.is_grave and not members.all():
+        reading.besides.append(read(battery.of_sequences(~members), floor_relative, null, states[:, ~members]))
+    return reading
+
+
+def _members(
+    states: NDArray[np.int64], falling: list[Trend | None], by_sequence: NDArray[np.int64], state: State
+) -> Flags:
+    if state in SEEN_OR_NOT:
+        return np.isin(by_sequence, [int(one) for one in SEEN_OR_NOT])
+    if state is State.COLLAPSING:
+        return np.array([one is not None for one in falling], dtype=np.bool_)
+    found: Flags = (states == state).any(axis=0)
+    if state is State.HEALTHY:
+        found = np.ones(states.shape[1], dtype=np.bool_)
+    return found

@@ -1,0 +1,359 @@
+"""The words of a verdict."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from rankscope.results.text import number
+from rankscope.verdicts.reading import SEEN_OR_NOT, Reading
+from rankscope.verdicts.states import COLLAPSED_RESIDUAL, SHARED_RESIDUAL, State
+
+LOOKALIKES: Mapping[str, str] = {
+    "token_share": "one huge token",
+    "channel_share": "one huge channel",
+    "centred_dimension": "few directions",
+    "cluster_share": "copies of one token",
+}
+
+BESIDES: Mapping[State, tuple[str, str]] = {
+    State.COPIES: ("cluster_share", "copies of one token"),
+    State.CLUSTERS: ("distinct", "clusters of copies"),
+    State.SAME_DIRECTION: ("direction", "one common direction"),
+    State.HUGE_TOKEN: ("token_share", "one huge token"),
+    State.HUGE_CHANNEL: ("channel_share", "one huge channel"),
+    State.FEW_DIRECTIONS: ("centred_dimension", "few directions"),
+    State.MEAN_OFFSET: ("spread", "a large common vector"),
+}
+"""Milder states that are told beside a graver one: part that is cited, and words."""
+
+ON_THE_WAY = (State.MEAN_OFFSET, State.SAME_DIRECTION, State.CLUSTERS, State.COPIES, State.FEW_DIRECTIONS)
+"""States that tokens pass through on their way to being equal; beside a collapse they go without saying."""
+
+HARM = "This describes the activations; whether it hurts depends on your task."
+
+
+def sentence_for(reading: Reading) -> str:
+    """The sentence for the state of a reading, then what is told beside it."""
+    return _SENTENCES[reading.state](reading) + _besides(reading) + _minority(reading) + _rest(reading)
+
+
+def _collapsed(r: Reading) -> str:
+    rows = r.rows(*SEEN_OR_NOT)
+    seen = r.rows(State.COLLAPSED)
+    row = r.worst("spread", [row for row in seen if row in rows] or seen, highest=False)
+    whose = "the tokens" if r.is_everywhere else "their tokens"
+    text = (
+        f"Collapsed {r.count()}{r.span(*SEEN_OR_NOT)}: at {r.block(row)} {whose} differ from their mean by "
+        f"{percent(r.spread()[row])} of their size{_course(r, rows)}{r.cite_all(row, 'spread', 'cosine')}"
+    )
+    if r.rows(State.FLOOR):
+        text += f"; {r.span(State.FLOOR)} it meets the {_floor_words(r)} and cannot be followed further"
+    return f"{text}.{_afterwards(r, rows)} {HARM}"
+
+
+def _at_floor(r: Reading) -> str:
+    rows = r.rows(State.FLOOR)
+    row = r.worst("spread", rows, highest=True)
+    values = [words for words in (r.cite("spread", row), _floor_words(r)) if words]
+    return (
+        f"At the float floor, cannot tell: {r.count()}{r.span(State.FLOOR)} the tokens agree to the last digits the "
+        f"format keeps ({'; '.join(values)}); they collapsed at least that far, and how much further "
+        f"this precision cannot show. Measure in float64.{_afterwards(r, rows)}"
+    )
+
+
+def _vanished(r: Reading) -> str:
+    return (
+        f"Vanished: {r.count()}{r.span(State.VANISHED)} the stream is exactly zero, so that nothing relative to its "
+        "size is defined."
+    )
+
+
+def _collapsing(r: Reading) -> str:
+    found = [trend for trend, member in zip(r.trends, r.members, strict=True) if trend is not None and member]
+    factor, first, last = (float(np.median([getattr(t, name) for t in found])) for name in ("factor", "first", "last"))
+    crossing = int(np.median([trend.crossing for trend in found]))
+    layers, part = r.battery.layers, "typical" if "typical" in r.battery.played_by else "spread"
+    name = (r.battery.played_by.get(part) or "residual").replace("_", " ")
+    r.cite(part, 0)
+    r.cite(part, layers.size - 1)
+    return (
+        f"Collapsing: {r.count()}the {name} falls by a factor of {factor:.2f} per block over the second half of the "
+        f"blocks, from {number(first)} at block {layers[0]} to {number(last)} at block {layers[-1]}; at this rate the "
+        f"tokens count as collapsed (below {COLLAPSED_RESIDUAL:g}) at block {crossing}. {HARM}"
+    )
+
+
+def _copies(r: Reading) -> str:
+    row = r.worst("cluster_share", r.rows(State.COPIES), highest=True)
+    share = r.value("cluster_share", row)
+    text = (
+        f"Copies: {r.count()}{r.span(State.COPIES)} tokens are copies of one; at {r.block(row)} {percent(share)} of "
+        f"the tokens are within {percent(COLLAPSED_RESIDUAL)} of one vector"
+        f"{r.cite_all(row, 'cluster_share', 'distinct')}"
+    )
+    other = r.cite("spread", row, beside_null=False)
+    return f"{text}{f', and {other} speaks of the few others' if other else ''}. {HARM}"
+
+
+def _clusters(r: Reading) -> str:
+    row = r.worst("distinct", r.rows(State.CLUSTERS), highest=False)
+    count = r.value("distinct", row)
+    number_of = f"{round(count)} distinct vectors" if math.isfinite(count) else "few distinct vectors"
+    return (
+        f"Clusters: {r.count()}{r.span(State.CLUSTERS)} nearly every token is a copy of another; at {r.block(row)} "
+        f"there are {number_of}{r.cite_all(row, 'distinct', 'copied_share', 'cluster_share', 'spread')}. {HARM}"
+    )
+
+
+def _same_direction(r: Reading) -> str:
+    part = "direction" if "direction" in r.battery.played_by else "cosine"
+    row = r.worst(part, r.rows(State.SAME_DIRECTION), highest=part == "cosine")
+    if "spread" in r.battery.played_by or "typical" in r.battery.played_by:
+        lengths = "and differ in length only"
+    else:
+        lengths = "; whether they differ in length was not measured"
+    return (
+        f"Same direction: {r.count()}{r.span(State.SAME_DIRECTION)} the tokens point the same way"
+        f"{'' if lengths.startswith(';') else ' '}{lengths}; at {r.block(row)} a typical pair of directions differs by "
+        f"{percent(float(_median_direction(r, row)))}{r.cite_all(row, 'direction', 'cosine', 'spread')}. {HARM}"
+    )
+
+
+def _huge_token(r: Reading) -> str:
+    row = r.worst("token_share", r.rows(State.HUGE_TOKEN), highest=True)
+    share = r.value("token_share", row)
+    text = (
+        f"One huge token: {r.count()}{r.span(State.HUGE_TOKEN)} a single token carries {percent(share)} of the energy "
+        f"(at {r.block(row)}: {r.cite('token_share', row)})"
+    )
+    fooled = [words for part in ("spread", "dimension") if (words := r.cite(part, row, beside_null=False))]
+    if fooled:
+        verb = "speaks" if len(fooled) == 1 else "speak"
+        text += f", so {' and '.join(fooled)} there {verb} of that token and not of the others"
+    advice = "Leave it out (tokens policy no-first) to see the rest."
+    return f"{text}.{_others_words(r, row)}{_elsewhere(r, State.HUGE_TOKEN)} {advice}"
+
+
+def _huge_channel(r: Reading) -> str:
+    row = r.worst("channel_share", r.rows(State.HUGE_CHANNEL), highest=True)
+    share = r.value("channel_share", row)
+    fooled = r.cite("dimension", row)
+    text = (
+        f"One huge channel: {r.count()}{r.span(State.HUGE_CHANNEL)} a single channel carries {percent(share)} of the "
+        f"energy (at {r.block(row)}: {r.cite('channel_share', row)})"
+    )
+    text += f", so {fooled} there speaks of that channel" if fooled else ""
+    apart = r.cite("typical", row)
+    if apart:
+        differ = f"with it scaled down to the size of the others, a typical pair of tokens differs by {apart}"
+        return f"{text}; {differ}{r.cite_all(row, 'spread', 'cosine')}.{_elsewhere(r, State.HUGE_CHANNEL)}"
+    shared = r.spread()[row] <= SHARED_RESIDUAL
+    differ = "most of what the tokens hold is common to them" if shared else "the tokens still differ"
+    return f"{text}; {differ}{r.cite_all(row, 'spread', 'cosine')}.{_elsewhere(r, State.HUGE_CHANNEL)}"
+
+
+def _mean_offset(r: Reading) -> str:
+    row = r.worst("spread", r.rows(State.MEAN_OFFSET), highest=False)
+    common = 1.0 - float(r.spread()[row]) ** 2
+    text = (
+        f"Mean offset, not collapse: {r.count()}{r.span(State.MEAN_OFFSET)} the tokens share a large common vector; "
+        f"at {r.block(row)} it carries {percent(common)} of the energy{r.cite_all(row, 'spread', 'cosine')}"
+    )
+    around = r.cite("centred_dimension", row)
+    text += f", while around it they stay apart ({around})" if around else ""
+    return f"{text}.{_elsewhere(r, State.MEAN_OFFSET)}"
+
+
+def _few_directions(r: Reading) -> str:
+    part = "centred_dimension" if "centred_dimension" in r.battery.played_by else "directions"
+    row = r.worst(part, r.rows(State.FEW_DIRECTIONS), highest=False)
+    return (
+        f"Few directions: {r.count()}{r.span(State.FEW_DIRECTIONS)} the tokens differ along a few directions only (at "
+        f"{r.block(row)}: {'; '.join(w for p in ('directions', 'centred_dimension') if (w := r.cite(p, row)))})"
+        f"{r.cite_all(row, 'spread', 'cosine')}.{_elsewhere(r, State.FEW_DIRECTIONS)}"
+    )
+
+
+def _healthy(r: Reading) -> str:
+    spread = r.spread()
+    rows = r.rows(State.HEALTHY)
+    checks = [
+        words for part in ("token_share", "channel_share") if (words := r.cite(part, r.worst(part, rows, highest=True)))
+    ]
+    tail = f" No token or channel dominates (at most {'; '.join(checks)})." if checks else ""
+    if not np.isfinite(spread).any():
+        return f"No sign of collapse in what was measured.{tail}"
+    low = int(np.nanargmin(spread))
+    name = r.cite("spread", low) or r.cite("typical", low)
+    first, last = (int(np.flatnonzero(np.isfinite(spread))[end]) for end in (0, -1))
+    begin, end = percent(spread[first]), percent(spread[last])
+    course = f", from {begin} at block {r.battery.layers[first]} to {end} at the last" if begin != end else ""
+    return (
+        f"No collapse: at {r.block(low)}, the lowest, the tokens differ from their mean by {percent(spread[low])} of "
+        f"their size ({name}){course}.{tail}"
+    )
+
+
+def _unknown(r: Reading) -> str:
+    if r.battery.tokens is not None and (r.battery.tokens < 2).all():
+        return "No verdict: the sequences have one token each, and a residual needs two."
+    return f"No verdict: every value at {r.battery.site} is undefined or not finite."
+
+
+_SENTENCES: Mapping[State, Callable[[Reading], str]] = {
+    State.UNKNOWN: _unknown,
+    State.HEALTHY: _healthy,
+    State.MEAN_OFFSET: _mean_offset,
+    State.FEW_DIRECTIONS: _few_directions,
+    State.HUGE_CHANNEL: _huge_channel,
+    State.HUGE_TOKEN: _huge_token,
+    State.SAME_DIRECTION: _same_direction,
+    State.CLUSTERS: _clusters,
+    State.COPIES: _copies,
+    State.COLLAPSING: _collapsing,
+    State.FLOOR: _at_floor,
+    State.COLLAPSED: _collapsed,
+    State.VANISHED: _vanished,
+}
+
+
+def percent(share: float) -> str:
+    """A share in words: ``63%``, ``0.39%``, ``99.6%``, ``>99.9%``."""
+    value = 100.0 * float(share)
+    if value < 0.01:
+        return f"{float(share):.1e}" if value > 0 else "0"
+    if 99.0 < value < 100.0:
+        return f"{value:.1f}%" if value < 99.95 else ">99.9%"
+    return f"{value:.0f}%" if value >= 9.95 else f"{value:.2g}%"
+
+
+def _course(r: Reading, rows: list[int]) -> str:
+    """Where a collapse came from, unless it was there from the first block on."""
+    first = r.spread()[0]
+    return "" if rows[0] == 0 or math.isnan(first) else f", down from {percent(first)} at block {r.battery.layers[0]}"
+
+
+def _median_direction(r: Reading, row: int) -> float:
+    known = r.battery.direction()[row, r.members]
+    known = known[np.isfinite(known)]
+    return float(np.median(known)) if known.size else math.nan
+
+
+def _floor_words(r: Reading) -> str:
+    return "float floor" if r.floor_relative is None else f"float floor {number(r.floor_relative)}"
+
+
+def _afterwards(r: Reading, rows: list[int]) -> str:
+    """Whether the stream spreads again after the last collapsed block."""
+    spread, last = r.spread(), r.battery.layers.size - 1
+    if rows[-1] == last or not math.isfinite(spread[last]):
+        return ""
+    text = f" It spreads again to {percent(spread[last])} at block {r.battery.layers[last]}"
+    if rows[-1] in r.rows(State.FLOOR):
+        text += ", which may be rounding noise that a norm amplified"
+    return f"{text}."
+
+
+def _elsewhere(r: Reading, state: State) -> str:
+    spread = r.spread()
+    held = set(r.rows(*(other for other in State if other >= state)))
+    rows = [row for row in range(spread.size) if row not in held and math.isfinite(spread[row])]
+    if not rows:
+        return ""
+    low, high = min(spread[row] for row in rows), max(spread[row] for row in rows)
+    span = percent(low) if percent(low) == percent(high) else f"{percent(low)} to {percent(high)}"
+    return f" Elsewhere the tokens differ from their mean by {span} of their size."
+
+
+def _others_words(r: Reading, row: int) -> str:
+    """What numbers that weigh all tokens alike say of the others."""
+    typical = r.cite("typical", row)
+    if typical is not None:
+        return f" The {typical}, which one token cannot move, describes the others."
+    words = r.cite("cosine", row)
+    if words is None:
+        return ""
+    apart = r.value("cosine", row) < 1.0 - SHARED_RESIDUAL**2
+    return (
+        f" The {words}, which weighs all tokens alike, shows the others {'apart' if apart else 'leaning the same way'}."
+    )
+
+
+def _besides(r: Reading) -> str:
+    """Milder states of the same sequences in other blocks, and blocks in which nothing is defined."""
+    found = []
+    for state, (part, words) in BESIDES.items():
+        rows = r.rows(state)
+        if not rows or state >= r.state or r.state is State.VANISHED:
+            continue
+        if r.state >= State.COLLAPSING and state in ON_THE_WAY:
+            continue
+        row = r.worst(part, rows, highest=part.endswith("share"))
+        found.append(f" Also {words} {r.span(state)}{r.cite_all(row, part)}.")
+    lost = (r.battery.undefined & ~r.battery.vanished)[:, r.members].all(axis=1)
+    if lost.any() and r.state is not State.UNKNOWN:
+        blocks = ", ".join(str(layer) for layer in r.battery.layers[lost])
+        found.append(f" Undefined in block{'s' if lost.sum() > 1 else ''} {blocks}.")
+    return "".join(found)
+
+
+def in_words(r: Reading) -> str:
+    """The state in a few words, for a sentence about several networks."""
+    if r.state is State.COLLAPSING:
+        found = [trend for trend in r.trends if trend is not None]
+        factor = float(np.median([trend.factor for trend in found]))
+        crossing = int(np.median([trend.crossing for trend in found]))
+        return f"collapsing by a factor of {factor:.2f} per block, below {COLLAPSED_RESIDUAL:g} at block {crossing}"
+    return _HOLD.get(r.state, r.state.code)
+
+
+def _minority(r: Reading) -> str:
+    """Sequences that are in a graver state than the one that half of them reach."""
+    if r.state.is_grave or r.state is State.UNKNOWN:
+        return ""
+    by_sequence = r.states.max(axis=0)
+    graver = [State(int(one)) for one in by_sequence if one > r.state]
+    falling = sum(trend is not None for trend in r.trends) if r.state < State.COLLAPSING else 0
+    parts = [f"{graver.count(state)} {_HOLD[state]}" for state in dict.fromkeys(sorted(graver, reverse=True))]
+    parts = [f"{falling} collapsing", *parts] if falling else parts
+    return f" Of {r.total} sequences, {', '.join(parts)}." if parts else ""
+
+
+_HOLD: Mapping[State, str] = {
+    State.HEALTHY: "no collapse",
+    State.MEAN_OFFSET: "with a large common vector",
+    State.FEW_DIRECTIONS: "with few directions",
+    State.HUGE_CHANNEL: "with one huge channel",
+    State.HUGE_TOKEN: "with one huge token",
+    State.SAME_DIRECTION: "with one common direction",
+    State.CLUSTERS: "with clusters of copies",
+    State.COPIES: "with copies of one token",
+    State.COLLAPSING: "collapsing",
+    State.FLOOR: "at the float floor",
+    State.VANISHED: "exactly zero",
+}
+
+
+def _rest(r: Reading) -> str:
+    """What is not in the state a verdict is named after: other blocks, or other sequences."""
+    words = []
+    for beside in r.besides:
+        if beside.state is State.UNKNOWN:
+            continue
+        sentence = sentence_for(beside).replace(f" {HARM}", "")
+        others = beside.members.size
+        whose = "The other sequence" if others == 1 else f"The other {others} sequences"
+        whose = "Where it is not zero" if r.state is State.VANISHED else whose
+        words.append(f" {whose}: {sentence[:1].lower()}{sentence[1:]}")
+    return "".join(words)
+
+
+def not_excluded(readings: Sequence[Reading]) -> str:
+    """What the battery could not exclude because it was not measured."""
+    open_ones = [r for r in readings if State.UNKNOWN < r.state < State.COPIES and r.state is not State.HUGE_TOKEN]
+    missing = [words for part, words in LOOKALIKES.items() if any(part not in r.battery.played_by for r in open_ones)]
+    return f"Not measured, so not excluded: {', '.join(missing)}." if missing else ""

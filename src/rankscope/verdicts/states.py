@@ -1,0 +1,115 @@
+"""The states a model can be in, and the one table of thresholds that decides between them.
+
+No single number tells them apart. One huge token makes every rank read one and the residual read full; one huge channel
+does the same to ranks; a common vector makes cosines and residuals read like collapse while the tokens stay as distinct
+as before; and sums over tokens do not notice that nine tokens in ten are copies when the tenth is large.
+
+Every verb, the gauge and the experiments call something collapsed by this table and by nothing else. A threshold is a
+convention with a reason, not a law; a verdict prints the value beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+
+COLLAPSED_RESIDUAL = 0.03
+SHARED_RESIDUAL = 0.5
+DOMINANT_SHARE = 0.5
+NARROW_DIMENSION = 2.0
+FEW_DIRECTIONS = 3.0
+CLUSTERED_SHARE = 0.9
+COPIES_SHARE = 0.5
+TREND_FALL = 3.0
+MAJORITY = 0.5
+LEAST_TOKENS = 8
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """One line of the table: what is compared with which value, and why that value."""
+
+    state: str
+    condition: str
+    value: float
+    reason: str
+
+
+THRESHOLDS: tuple[Threshold, ...] = (
+    Threshold("mean offset", "relative residual at most", SHARED_RESIDUAL,
+              "a common vector then carries more than three quarters of the energy, 1 - r²"),
+    Threshold("few directions", "centred effective rank below", NARROW_DIMENSION,
+              "tokens then lie on little more than a line"),
+    Threshold("few directions", "directions that hold 99% of the differences, at most", FEW_DIRECTIONS,
+              "three numbers per token then say nearly all that tells tokens apart"),
+    Threshold("huge channel", "largest channel share beyond chance above", DOMINANT_SHARE,
+              "the channel then outweighs all others together"),
+    Threshold("huge token", "largest token share beyond chance above", DOMINANT_SHARE,
+              "the token then outweighs all others together"),
+    Threshold("clusters", "share of tokens that have a copy at least, largest cluster share at most", CLUSTERED_SHARE,
+              "nearly every token then repeats another, and not all the same one; repeated words do not reach it"),
+    Threshold("same direction", "direction residual at most", COLLAPSED_RESIDUAL,
+              "directions are held to the same limit as tokens"),
+    Threshold("copies", "largest cluster share at least", COPIES_SHARE,
+              "every second token is then a copy of one"),
+    Threshold("collapsing", "fall of the residual over the second half of the blocks at least", TREND_FALL,
+              "a common vector that grows by the same amount in every block halves the residual there, and no more"),
+    Threshold("collapsed", "relative residual and typical residual at most", COLLAPSED_RESIDUAL,
+              "a thousandth of the energy is left to tell tokens apart; bfloat16 (4 eps = 0.031) does not resolve it"),
+)  # fmt: skip
+"""Chosen before the confusion matrix was drawn; see ``docs/verdicts.md``."""
+
+
+class State(IntEnum):
+    """What the tokens of one sequence look like, milder to graver."""
+
+    UNKNOWN = 0
+    HEALTHY = 1
+    MEAN_OFFSET = 2
+    FEW_DIRECTIONS = 3
+    HUGE_CHANNEL = 4
+    HUGE_TOKEN = 5
+    CLUSTERS = 6
+    SAME_DIRECTION = 7
+    COPIES = 8
+    COLLAPSING = 9
+    FLOOR = 10
+    COLLAPSED = 11
+    VANISHED = 12
+    NOT_FINITE = 13
+
+    @property
+    def code(self) -> str:
+        """The word used in results, e.g. ``"huge token"``."""
+        return self.name.lower().replace("_", " ")
+
+    @property
+    def is_grave(self) -> bool:
+        """Whether one sequence in this state is enough to name the run after it. The others need half of them."""
+        return self >= State.FLOOR
+
+
+MEANINGS: Mapping[State, str] = {
+    State.UNKNOWN: "nothing a verdict is drawn from was measured, or no value is defined",
+    State.HEALTHY: "tokens differ, and none of the states below holds",
+    State.MEAN_OFFSET: "tokens share a large common vector, around which they differ",
+    State.FEW_DIRECTIONS: "tokens differ along a few directions only",
+    State.HUGE_CHANNEL: "one channel carries most of the energy",
+    State.HUGE_TOKEN: "one token carries most of the energy",
+    State.CLUSTERS: "nearly every token is a copy of another, and not all of the same one",
+    State.SAME_DIRECTION: "tokens point the same way and differ in length",
+    State.COPIES: "half of the tokens or more are copies of one vector, the others are not",
+    State.COLLAPSING: "the residual falls by a steady factor per block, and is not yet below the threshold",
+    State.FLOOR: "tokens agree to the last digits of their float format",
+    State.COLLAPSED: "tokens are equal up to a small residual",
+    State.VANISHED: "the stream is exactly zero",
+    State.NOT_FINITE: "NaN or infinity",
+}
+"""One line about each state, for the documentation. A collapse that was seen outranks a floor below which nothing can
+be seen."""
+
+
+def is_collapsed(residual: float) -> bool:
+    """Whether a relative residual counts as collapsed, for code that has nothing but that number."""
+    return residual <= COLLAPSED_RESIDUAL

@@ -1,0 +1,153 @@
+"""One sentence about a run, drawn from the battery, with its evidence named. Never a single health score."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+
+from rankscope.results._frozen import freeze, thaw
+from rankscope.results.not_finite import CODE, first_not_finite
+from rankscope.results.summary import stacks_of
+from rankscope.verdicts.battery import PARTS, read_battery
+from rankscope.verdicts.reading import Reading, read
+from rankscope.verdicts.sentences import not_excluded, sentence_for
+from rankscope.verdicts.states import State
+
+NEXT_STEPS: Mapping[State, tuple[str, ...]] = {
+    State.HUGE_TOKEN: ("rankscope measure {model} --tokens-policy no-first",),
+    State.CLUSTERS: ("rankscope measure {model} --similarity",),
+    State.COPIES: ("rankscope measure {model} --similarity",),
+    State.SAME_DIRECTION: ("rankscope ablate {model}",),
+    State.COLLAPSING: ("rankscope exact {model}", "rankscope ablate {model}"),
+    State.COLLAPSED: ("rankscope ablate {model}",),
+    State.FLOOR: ("rankscope exact {model}", "rankscope ablate {model}"),
+    State.VANISHED: ("rankscope doctor {model}",),
+    State.NOT_FINITE: ("rankscope doctor {model}",),
+}
+"""One or two commands worth running after a run in this state."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the battery says.
+
+    Args:
+        sentence: plain words with the values they rest on.
+        evidence: those values: code, metric, site, stack, layer, value, and of how many of how many sequences.
+        code: that of a :class:`State`, such as ``"healthy"`` or ``"collapsed"``.
+        next_steps: one or two commands worth running next.
+    """
+
+    sentence: str
+    evidence: tuple[Mapping[str, Any], ...]
+    code: str
+    next_steps: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "evidence", freeze(self.evidence))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Verdict, (self.sentence, tuple(thaw(self.evidence)), self.code, tuple(self.next_steps)))
+
+    def __str__(self) -> str:
+        return self.sentence
+
+    def with_note(self, text: str) -> Verdict:
+        """The same verdict with one more sentence at its end.
+
+        Example:
+            >>> Verdict("No collapse.", (), "healthy").with_note("The tokens are random.").sentence
+            'No collapse. The tokens are random.'
+        """
+        return replace(self, sentence=f"{self.sentence} {text}".strip())
+
+
+def steps_for(state: State, model: str | None) -> tuple[str, ...]:
+    """Commands worth running next about ``model``; of a module in memory, which no command can name, MODEL."""
+    return tuple(step.format(model=model or "MODEL") for step in NEXT_STEPS.get(state, ()))
+
+
+def judge(
+    table: pa.Table,
+    null: Mapping[str, Any] | None = None,
+    *,
+    floor_relative: float | None = None,
+    lengths: Mapping[str | None, Mapping[int, int]] | None = None,
+    dim: int | None = None,
+    model: str | None = None,
+) -> Verdict:
+    """Draw a verdict from whatever part of the battery is in ``table``. Heuristic: the thresholds are conventions.
+
+    Each stack and each sequence is judged by itself. The verdict is named after the gravest state that half of the
+    sequences reach; a collapse, a float floor, a zero stream and NaN count from the first sequence on. The sentence
+    says how many sequences are meant, where over depth the state starts, where it is worst and whether it ends.
+
+    Args:
+        table: rows of a run. The status of a value, not its size, says that it is at the float floor.
+        null: per metric ``{"mean", "sd", "draws"}`` over same-shape random tokens.
+        floor_relative: relative residual at which the format shows only rounding, to be printed; None if not known.
+        lengths: by stack, the number of tokens of each sequence.
+        dim: width of the stream.
+        model: name of the model on the command line, for the next steps.
+    """
+    lost = first_not_finite(table)
+    finite = _judge_finite(table, null or {}, floor_relative, lengths or {}, dim, model)
+    if lost is None:
+        return finite
+    others = () if finite.code == State.UNKNOWN.code else finite.evidence
+    words = f"{lost} Where it is finite: {_lower(finite.sentence)}" if others else str(lost)
+    return Verdict(words, (lost.evidence(), *others), CODE, steps_for(State.NOT_FINITE, model))
+
+
+def _judge_finite(
+    table: pa.Table,
+    null: Mapping[str, Any],
+    floor_relative: float | None,
+    lengths: Mapping[str | None, Mapping[int, int]],
+    dim: int | None,
+    model: str | None,
+) -> Verdict:
+    readings: dict[str | None, Reading] = {}
+    for stack in stacks_of(table):
+        battery = read_battery(table, stack, lengths=lengths.get(stack), dim=dim)
+        if battery is not None:
+            readings[stack] = read(battery, floor_relative, null)
+    if not readings:
+        wanted = ", ".join(names[0] for part, names in PARTS.items() if part != "size")
+        return Verdict(f"No verdict: none of the metrics it is drawn from was measured ({wanted}).", (), "unknown")
+    words = [
+        f"{str(stack).capitalize()}: {sentence_for(reading)}" if len(readings) > 1 else sentence_for(reading)
+        for stack, reading in readings.items()
+    ]
+    words.append(not_excluded(list(readings.values())))
+    gravest = max(reading.state for reading in readings.values())
+    evidence = tuple(item for stack, reading in readings.items() for item in _evidence(reading, stack))
+    return Verdict(" ".join(words).strip(), evidence, gravest.code, steps_for(gravest, model))
+
+
+def _evidence(reading: Reading, stack: str | None) -> list[dict[str, Any]]:
+    """What the sentence cited, also about sequences that are told of beside; call it after the sentence was made."""
+    battery = reading.battery
+    counted = {"sequences": int(reading.members.sum()), "of_sequences": reading.total}
+    own: list[dict[str, Any]] = [
+        {
+            "code": reading.state.code,
+            "metric": battery.played_by[part],
+            "site": battery.site,
+            "stack": stack,
+            "layer": int(battery.layers[row]),
+            "value": reading.value(part, row),
+            **counted,
+        }
+        for part, row in reading.cited
+    ]
+    if not own and reading.state is not State.UNKNOWN:
+        own = [{"code": reading.state.code, "site": battery.site, "stack": stack, **counted}]
+    return own + [item for beside in reading.besides for item in _evidence(beside, stack)]
+
+
+def _lower(sentence: str) -> str:
+    return f"{sentence[:1].lower()}{sentence[1:]}"
