@@ -21,7 +21,7 @@ from rankscope.stream.attention_calls import from_sdpa, inside_multi_head, is_at
 from rankscope.stream.fastpath import without_fastpath
 from rankscope.stream.frames import first_tensor, output_tensor, with_output_tensor
 from rankscope.stream.open_call import OpenCall
-from rankscope.stream.operators import ADDS, IN_PLACE_ADDS, MULTI_HEAD, NORMS, SDPA, SOFTMAXES, is_attention, is_norm
+from rankscope.stream.operators import IN_PLACE_SUMS, MULTI_HEAD, NORMS, SDPA, SOFTMAXES, is_attention, is_norm
 from rankscope.stream.recomputation import CallMemory
 from rankscope.stream.sites import SiteRef
 
@@ -119,11 +119,11 @@ class StreamFollower(TorchFunctionMode):
         call = self._open
         if call is None or _OBSERVING.get():
             return func(*args, **kwargs)
-        if func in ADDS:
-            pair = call.match(args, kwargs)
-            if pair is not None:
-                target = args[0] if func in IN_PLACE_ADDS else None
-                return self._add(call, *pair, lambda: func(*args, **kwargs), target)
+        if func in call.sums:
+            found = call.match(func, args, kwargs)
+            if found is not None:
+                target = args[0] if func in IN_PLACE_SUMS else None
+                return self._add(call, *found.summands(), lambda: func(*args, **kwargs), target)
         elif (func is SDPA or func is MULTI_HEAD or func in SOFTMAXES) and self.reads_attention():
             return self._attention(call, func, args, kwargs)
         out = func(*args, **kwargs)

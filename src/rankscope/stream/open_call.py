@@ -19,7 +19,7 @@ class OpenCall(StreamFrame):
     """Follows the stream through one call and checks off what the probe said would happen."""
 
     def __init__(self, entry: Tensor, stack: Stack, number: int) -> None:
-        super().__init__(entry)
+        super().__init__(entry, stack.sums)
         self.stack = stack
         self.number = number
         self.call: BlockCall = stack.calls[number]

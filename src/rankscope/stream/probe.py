@@ -23,27 +23,34 @@ from rankscope.stream.attention_calls import (
     is_attention_shaped,
     is_over_keys,
 )
+from rankscope.models.view import Sums
+from rankscope.stream.dataflow import Tape
 from rankscope.stream.frames import first_tensor, output_tensor, tensors_in
-from rankscope.stream.operators import ADDS, MULTI_HEAD, NORMS, SDPA, SOFTMAXES, is_attention, is_norm
+from rankscope.stream.operators import MULTI_HEAD, NORMS, SDPA, SOFTMAXES, SUMS, is_attention, is_norm
 from rankscope.stream.origins import CROSS_NAME, CallRecord, ProbeFrame
 
 
-def probe(model: nn.Module, run: Callable[[], object], batch: int) -> list[CallRecord]:
-    """Run the model once (``run`` calls it) and return a record of each module call, in order of entry."""
-    mode = _Probe(batch)
+def probe(
+    model: nn.Module, run: Callable[[], object], batch: int, sums: Sums = "plain"
+) -> tuple[list[CallRecord], Tape]:
+    """Run the model once (``run`` calls it); gives a record of each module call, in order of entry, and the dataflow."""
+    mode = _Probe(batch, sums)
     with ExitStack() as stack:
         for name, module in model.named_modules():
             stack.callback(module.register_forward_pre_hook(mode.enter(name), with_kwargs=True).remove)
             stack.callback(module.register_forward_hook(mode.leave(name)).remove)
-        with torch.no_grad(), mode:
+        with torch.no_grad(), mode.tape, mode:
             run()
-    return mode.records
+    return mode.records, mode.tape
 
 
 class _Probe(TorchFunctionMode):
-    def __init__(self, batch: int) -> None:
+    def __init__(self, batch: int, sums: Sums) -> None:
         super().__init__()
+        self.tape = Tape()
+        self._sums = sums
         self.records: list[CallRecord] = []
+        self.numbers: dict[int, int] = {}
         self._batch = batch
         self._frames: list[ProbeFrame] = []
         self._open: list[ProbeFrame | None] = []
@@ -56,11 +63,20 @@ class _Probe(TorchFunctionMode):
         kwargs = kwargs or {}
         if not self._frames:
             return func(*args, **kwargs)
-        added = [frame.see_add(args, kwargs) for frame in self._frames] if func in ADDS else []
+        added = [frame.see_add(func, args, kwargs) for frame in self._frames] if func in SUMS else []
         inputs = tensors_in((args, kwargs), depth=3)
-        out = self._run(func, args, kwargs, inputs)
-        for frame, is_add in zip(self._frames, added, strict=False):
-            if is_add:
+        skips = [
+            (self.numbers[id(frame.record)], len(frame.record.adds) - 1, stream)
+            for frame, stream in zip(self._frames, added, strict=False)
+            if stream is not None
+        ]
+        before = self.tape.begin_function(func, skips)
+        try:
+            out = self._run(func, args, kwargs, inputs)
+        finally:
+            self.tape.end_function(before)
+        for frame, stream in zip(self._frames, added, strict=False):
+            if stream is not None:
                 frame.follow(out)
         return out
 
@@ -107,6 +123,9 @@ class _Probe(TorchFunctionMode):
         """A pre-hook that opens a frame on the module's input."""
 
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if not self._open:
+                self.tape.note_input((args, kwargs))
+            self.tape.enter(name, module)
             entry = first_tensor(args, kwargs)
             own_name = f"{name.rpartition('.')[2]} {type(module).__name__}"
             for frame in self._frames:
@@ -115,8 +134,10 @@ class _Probe(TorchFunctionMode):
             if entry is not None:
                 parent = next((f.record for f in reversed(self._open) if f is not None), None)
                 record = CallRecord(name, module, parent, entry.shape, fed_by=self._givers_of(entry))
+                self.numbers[id(record)] = len(self.records)
+                self.tape.note_edge(len(self.records), entry, begins=True)
                 self.records.append(record)
-                opened = ProbeFrame(entry, record, len(self._attention_modules))
+                opened = ProbeFrame(entry, record, len(self._attention_modules), self._sums)
                 self._frames.append(opened)
             self._open.append(opened)
             if is_attention(name, module):
@@ -130,8 +151,10 @@ class _Probe(TorchFunctionMode):
         def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
             frame = self._open.pop()
             out = output_tensor(output)
+            self.tape.leave()
             if frame is not None:
                 self._frames.remove(frame)
+                self.tape.note_edge(self.numbers[id(frame.record)], out, begins=False)
                 if out is not None:
                     frame.record.output_shape = out.shape
                     frame.record.post_norm = frame.adds_to_normed
