@@ -79,7 +79,9 @@ class _Replay:
     sets: dict[int, _Sets] = field(default_factory=dict)
     statistics: set[int] = field(default_factory=set)
     origins: dict[int, dict[int, int]] = field(default_factory=dict)
-    """Of each stack, the block at whose entry each point was last carried."""
+    """Of each stack, the first block whose stream each point was part of."""
+    entered: int = 0
+    """Points that came in with a block, and not only out of a sum inside one."""
     reached: dict[int, int] = field(default_factory=dict)
     open: list[tuple[int, int, tuple[int, ...]]] = field(default_factory=list)
     met: list[_Meeting] = field(default_factory=list)
@@ -108,6 +110,7 @@ class _Replay:
         found = self.sets.get(edge.value, _NOTHING)
         if edge.begins:
             self._enter(call.stack, call.first, found.carried)
+            self.entered |= found.carried
             self.open.append((edge.call, found.carried, edge.tokens))
             return
         _, entry, _ = self.open.pop()
@@ -122,7 +125,8 @@ class _Replay:
         self.reached[stack] = layer
         origins = self.origins.setdefault(stack, {})
         for point in _bits(carried):
-            origins[point] = layer
+            if not point & self.entered:
+                origins[point] = layer
 
     def _apply(self, op: Op) -> None:
         cut = [(self.calls[call], position, stream) for call, position, stream in op.adds if call in self.calls]
@@ -162,8 +166,9 @@ class _Replay:
             point = self.new_point()
             return _Sets(point, point, union.all | steering, union.all | steering)
         self._meet(op, carried, gates=op.kind == "scales")
-        bends = op.kind == "bends" or (op.kind == "scales" and len(carried) > 1)
-        linear = union.carried if bends else union.linear
+        is_norm = op.in_norm or self._is_statistic(op, some=True)
+        gates = op.kind == "scales" and (len(carried) > 1 or bool(steering)) and not is_norm
+        linear = 0 if gates or op.kind == "bends" else union.linear
         bent = union.bent | steering | (union.linear & ~linear)
         return _Sets(union.carried, linear, union.reached | steering, bent)
 

@@ -183,11 +183,13 @@ class Tape(TorchDispatchMode):
         before: list[int],
         made: list[Tensor],
     ) -> None:
-        in_place = func._schema.is_mutable and bool(given) and not name.startswith("_foreach")
-        plain = name.removesuffix("_") if in_place else name
+        target = _written_to(func, args, kwargs)
+        plain = name.removesuffix("_") if target is not None else name
         kind, carried, read, statistic = self._kind(func, plain, args, given, before, made)
         reduces = plain in _STATISTICS and not statistic
-        target = given[0] if in_place else None
+        if target is not None and name == plain:  # torch.add(x, y, out=z): z is no summand
+            keep = {self.value_of(target)} - {v for t, v in zip(given[:-1], before[:-1], strict=True) if t is not target}
+            carried = tuple(value for value in carried if value not in keep)
         written: list[tuple[int, int]] = []
         if target is not None:
             old = {id(other): self.value_of(other) for other in self._others(target)}
@@ -255,6 +257,16 @@ class Tape(TorchDispatchMode):
         if torch.Tag.pointwise in func.tags:
             return "bends", tuple(before), (), False
         return "mixes", tuple(before), (), False
+
+
+def _written_to(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
+    """The tensor that an operation writes to, in place or by ``out=``."""
+    for position, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            given = kwargs.get(argument.name, args[position] if position < len(args) else None)
+            if isinstance(given, Tensor):
+                return given
+    return None
 
 
 def _merges(func: Any, name: str, args: Sequence[Any], given: list[Tensor]) -> bool:

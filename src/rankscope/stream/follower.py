@@ -86,6 +86,10 @@ class StreamFollower(TorchFunctionMode):
         """A norm of the stream gave ``out``."""
         return out
 
+    def on_branch_norm(self, call: OpenCall, x: Tensor, out: Tensor) -> Tensor:
+        """A norm function gave ``out`` for something that is not the stream itself."""
+        return out
+
     def on_leave(self, call: OpenCall, out: Tensor) -> None:
         """A block call ends."""
 
@@ -127,8 +131,9 @@ class StreamFollower(TorchFunctionMode):
         elif (func is SDPA or func is MULTI_HEAD or func in SOFTMAXES) and self.reads_attention():
             return self._attention(call, func, args, kwargs)
         out = func(*args, **kwargs)
-        if func in NORMS and args and call.is_stream(args[0]):
-            out = self.on_norm(call, args[0], out)
+        if func in NORMS:
+            x = args[0] if args else kwargs["input"]
+            out = self.on_norm(call, x, out) if call.is_stream(x) else self.on_branch_norm(call, x, out)
         call.pass_on(func, args, out)
         return out
 
@@ -187,7 +192,7 @@ class StreamFollower(TorchFunctionMode):
     def _inner_hooks(self, block: nn.Module) -> Iterator[torch.utils.hooks.RemovableHandle]:
         for name, module in block.named_modules():
             if is_norm(module) and not isinstance(module, _CALLS_TORCH_NORM):
-                yield module.register_forward_hook(self._norm)
+                yield module.register_forward_hook(self._norm, with_kwargs=True)
             if is_attention(name, module):
                 yield module.register_forward_pre_hook(self._enter_attention)
                 yield module.register_forward_hook(self._leave_attention, always_call=True)
@@ -258,11 +263,11 @@ class StreamFollower(TorchFunctionMode):
     def _leave_attention(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         self._attention_depth -= 1
 
-    def _norm(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        call, out = self._open, output_tensor(output)
-        if call is None or out is None or not args or not call.is_stream(args[0]):
+    def _norm(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        call, out, x = self._open, output_tensor(output), first_tensor(args, kwargs)
+        if call is None or out is None or x is None or not call.is_stream(x):
             return None
-        new = self.on_norm(call, args[0], out)
+        new = self.on_norm(call, x, out)
         call.follow_normed(new)
         return with_output_tensor(output, new) if new is not out else None
 

@@ -73,3 +73,11 @@ _ATTENTION_NAME = re.compile(r"attention|attn", re.IGNORECASE)
 def is_attention(name: str, module: nn.Module) -> bool:
     """Whether a module is attention by its own name or its class's."""
     return _ATTENTION_NAME.search(f"{name.rpartition('.')[2]} {type(module).__name__}") is not None
+
+
+_MIXER_NAME = re.compile(r"mixer|mamba|ssm|fourier|recurrent|rwkv|rglru|hyena|lstm_?layer|conv", re.IGNORECASE)
+
+
+def is_mixer(name: str, module: nn.Module) -> bool:
+    """Whether a module mixes tokens without being attention, by its own name or its class's."""
+    return _MIXER_NAME.search(f"{name.rpartition('.')[2]} {type(module).__name__}") is not None

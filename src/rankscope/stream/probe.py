@@ -38,7 +38,7 @@ def probe(
     with ExitStack() as stack:
         for name, module in model.named_modules():
             stack.callback(module.register_forward_pre_hook(mode.enter(name), with_kwargs=True).remove)
-            stack.callback(module.register_forward_hook(mode.leave(name)).remove)
+            stack.callback(module.register_forward_hook(mode.leave(name), with_kwargs=True).remove)
         with torch.no_grad(), mode.tape, mode:
             run()
     return mode.records, mode.tape
@@ -145,10 +145,10 @@ class _Probe(TorchFunctionMode):
 
         return hook
 
-    def leave(self, name: str) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
+    def leave(self, name: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], None]:
         """A hook that closes the frame and notes what the module gave back."""
 
-        def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
             frame = self._open.pop()
             out = output_tensor(output)
             self.tape.leave()
@@ -159,7 +159,7 @@ class _Probe(TorchFunctionMode):
                     frame.record.output_shape = out.shape
                     frame.record.post_norm = frame.adds_to_normed
                     frame.record.ends_with_norm = frame.is_normed(out) and not frame.adds_to_normed
-                    self._note_norm(name, module, args, out)
+                    self._note_norm(name, module, first_tensor(args, kwargs), out)
                     self._returned.setdefault(id(out), []).append((weakref.ref(out), frame.record))
             if is_attention(name, module):
                 if out is not None:
@@ -169,15 +169,15 @@ class _Probe(TorchFunctionMode):
 
         return hook
 
-    def _note_norm(self, name: str, module: nn.Module, args: tuple[Any, ...], out: Tensor) -> None:
-        if not is_norm(module) or not args:
+    def _note_norm(self, name: str, module: nn.Module, x: Tensor | None, out: Tensor) -> None:
+        if not is_norm(module) or x is None:
             return
         for frame in self._frames:
-            if frame.origin(args[0]):
+            if frame.origin(x):
                 frame.record.norms_at.append(len(frame.record.adds))
-            if frame.is_stream(args[0]):
+            if frame.is_stream(x):
                 frame.follow_normed(out)
-        for record in self._givers_of(args[0]):
+        for record in self._givers_of(x):
             record.final_norm = name
 
     def _weighty_giver_of(self, tensor: Tensor) -> str | None:
