@@ -129,6 +129,13 @@ class PaddingId(Masked):
         return self.run(ids, ids)
 
 
+class PaddingIdUntold(PaddingId):
+    """The same; without a word from the user, every token counts."""
+
+    def twin(self, cut: Cut, ids: Tensor, **given: Tensor) -> Twin:
+        return super().twin(cut, ids)._replace(counts=None)
+
+
 class NoPadding(Masked):
     """A mask that hides nothing."""
 
@@ -189,7 +196,8 @@ case(
 )
 case("lengths", Lengths, equal=frozenset(), inputs=given("lengths", lambda: LENGTHS), declared=NAMED)
 case("odd_name", OddName, equal=frozenset(), inputs=given("ignore", padding), declared=NAMED)
-case("padding_id", PaddingId, equal=frozenset(), inputs=padded_ids, declared=NAMED)
+case("padding_id", PaddingId, verbs=frozenset(), inputs=padded_ids, declared=NAMED)
+case("padding_id_untold", PaddingIdUntold, inputs=padded_ids)
 case(
     "no_padding",
     NoPadding,
