@@ -1,0 +1,423 @@
+"""Skips that are not inside a block: written in the model's loop, around several blocks, back to the input."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import rankscope as rs
+from tests.hostile import twin as plain
+from tests.hostile.case import READS, case
+from tests.hostile.parts import DIM, Attention, Block, Mlp, Net
+from tests.hostile.skips import NoSkip
+from tests.hostile.twin import Cut, Twin
+
+
+class LongSkips(Net):
+    """A U-Net: the second half reads again what the first half gave, in reverse order."""
+
+    def __init__(self) -> None:
+        super().__init__(Block, depth=4)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x, saved = self.start(ids), []
+        for layer, block in enumerate(self.blocks):
+            if layer >= 2:
+                x = self.meet(x, saved.pop(), layer)
+            x = block(x)
+            if layer < 2:
+                saved.append(x)
+        return self.close(x)
+
+    def meet(self, x: Tensor, old: Tensor, layer: int) -> Tensor:
+        return x + old
+
+    def met(self, x: Tensor, old: Tensor, layer: int, gain: float) -> Tensor:
+        return x + gain * old
+
+    def twin(self, cut: Cut, ids: Tensor) -> Twin:
+        x, states = self.start_twin(ids), []
+        for layer, block in enumerate(self.blocks):
+            now = cut.at(layer)
+            if layer >= 2:
+                x = self.met(x, states[3 - layer], layer, now.skip)
+            x = block.twin(x, now)
+            states.append(x)
+        return Twin(self.close_twin(x), states)
+
+
+class LongSkipsByCat(LongSkips):
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.ModuleList(nn.Linear(2 * DIM, DIM) for _ in range(2))
+
+    def meet(self, x: Tensor, old: Tensor, layer: int) -> Tensor:
+        return self.project[layer - 2](torch.cat([x, old], dim=-1))
+
+    def met(self, x: Tensor, old: Tensor, layer: int, gain: float) -> Tensor:
+        return plain.linear(self.project[layer - 2], torch.cat([x, gain * old], dim=-1))
+
+
+class BackToTheInput(Net):
+    """``l0 * x + l1 * x0`` in front of every block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Parameter(torch.empty(3, 2))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = first = self.start(ids)
+        for layer, block in enumerate(self.blocks):
+            x = block(self.mix[layer, 0] * x + self.mix[layer, 1] * first)
+        return self.close(x)
+
+    def twin(self, cut: Cut, ids: Tensor) -> Twin:
+        x = first = self.start_twin(ids)
+        states = []
+        for layer, block in enumerate(self.blocks):
+            now = cut.at(layer)
+            x = block.twin(self.mix[layer, 0] * x + now.skip * self.mix[layer, 1] * first, now)
+            states.append(x)
+        return Twin(self.close_twin(x), states)
+
+
+class _ReadsTheInput(Block):
+    """The same inside the block, which takes the first stream as a second argument."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Parameter(torch.empty(2))
+
+    def forward(self, x: Tensor, first: Tensor) -> Tensor:
+        return super().forward(self.mix[0] * x + self.mix[1] * first)
+
+    def twin(self, x: Tensor, cut: Cut, first: Tensor) -> Tensor:
+        return super().twin(self.mix[0] * x + cut.skip * self.mix[1] * first, cut)
+
+
+class InputAsArgument(Net):
+    def __init__(self) -> None:
+        super().__init__(_ReadsTheInput)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = first = self.start(ids)
+        for block in self.blocks:
+            x = block(x, first)
+        return self.close(x)
+
+    def twin(self, cut: Cut, ids: Tensor) -> Twin:
+        x = first = self.start_twin(ids)
+        states = []
+        for layer, block in enumerate(self.blocks):
+            x = block.twin(x, cut.at(layer), first)
+            states.append(x)
+        return Twin(self.close_twin(x), states)
+
+
+class Injected(Net):
+    """One block called over and over, the input added again in every round."""
+
+    def __init__(self) -> None:
+        super().__init__(Block, depth=1)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        first = self.start(ids)
+        x = torch.zeros_like(first)
+        for _ in range(3):
+            x = self.blocks[0](x + first)
+        return self.close(x)
+
+    def twin(self, cut: Cut, ids: Tensor) -> Twin:
+        first, states = self.start_twin(ids), []
+        x = self.blocks[0].twin(first, cut.at(0))
+        states.append(x)
+        for layer in (1, 2):
+            now = cut.at(layer)
+            x = self.blocks[0].twin(x + now.skip * first, now)
+            states.append(x)
+        return Twin(self.close_twin(x), states)
+
+
+class InjectedByCat(Net):
+    """An adapter reads stream and input side by side, as recurrent-depth models do."""
+
+    def __init__(self) -> None:
+        super().__init__(Block, depth=1)
+        self.adapter = nn.Linear(2 * DIM, DIM, bias=False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = first = self.start(ids)
+        for _ in range(3):
+            x = self.blocks[0](self.adapter(torch.cat([x, first], dim=-1)))
+        return self.close(x)
+
+    def twin(self, cut: Cut, ids: Tensor) -> Twin:
+        x = first = self.start_twin(ids)
+        states = []
+        for layer in range(3):
+            now = cut.at(layer)
+            gain = 1.0 if layer == 0 else now.skip
+            x = self.blocks[0].twin(plain.linear(self.adapter, torch.cat([x, gain * first], dim=-1)), now)
+            states.append(x)
+        return Twin(self.close_twin(x), states)
+
+
+class _Bottleneck(nn.Module):
+    """As in MobileBERT: a narrow block inside, and a wide skip around all of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shrink, self.widen = nn.Linear(DIM, DIM // 2), nn.Linear(DIM // 2, DIM)
+        self.attention, self.mlp = Attention(DIM // 2), Mlp(DIM // 2)
+        self.norm1, self.norm2, self.norm3 = nn.LayerNorm(DIM // 2), nn.LayerNorm(DIM // 2), nn.LayerNorm(DIM)
+
+    def forward(self, x: Tensor) -> Tensor:
+        narrow = self.shrink(x)
+        narrow = self.norm1(narrow + self.attention(narrow))
+        narrow = self.norm2(narrow + self.mlp(narrow))
+        return self.norm3(self.widen(narrow) + x)
+
+    def twin(self, x: Tensor, cut: Cut) -> Tensor:
+        narrow = plain.linear(self.shrink, x)
+        narrow = plain.norm(self.norm1, cut.skip * narrow + self.attention.by_hand(narrow, cut), cut)
+        branch = cut.skip * narrow + self.mlp.by_hand(narrow) if cut.mlp else narrow
+        narrow = plain.norm(self.norm2, branch, cut)
+        return plain.norm(self.norm3, plain.linear(self.widen, narrow) + cut.skip * x, cut)
+
+
+class Bottleneck(Net):
+    def __init__(self) -> None:
+        super().__init__(Block, depth=0)
+        self.blocks = nn.ModuleList(_Bottleneck() for _ in range(3))
+
+
+class LoopSkip(Net):
+    """The blocks are branches; the model's loop adds them."""
+
+    def __init__(self) -> None:
+        super().__init__(NoSkip)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.start(ids)
+        for block in self.blocks:
+            x = x + block(x)
+        return self.close(x)
+
+    def twin(self, cut: Cut, ids: Tensor) -> Twin:
+        x, states = self.start_twin(ids), []
+        for layer, block in enumerate(self.blocks):
+            now = cut.at(layer)
+            x = now.skip * x + block.twin(x, now)
+            states.append(x)
+        return Twin(self.close_twin(x), states)
+
+
+class LoopSkips(Net):
+    """Attentions and MLPs in two lists, walked by one loop that adds both."""
+
+    def __init__(self) -> None:
+        super().__init__(Block, depth=0)
+        self.attentions = nn.ModuleList(Attention() for _ in range(3))
+        self.mlps = nn.ModuleList(Mlp() for _ in range(3))
+        self.norms = nn.ModuleList(nn.LayerNorm(DIM) for _ in range(6))
+
+    def join(self, x: Tensor, branch: Tensor) -> Tensor:
+        return x + branch
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.start(ids)
+        for layer in range(3):
+            x = self.join(x, self.attentions[layer](self.norms[2 * layer](x)))
+            x = self.join(x, self.mlps[layer](self.norms[2 * layer + 1](x)))
+        return self.close(x)
+
+    def twin(self, cut: Cut, ids: Tensor) -> Twin:
+        x, states = self.start_twin(ids), []
+        for layer in range(3):
+            now = cut.at(layer)
+            read = plain.norm(self.norms[2 * layer], x, now)
+            x = now.skip * x + self.attentions[layer].by_hand(read, now)
+            if now.mlp:
+                x = now.skip * x + self.mlps[layer].by_hand(plain.norm(self.norms[2 * layer + 1], x, now))
+            states.append(x)
+        return Twin(self.close_twin(x), states)
+
+
+class LoopSkipsAlpha(LoopSkips):
+    def join(self, x: Tensor, branch: Tensor) -> Tensor:
+        return torch.add(x, branch, alpha=1)
+
+
+class AroundTwo(Net):
+    """A skip around two blocks that have none of their own."""
+
+    def __init__(self) -> None:
+        super().__init__(NoSkip, depth=4)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.start(ids)
+        for first, second in zip(self.blocks[::2], self.blocks[1::2], strict=True):
+            x = x + second(first(x))
+        return self.close(x)
+
+    def twin(self, cut: Cut, ids: Tensor) -> Twin:
+        x, states = self.start_twin(ids), []
+        for layer in (0, 2):
+            inner = self.blocks[layer].twin(x, cut.at(layer))
+            states.append(inner)
+            x = cut.at(layer + 1).skip * x + self.blocks[layer + 1].twin(inner, cut.at(layer + 1))
+            states.append(x)
+        return Twin(self.close_twin(x), states)
+
+
+class AroundTwoWithOwn(Net):
+    """A second skip around two blocks that have their own."""
+
+    def __init__(self) -> None:
+        super().__init__(Block, depth=4)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.start(ids)
+        for first, second in zip(self.blocks[::2], self.blocks[1::2], strict=True):
+            x = second(first(x)) + x
+        return self.close(x)
+
+    def twin(self, cut: Cut, ids: Tensor) -> Twin:
+        x, states = self.start_twin(ids), []
+        for layer in (0, 2):
+            inner = self.blocks[layer].twin(x, cut.at(layer))
+            last = self.blocks[layer + 1].twin(inner, cut.at(layer + 1))
+            x = last + cut.at(layer + 1).skip * x
+            states += [inner, last]
+        return Twin(self.close_twin(x), states)
+
+
+class EmbeddingAtTheEnd(Net):
+    """One skip from the embedding to the head, around everything."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = first = self.start(ids)
+        for block in self.blocks:
+            x = block(x)
+        return self.close(x + first)
+
+    def twin(self, cut: Cut, ids: Tensor) -> Twin:
+        found = super().twin(cut, ids)
+        last = found.states[-1] + (cut.skip if cut.layers is None else 1.0) * self.start_twin(ids)
+        return Twin(self.close_twin(last), found.states)
+
+
+class SumOfAllBlocks(Net):
+    """Every block's output is in the end added up (dense connections)."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x, seen = self.start(ids), []
+        for block in self.blocks:
+            x = block(x)
+            seen.append(x)
+        return self.close(torch.stack(seen).mean(0))
+
+    def twin(self, cut: Cut, ids: Tensor) -> Twin:
+        found = super().twin(cut, ids)
+        gain = cut.skip if cut.layers is None else 1.0
+        total = gain * found.states[0] + gain * found.states[1] + found.states[2]
+        return Twin(self.close_twin(total / 3), found.states)
+
+
+class ValueResidual(Net):
+    """Later attentions mix the values of the first into their own: a way past the stream, through a matrix."""
+
+    def __init__(self) -> None:
+        super().__init__(_FirstValues)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x, first = self.start(ids), None
+        for block in self.blocks:
+            x, first = block(x, first)
+        return self.close(x)
+
+    def twin(self, cut: Cut, ids: Tensor) -> Twin:
+        x, first, states = self.start_twin(ids), None, []
+        for layer, block in enumerate(self.blocks):
+            x, first = block.twin(x, cut.at(layer), first)
+            states.append(x)
+        return Twin(self.close_twin(x), states)
+
+
+class _FirstValueAttention(Attention):
+    def forward(self, x: Tensor, first: Tensor | None) -> tuple[Tensor, Tensor]:
+        q, k, v = self.project(x)
+        own, v = v, v if first is None else 0.5 * v + 0.5 * first
+        mixed = self.mix(q, k, v, None)
+        return self.out(mixed.transpose(1, 2).reshape(x.shape)), own if first is None else first
+
+    def by_hand(self, x: Tensor, cut: Cut, first: Tensor | None) -> tuple[Tensor, Tensor]:
+        q, k, v = (plain.split(part, self.heads) for part in plain.linear(self.qkv, x).chunk(3, dim=-1))
+        mixed = self.mix_by_hand(q, k, v if first is None else (v + first) / 2, None, cut)
+        return plain.linear(self.out, plain.merge(mixed)), v if first is None else first
+
+
+class _FirstValues(Block):
+    def make_attention(self) -> nn.Module:
+        return _FirstValueAttention()
+
+    def forward(self, x: Tensor, first: Tensor | None) -> tuple[Tensor, Tensor]:
+        branch, first = self.attention(self.norm1(x), first)
+        x = x + branch
+        return x + self.mlp(self.norm2(x)), first
+
+    def twin(self, x: Tensor, cut: Cut, first: Tensor | None) -> tuple[Tensor, Tensor]:
+        branch, first = self.attention.by_hand(plain.norm(self.norm1, x, cut), cut, first)
+        return self.mlp_twin(cut.skip * x + branch, cut), first
+
+
+class Checkpointed(Net):
+    """Blocks run through gradient checkpointing."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.start(ids)
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False)
+        return self.close(x)
+
+
+class AttributeOfTheModel(LongSkips):
+    """A long skip that goes through an attribute of a module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.saved: list[Tensor] = []
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.start(ids)
+        for layer, block in enumerate(self.blocks):
+            if layer >= 2:
+                x = x + self.saved.pop()
+            x = block(x)
+            if layer < 2:
+                self.saved.append(x)
+        return self.close(x)
+
+
+def around() -> object:
+    return rs.Stream(skips="around")
+
+
+case("long_skips", LongSkips, equal=READS)
+case("long_skips_by_cat", LongSkipsByCat, equal=READS)
+case("back_to_the_input", BackToTheInput, equal=READS)
+case("input_as_argument", InputAsArgument, equal=READS)
+case("injected", Injected, equal=READS)
+case("injected_by_cat", InjectedByCat, equal=READS)
+case("bottleneck", Bottleneck, equal=READS)
+case("loop_skip", LoopSkip, equal=frozenset(), declared={"stream": around, "blocks": "blocks.*"})
+case("loop_skips", LoopSkips, equal=frozenset())
+case("loop_skips_alpha", LoopSkipsAlpha, equal=frozenset())
+case("around_two", AroundTwo, equal=frozenset())
+case("around_two_with_own", AroundTwoWithOwn, equal=READS)
+case("embedding_at_the_end", EmbeddingAtTheEnd, equal=READS)
+case("sum_of_all_blocks", SumOfAllBlocks, equal=READS)
+case("value_residual", ValueResidual, equal=READS)
+case("checkpointed", Checkpointed)
+case("attribute_of_the_model", AttributeOfTheModel, equal=READS)

@@ -1,0 +1,663 @@
+"""Every form of skip inside a block: what is added, how it is scaled, and the ways to write it."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tests.hostile import twin as plain
+from tests.hostile.case import READS, case
+from tests.hostile.parts import DIM, Block, Net
+from tests.hostile.twin import Cut
+
+
+def skip(name: str, block: type[Block], **facts: object) -> None:
+    case(name, lambda: Net(block), **facts)
+
+
+class BranchFirst(Block):
+    def join(self, x: Tensor, branch: Tensor) -> Tensor:
+        return branch + x
+
+
+class TorchAdd(Block):
+    def join(self, x: Tensor, branch: Tensor) -> Tensor:
+        return torch.add(x, branch)
+
+
+class AlphaOne(Block):
+    """As OLMo-core writes every skip."""
+
+    def join(self, x: Tensor, branch: Tensor) -> Tensor:
+        return torch.add(x, branch, alpha=1.0)
+
+
+class Alpha(Block):
+    def join(self, x: Tensor, branch: Tensor) -> Tensor:
+        return torch.add(x, branch, alpha=0.7)
+
+    def joined(self, x: Tensor, branch: Tensor, gain: float) -> Tensor:
+        return gain * x + 0.7 * branch
+
+
+class AlphaOnStream(Block):
+    def join(self, x: Tensor, branch: Tensor) -> Tensor:
+        return branch.add(x, alpha=0.8)
+
+    def joined(self, x: Tensor, branch: Tensor, gain: float) -> Tensor:
+        return branch + gain * 0.8 * x
+
+
+class InputKeyword(Block):
+    def join(self, x: Tensor, branch: Tensor) -> Tensor:
+        return torch.add(input=x, other=branch)
+
+
+class InPlace(Block):
+    def join(self, x: Tensor, branch: Tensor) -> Tensor:
+        x += branch
+        return x
+
+
+class InPlaceAlpha(Block):
+    def join(self, x: Tensor, branch: Tensor) -> Tensor:
+        return x.add_(branch, alpha=0.7)
+
+    def joined(self, x: Tensor, branch: Tensor, gain: float) -> Tensor:
+        return gain * x + 0.7 * branch
+
+
+class IntoTheBranch(Block):
+    def join(self, x: Tensor, branch: Tensor) -> Tensor:
+        branch += x
+        return branch
+
+
+class OutBuffer(Block):
+    def join(self, x: Tensor, branch: Tensor) -> Tensor:
+        out = torch.empty_like(x)
+        torch.add(x, branch, out=out)
+        return out
+
+
+class ScalarGain(Block):
+    def join(self, x: Tensor, branch: Tensor) -> Tensor:
+        return 0.8 * x + 0.6 * branch
+
+    def joined(self, x: Tensor, branch: Tensor, gain: float) -> Tensor:
+        return gain * 0.8 * x + 0.6 * branch
+
+
+class DividedGain(Block):
+    """Variance kept by division, as in diffusion U-Nets."""
+
+    def join(self, x: Tensor, branch: Tensor) -> Tensor:
+        return (x + branch) / 2**0.5
+
+    def joined(self, x: Tensor, branch: Tensor, gain: float) -> Tensor:
+        return (gain * x + branch) / 2**0.5
+
+
+class DividedStream(Block):
+    def join(self, x: Tensor, branch: Tensor) -> Tensor:
+        return x / 1.25 + branch
+
+    def joined(self, x: Tensor, branch: Tensor, gain: float) -> Tensor:
+        return gain * x / 1.25 + branch
+
+
+class WithGain(Block):
+    """A learned gain, one number per channel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.empty(DIM))
+
+
+class ChannelGain(WithGain):
+    def join(self, x: Tensor, branch: Tensor) -> Tensor:
+        return self.gain * x + branch
+
+    def joined(self, x: Tensor, branch: Tensor, gain: float) -> Tensor:
+        return gain * x * self.gain + branch
+
+
+class LayerScale(WithGain):
+    def join(self, x: Tensor, branch: Tensor) -> Tensor:
+        return x + self.gain * branch
+
+    def joined(self, x: Tensor, branch: Tensor, gain: float) -> Tensor:
+        return gain * x + branch * self.gain
+
+
+class LearnedScalar(Block):
+    """One learned number for the skip and one for the branch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.carry, self.add = nn.Parameter(torch.empty(())), nn.Parameter(torch.empty(1))
+
+    def join(self, x: Tensor, branch: Tensor) -> Tensor:
+        return x * self.carry + self.add * branch
+
+    def joined(self, x: Tensor, branch: Tensor, gain: float) -> Tensor:
+        return gain * self.carry * x + self.add * branch
+
+
+class ComputedScalar(LearnedScalar):
+    """A gain computed from a parameter: no parameter itself, and nothing of the stream in it."""
+
+    def join(self, x: Tensor, branch: Tensor) -> Tensor:
+        return torch.sigmoid(self.carry) * x + branch
+
+    def joined(self, x: Tensor, branch: Tensor, gain: float) -> Tensor:
+        return gain * x / (1 + (-self.carry).exp()) + branch
+
+
+class TensorGain(Block):
+    """A buffer with one gain per position and channel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("profile", torch.linspace(0.4, 1.2, 16 * DIM).view(16, DIM))
+
+    def join(self, x: Tensor, branch: Tensor) -> Tensor:
+        return torch.mul(x, self.profile[: x.shape[1]]) + branch
+
+    def joined(self, x: Tensor, branch: Tensor, gain: float) -> Tensor:
+        return gain * x * self.profile[: x.shape[1]] + branch
+
+
+class Gated(Block):
+    """A gate that depends on the input stands on the skip."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(DIM, DIM)
+
+    def join(self, x: Tensor, branch: Tensor) -> Tensor:
+        return torch.sigmoid(self.gate(x)) * x + branch
+
+    def joined(self, x: Tensor, branch: Tensor, gain: float) -> Tensor:
+        gate = 1 / (1 + (-plain.linear(self.gate, x)).exp())
+        return gain * gate * x + branch
+
+
+class GatedBranch(Gated):
+    def join(self, x: Tensor, branch: Tensor) -> Tensor:
+        return x + torch.sigmoid(self.gate(x)) * branch
+
+    def joined(self, x: Tensor, branch: Tensor, gain: float) -> Tensor:
+        gate = 1 / (1 + (-plain.linear(self.gate, x)).exp())
+        return gain * x + gate * branch
+
+
+class Highway(Gated):
+    def join(self, x: Tensor, branch: Tensor) -> Tensor:
+        t = torch.sigmoid(self.gate(x))
+        return t * branch + (1 - t) * x
+
+    def joined(self, x: Tensor, branch: Tensor, gain: float) -> Tensor:
+        t = 1 / (1 + (-plain.linear(self.gate, x)).exp())
+        return t * branch + gain * (1 - t) * x
+
+
+class AddcmulOnto(WithGain):
+    def join(self, x: Tensor, branch: Tensor) -> Tensor:
+        return torch.addcmul(x, branch, self.gain)
+
+    def joined(self, x: Tensor, branch: Tensor, gain: float) -> Tensor:
+        return gain * x + branch * self.gain
+
+
+class AddcmulCarries(WithGain):
+    def join(self, x: Tensor, branch: Tensor) -> Tensor:
+        return torch.addcmul(branch, x, self.gain, value=0.9)
+
+    def joined(self, x: Tensor, branch: Tensor, gain: float) -> Tensor:
+        return branch + gain * 0.9 * x * self.gain
+
+
+class Lerp(Block):
+    def join(self, x: Tensor, branch: Tensor) -> Tensor:
+        return torch.lerp(x, branch, 0.4)
+
+    def joined(self, x: Tensor, branch: Tensor, gain: float) -> Tensor:
+        return gain * 0.6 * x + 0.4 * branch
+
+
+class SubNegative(Block):
+    def join(self, x: Tensor, branch: Tensor) -> Tensor:
+        return x - (-branch)
+
+
+class SubStream(Block):
+    def join(self, x: Tensor, branch: Tensor) -> Tensor:
+        return torch.sub(branch, x, alpha=0.7)
+
+    def joined(self, x: Tensor, branch: Tensor, gain: float) -> Tensor:
+        return branch - gain * 0.7 * x
+
+
+class Where(Block):
+    """Half of the channels are replaced, the others carried."""
+
+    def join(self, x: Tensor, branch: Tensor) -> Tensor:
+        return torch.where(torch.arange(DIM) % 2 == 0, x, branch)
+
+    def joined(self, x: Tensor, branch: Tensor, gain: float) -> Tensor:
+        even = (torch.arange(DIM) % 2 == 0).to(x.dtype)
+        return gain * x * even + branch * (1 - even)
+
+
+class StackSum(Block):
+    def join(self, x: Tensor, branch: Tensor) -> Tensor:
+        return torch.stack([x, branch]).sum(dim=0)
+
+
+class SumOfList(Block):
+    def join(self, x: Tensor, branch: Tensor) -> Tensor:
+        return sum([x, branch])
+
+
+class EinsumMix(Block):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Parameter(torch.empty(2))
+
+    def join(self, x: Tensor, branch: Tensor) -> Tensor:
+        return torch.einsum("s,sbtd->btd", self.mix, torch.stack([x, branch]))
+
+    def joined(self, x: Tensor, branch: Tensor, gain: float) -> Tensor:
+        return gain * self.mix[0] * x + self.mix[1] * branch
+
+
+class CatProjection(Block):
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(2 * DIM, DIM)
+
+    def join(self, x: Tensor, branch: Tensor) -> Tensor:
+        return self.project(torch.cat([x, branch], dim=-1))
+
+    def joined(self, x: Tensor, branch: Tensor, gain: float) -> Tensor:
+        return plain.linear(self.project, torch.cat([gain * x, branch], dim=-1))
+
+
+class ProjectedSkip(Block):
+    """The skip goes through a matrix of its own, as where a ResNet changes width."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(DIM, DIM, bias=False)
+
+    def join(self, x: Tensor, branch: Tensor) -> Tensor:
+        return self.project(x) + branch
+
+    def joined(self, x: Tensor, branch: Tensor, gain: float) -> Tensor:
+        return gain * plain.linear(self.project, x) + branch
+
+
+class Baddbmm(Block):
+    """The last matrix of each branch is multiplied into the stream."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Parameter(torch.empty(DIM, DIM))
+
+    def join(self, x: Tensor, branch: Tensor) -> Tensor:
+        return torch.baddbmm(x, branch, self.last.expand(x.shape[0], -1, -1))
+
+    def joined(self, x: Tensor, branch: Tensor, gain: float) -> Tensor:
+        return gain * x + branch @ self.last
+
+
+class Addmm(Baddbmm):
+    def join(self, x: Tensor, branch: Tensor) -> Tensor:
+        return torch.addmm(x.reshape(-1, DIM), branch.reshape(-1, DIM), self.last).view_as(x)
+
+
+class Dropout(Block):
+    def __init__(self) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(0.3)
+
+    def join(self, x: Tensor, branch: Tensor) -> Tensor:
+        return self.dropout(x) + self.dropout(branch)
+
+
+class Views(Block):
+    """The stream is turned, flattened and cut on its way into the sum."""
+
+    def join(self, x: Tensor, branch: Tensor) -> Tensor:
+        turned = x.transpose(0, 1).flatten(1) + branch.transpose(0, 1).flatten(1)
+        return turned.unflatten(1, (-1, DIM)).transpose(0, 1)
+
+
+class Chunks(Block):
+    """Two halves of the channels are added one by one."""
+
+    def join(self, x: Tensor, branch: Tensor) -> Tensor:
+        pairs = zip(x.chunk(2, dim=-1), branch.chunk(2, dim=-1), strict=True)
+        return torch.cat([left + right for left, right in pairs], dim=-1)
+
+
+class SliceAdd(Block):
+    """The sum is written into a slice of a copy."""
+
+    def join(self, x: Tensor, branch: Tensor) -> Tensor:
+        out = x.clone()
+        out[:, :] += branch
+        return out
+
+
+class IndexAdd(Block):
+    def join(self, x: Tensor, branch: Tensor) -> Tensor:
+        return x.index_add(1, torch.arange(x.shape[1]), branch)
+
+
+class Scripted(Block):
+    """One fused function, as Megatron's bias-dropout-add: a function mode does not see what is inside."""
+
+    def join(self, x: Tensor, branch: Tensor) -> Tensor:
+        return _scripted_add(x, branch)
+
+
+@torch.jit.script
+def _scripted_add(x: Tensor, branch: Tensor) -> Tensor:
+    return x + branch
+
+
+class OwnFunction(Block):
+    def join(self, x: Tensor, branch: Tensor) -> Tensor:
+        return _Add.apply(x, branch)
+
+
+class _Add(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: object, x: Tensor, branch: Tensor) -> Tensor:
+        return x + branch
+
+    @staticmethod
+    def backward(ctx: object, grad: Tensor) -> tuple[Tensor, Tensor]:
+        return grad, grad
+
+
+class Activated(Block):
+    """The sum goes through an activation, as in a ResNet."""
+
+    def join(self, x: Tensor, branch: Tensor) -> Tensor:
+        return F.leaky_relu(x + branch, 0.2)
+
+    def joined(self, x: Tensor, branch: Tensor, gain: float) -> Tensor:
+        total = gain * x + branch
+        return torch.maximum(total, 0.2 * total)
+
+
+class ActivatedSkip(Block):
+    """What is carried goes through an activation."""
+
+    def join(self, x: Tensor, branch: Tensor) -> Tensor:
+        return torch.tanh(x) + branch
+
+    def joined(self, x: Tensor, branch: Tensor, gain: float) -> Tensor:
+        return gain * torch.tanh(x) + branch
+
+
+class Attribute(Block):
+    """The stream waits in an attribute until the branch is done."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.saved: Tensor | None = None
+
+    def forward(self, x: Tensor, hidden: Tensor | None = None) -> Tensor:
+        self.saved = x
+        x = self.attention(self.norm1(x), hidden) + self.saved
+        self.saved = x
+        x = self.mlp(self.norm2(x)) + self.saved
+        self.saved = None
+        return x
+
+
+class InATuple(Block):
+    """Sub-layers hand on what they were given beside what they made."""
+
+    def _attend(self, pair: tuple[Tensor, Tensor | None]) -> tuple[Tensor, Tensor]:
+        return pair[0], self.attention(self.norm1(pair[0]), pair[1])
+
+    def _think(self, x: Tensor) -> dict[str, Tensor]:
+        return {"carried": x, "new": self.mlp(self.norm2(x))}
+
+    def forward(self, x: Tensor, hidden: Tensor | None = None) -> Tensor:
+        x, branch = self._attend((x, hidden))
+        x = x + branch
+        found = self._think(x)
+        return found["carried"] + found["new"]
+
+
+class PositionsBefore(Block):
+    """Positions are added again in front of every attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.again = nn.Parameter(torch.empty(16, DIM))
+
+    def forward(self, x: Tensor, hidden: Tensor | None = None) -> Tensor:
+        x = x + self.again[: x.shape[1]]
+        return super().forward(x, hidden)
+
+    def twin(self, x: Tensor, cut: Cut, hidden: Tensor | None = None) -> Tensor:
+        return super().twin(x + self.again[: x.shape[1]], cut, hidden)
+
+
+class PositionsInTheBranch(PositionsBefore):
+    """Positions enter attention alone, as in DETR: the skip does not carry them."""
+
+    def forward(self, x: Tensor, hidden: Tensor | None = None) -> Tensor:
+        x = x + self.attention(self.norm1(x + self.again[: x.shape[1]]), hidden)
+        return x + self.mlp(self.norm2(x))
+
+    def twin(self, x: Tensor, cut: Cut, hidden: Tensor | None = None) -> Tensor:
+        read = plain.norm(self.norm1, x + self.again[: x.shape[1]], cut)
+        return self.mlp_twin(cut.skip * x + self.attention.by_hand(read, cut, hidden), cut)
+
+
+class OneSkip(Block):
+    """One skip around attention and MLP together."""
+
+    def forward(self, x: Tensor, hidden: Tensor | None = None) -> Tensor:
+        return x + self.mlp(self.norm2(self.attention(self.norm1(x), hidden)))
+
+    def twin(self, x: Tensor, cut: Cut, hidden: Tensor | None = None) -> Tensor:
+        branch = self.attention.by_hand(plain.norm(self.norm1, x, cut), cut, hidden)
+        return cut.skip * x + self.mlp.by_hand(plain.norm(self.norm2, branch, cut))
+
+
+class SkipFromTheEntry(Block):
+    """The second skip starts at the block's entry, not at the sum before it."""
+
+    def forward(self, x: Tensor, hidden: Tensor | None = None) -> Tensor:
+        middle = x + self.attention(self.norm1(x), hidden)
+        return x + self.mlp(self.norm2(middle))
+
+    def twin(self, x: Tensor, cut: Cut, hidden: Tensor | None = None) -> Tensor:
+        middle = cut.skip * x + self.attention.by_hand(plain.norm(self.norm1, x, cut), cut, hidden)
+        if not cut.mlp:
+            return x
+        return cut.skip * x + self.mlp.by_hand(plain.norm(self.norm2, middle, cut))
+
+
+class TwiceTheStream(Block):
+    """The stream is in the sum twice."""
+
+    def join(self, x: Tensor, branch: Tensor) -> Tensor:
+        return x + branch + x
+
+    def joined(self, x: Tensor, branch: Tensor, gain: float) -> Tensor:
+        return 2 * gain * x + branch
+
+
+class NoSkip(Block):
+    def forward(self, x: Tensor, hidden: Tensor | None = None) -> Tensor:
+        return self.mlp(self.norm2(self.attention(self.norm1(x), hidden)))
+
+    def twin(self, x: Tensor, cut: Cut, hidden: Tensor | None = None) -> Tensor:
+        branch = self.attention.by_hand(plain.norm(self.norm1, x, cut), cut, hidden)
+        return self.mlp.by_hand(plain.norm(self.norm2, branch, cut)) if cut.mlp else branch
+
+
+class Parallel(Block):
+    def forward(self, x: Tensor, hidden: Tensor | None = None) -> Tensor:
+        read = self.norm1(x)
+        return x + self.attention(read, hidden) + self.mlp(read)
+
+    def twin(self, x: Tensor, cut: Cut, hidden: Tensor | None = None) -> Tensor:
+        read = plain.norm(self.norm1, x, cut)
+        x = cut.skip * x + self.attention.by_hand(read, cut, hidden)
+        return x + self.mlp.by_hand(read) if cut.mlp else x
+
+
+class ParallelAtOnce(Parallel):
+    def forward(self, x: Tensor, hidden: Tensor | None = None) -> Tensor:
+        read = self.norm1(x)
+        return (self.attention(read, hidden) + self.mlp(read)) + x
+
+
+class ParallelAlpha(Parallel):
+    def forward(self, x: Tensor, hidden: Tensor | None = None) -> Tensor:
+        read = self.norm1(x)
+        return torch.add(torch.add(x, self.attention(read, hidden), alpha=1.0), self.mlp(read), alpha=1.0)
+
+
+class PostNorm(Block):
+    def forward(self, x: Tensor, hidden: Tensor | None = None) -> Tensor:
+        x = self.norm1(self.join(x, self.attention(x, hidden)))
+        return self.norm2(self.join(x, self.mlp(x)))
+
+    def twin(self, x: Tensor, cut: Cut, hidden: Tensor | None = None) -> Tensor:
+        x = plain.norm(self.norm1, self.joined(x, self.attention.by_hand(x, cut, hidden), cut.skip), cut)
+        if not cut.mlp:
+            return plain.norm(self.norm2, self.joined(x, torch.zeros_like(x), 1.0), cut)
+        return plain.norm(self.norm2, self.joined(x, self.mlp.by_hand(x), cut.skip), cut)
+
+
+class DeepNorm(PostNorm):
+    def join(self, x: Tensor, branch: Tensor) -> Tensor:
+        return x * 1.3 + branch
+
+    def joined(self, x: Tensor, branch: Tensor, gain: float) -> Tensor:
+        return gain * 1.3 * x + branch
+
+
+class Sandwich(Block):
+    """A norm on either side of each branch (peri-norm)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm3, self.norm4 = self.make_norm(), self.make_norm()
+
+    def forward(self, x: Tensor, hidden: Tensor | None = None) -> Tensor:
+        x = self.join(x, self.norm3(self.attention(self.norm1(x), hidden)))
+        return self.join(x, self.norm4(self.mlp(self.norm2(x))))
+
+    def twin(self, x: Tensor, cut: Cut, hidden: Tensor | None = None) -> Tensor:
+        branch = self.attention.by_hand(plain.norm(self.norm1, x, cut), cut, hidden)
+        x = self.joined(x, plain.norm(self.norm3, branch, cut), cut.skip)
+        if not cut.mlp:
+            return self.joined(x, torch.zeros_like(x), 1.0)
+        branch = self.mlp.by_hand(plain.norm(self.norm2, x, cut))
+        return self.joined(x, plain.norm(self.norm4, branch, cut), cut.skip)
+
+
+class NormAfterBranch(Sandwich):
+    """A norm behind each branch and none before (Swin v2, OLMo 2)."""
+
+    def forward(self, x: Tensor, hidden: Tensor | None = None) -> Tensor:
+        x = self.join(x, self.norm3(self.attention(x, hidden)))
+        return self.join(x, self.norm4(self.mlp(x)))
+
+    def twin(self, x: Tensor, cut: Cut, hidden: Tensor | None = None) -> Tensor:
+        x = self.joined(x, plain.norm(self.norm3, self.attention.by_hand(x, cut, hidden), cut), cut.skip)
+        if not cut.mlp:
+            return self.joined(x, torch.zeros_like(x), 1.0)
+        return self.joined(x, plain.norm(self.norm4, self.mlp.by_hand(x), cut), cut.skip)
+
+
+class NormedSkip(Block):
+    """What is carried is the norm that the branch reads."""
+
+    def forward(self, x: Tensor, hidden: Tensor | None = None) -> Tensor:
+        x = self.norm1(x)
+        x = x + self.attention(x, hidden)
+        x = self.norm2(x)
+        return x + self.mlp(x)
+
+    def twin(self, x: Tensor, cut: Cut, hidden: Tensor | None = None) -> Tensor:
+        x = plain.norm(self.norm1, x, cut)
+        x = cut.skip * x + self.attention.by_hand(x, cut, hidden)
+        x = plain.norm(self.norm2, x, cut)
+        return cut.skip * x + self.mlp.by_hand(x) if cut.mlp else x
+
+
+skip("plain", Block)
+skip("branch_first", BranchFirst)
+skip("torch_add", TorchAdd)
+skip("alpha_one", AlphaOne)
+skip("alpha", Alpha)
+skip("alpha_on_stream", AlphaOnStream)
+skip("input_keyword", InputKeyword)
+skip("in_place", InPlace)
+skip("in_place_alpha", InPlaceAlpha)
+skip("into_the_branch", IntoTheBranch)
+skip("out_buffer", OutBuffer, equal=READS - {"exact_whole"})
+skip("scalar_gain", ScalarGain)
+skip("divided_gain", DividedGain, equal=READS)
+skip("divided_stream", DividedStream, equal=READS)
+skip("channel_gain", ChannelGain)
+skip("layer_scale", LayerScale)
+skip("learned_scalar", LearnedScalar)
+skip("computed_scalar", ComputedScalar)
+skip("tensor_gain", TensorGain)
+skip("gated", Gated, equal=READS)
+skip("gated_branch", GatedBranch)
+skip("highway", Highway, equal=READS)
+skip("addcmul_onto", AddcmulOnto, equal=READS)
+skip("addcmul_carries", AddcmulCarries, equal=READS)
+skip("lerp", Lerp, equal=READS - {"exact_whole"})
+skip("sub_negative", SubNegative)
+skip("sub_stream", SubStream, equal=READS)
+skip("where", Where, equal=READS)
+skip("stack_sum", StackSum, equal=READS)
+skip("sum_of_list", SumOfList)
+skip("einsum_mix", EinsumMix, equal=READS)
+skip("cat_projection", CatProjection, equal=READS)
+skip("projected_skip", ProjectedSkip, equal=READS)
+skip("baddbmm", Baddbmm, equal=READS)
+skip("addmm", Addmm, equal=READS)
+skip("dropout", Dropout)
+skip("views", Views, equal=READS)
+skip("chunks", Chunks, equal=READS)
+skip("slice_add", SliceAdd, equal=READS)
+skip("index_add", IndexAdd, equal=READS)
+skip("scripted", Scripted, equal=READS - {"exact_whole"})
+skip("own_function", OwnFunction, equal=READS - {"exact_whole"})
+skip("activated", Activated, equal=READS)
+skip("activated_skip", ActivatedSkip, equal=READS)
+skip("attribute", Attribute)
+skip("in_a_tuple", InATuple)
+skip("positions_before", PositionsBefore)
+skip("positions_in_the_branch", PositionsInTheBranch)
+skip("one_skip", OneSkip, equal=READS)
+skip("skip_from_the_entry", SkipFromTheEntry, equal=READS)
+skip("twice_the_stream", TwiceTheStream, equal=READS)
+skip("no_skip", NoSkip, equal=READS | {"norm", "uniform"})
+skip("parallel", Parallel)
+skip("parallel_at_once", ParallelAtOnce)
+skip("parallel_alpha", ParallelAlpha)
+skip("post_norm", PostNorm)
+skip("deep_norm", DeepNorm)
+skip("sandwich", Sandwich)
+skip("norm_after_branch", NormAfterBranch)
+skip("normed_skip", NormedSkip, equal=READS)
