@@ -23,7 +23,7 @@ class OpenCall(StreamFrame):
     """
 
     def __init__(self, entry: Tensor, stack: Stack, number: int, taken: Tensor | None = None) -> None:
-        super().__init__(entry)
+        super().__init__(entry, stack.sums)
         self.taken = taken if stack.stream.skips == "around" else None
         self.stack = stack
         self.number = number
