@@ -1,6 +1,6 @@
 """Search for networks that break a statement of ``bound``, by gradient descent on its slack.
 
-Every statement marked Bound is searched in turn, the one with the least CPU time first; each search starts from a network
+Every statement marked Bound is searched in turn, the one with the least CPU time first; a search starts from a network
 drawn from its seed (``tests/theory/theorems/attacking.py``), and every statement is evaluated on what it finds. The two
 statements that build their own example are evaluated over their parameters instead. Time is CPU time of this process.
 The state is written every half minute and taken up again, per version of the sources that are searched; several
@@ -132,7 +132,8 @@ def report(everything: dict[str, dict[str, Any]]) -> None:
         slack = "none" if entry["least_slack"] is None else f"{entry['least_slack']:.3g}"
         print(
             f"  {entry['statement']:24} {entry['cpu_seconds']:7.0f} s {entry['searches']:6} searches "
-            f"{entry['applied']:6} applied, least slack {slack} decades ({entry['seed']}), broken {len(entry['broken'])}",
+            f"{entry['applied']:6} applied, least slack {slack} decades ({entry['seed']}), "
+            f"broken {len(entry['broken'])}",
             flush=True,
         )
 

@@ -39,6 +39,8 @@ class MaskGraph:
         ranges: for each number that is not known, the ends ``(lower, upper)``; None for an end that is not known.
         statuses: how each number is known.
         notes: what the reader should know besides.
+        equal_after: layers after which every token holds the same, exactly; None where that never happens, or where it
+            was not looked for.
     """
 
     mask: str
@@ -60,6 +62,7 @@ class MaskGraph:
     ranges: Mapping[str, tuple[float | None, float | None]] = field(default_factory=dict)
     statuses: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    equal_after: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("ranges", "statuses", "notes", "first_centres", "log10_decay"):
@@ -83,6 +86,7 @@ class MaskGraph:
             "spectral_gap": self.spectral_gap,
             "transient": self.transient,
             AGREEMENT_KEY: self.layers_to_agreement,
+            "equal_after": self.equal_after,
             "ranges": thaw(self.ranges),
             "statuses": thaw(self.statuses),
             "log10_decay": thaw(self.log10_decay),
@@ -97,13 +101,21 @@ class MaskGraph:
         """One sentence on what the mask does to tokens."""
         if not self.quasi_strongly_connected:
             return "No token reaches all others: tokens never agree under this mask alone."
-        late = "equal after one layer" if self.lambda_2 == 0 else _late(self)
+        if self.lambda_2 == 1:
+            return "Tokens never agree under this mask alone: it is periodic, and differences go round without fading."
+        late = _equal(self) if self.lambda_2 == 0 else _late(self)
         if self.layers_to_agreement is not None:
             plural = "" if self.layers_to_agreement == 1 else "s"
             return f"Tokens agree to 1e-3 after {self.layers_to_agreement:,} layer{plural}; {late}."
         lower, upper = self.ranges[AGREEMENT_KEY]
         ends = f"more than {_count(lower)}" if upper is None else f"{_count(lower)} to {_count(upper)}"
         return f"Tokens agree to 1e-3 after {ends} layers; {late}."
+
+
+def _equal(graph: MaskGraph) -> str:
+    if graph.equal_after is None:
+        return "equal after finitely many layers"
+    return f"equal after {'one layer' if graph.equal_after == 1 else f'{graph.equal_after:,} layers'}"
 
 
 def _late(graph: MaskGraph) -> str:

@@ -21,6 +21,7 @@ from rankscope.theory.graphs.connectivity import connectivity
 from rankscope.theory.graphs.distances import NO_CENTRE, NOT_STRONG, radius_and_diameter
 from rankscope.theory.graphs.intervals import Intervals, component_of, eccentricities, intervals_of
 from rankscope.theory.graphs.mixing import Decay, followed, layers_to_agree, transient_layers
+from rankscope.theory.graphs.parts import equal_after
 from rankscope.theory.graphs.second_eigenvalue import (
     SecondEigenvalue,
     second_eigenvalue,
@@ -100,7 +101,17 @@ def _facts(mask: Mask, tokens: int, seed: int) -> MaskGraph:
     anchor = int(alone[0]) if len(alone) else None
     decay = _decay(_uniform(sees), tokens, sees.nnz, anchor, second, seed)
     return _graph(
-        mask, tokens, int(sees.nnz), bool(diagonal.all()), how.centres, how.parts, radius, diameter, second, decay
+        mask,
+        tokens,
+        int(sees.nnz),
+        bool(diagonal.all()),
+        how.centres,
+        how.parts,
+        radius,
+        diameter,
+        second,
+        decay,
+        _equal_after(sees, second),
     )
 
 
@@ -129,7 +140,16 @@ def _of_intervals(mask: Mask, graph: Intervals, seed: int) -> MaskGraph:
     decay = _decay(
         apply, graph.tokens, min(graph.edges, 8 * graph.tokens) if sees is None else graph.edges, anchor, second, seed
     )
-    return _graph(mask, graph.tokens, graph.edges, True, centres, parts, radius, diameter, second, decay)
+    # a token that sees itself among others keeps a share of what it holds: only equal rows at once make all equal
+    equal = 1 if second.modulus.value == 0 else None
+    return _graph(mask, graph.tokens, graph.edges, True, centres, parts, radius, diameter, second, decay, equal)
+
+
+def _equal_after(sees: Any, second: SecondEigenvalue) -> int | None:
+    """Looked for where the second eigenvalue is 0, as long as it takes no more than the simulation."""
+    if second.modulus.value != 0:
+        return None
+    return equal_after(sees, min(sees.shape[0], max(8, WORK // (8 * int(sees.nnz)))))
 
 
 def _uniform(sees: Any) -> Callable[[Floats], Floats]:
@@ -158,6 +178,7 @@ def _graph(
     diameter: Bracket,
     second: SecondEigenvalue,
     decay: Decay,
+    equal: int | None,
 ) -> MaskGraph:
     brackets = {
         "radius": radius,
@@ -192,6 +213,7 @@ def _graph(
         log10_decay=tuple(float(v) for v in decay.log10_relative),
         ranges=open_ends,
         statuses={name: bracket.status for name, bracket in brackets.items()},
+        equal_after=equal,
     )
 
 

@@ -105,6 +105,8 @@ def transient_layers(decay: Decay, second: SecondEigenvalue) -> Bracket:
 
     Before it the second eigenvalue says nothing of random tokens. A lower bound where the run ended in the transient.
     """
+    if math.isnan(second.gap):
+        return Bracket(0, math.inf, "unknown: no second eigenvalue")
     if not 0 < second.gap < 1:
         return Bracket.exactly(0, "no late factor between 0 and 1")
     log_late = math.log1p(-second.gap)

@@ -43,7 +43,9 @@ def second_eigenvalue(sees: Any, how: Connectivity) -> SecondEigenvalue:
     r""":math:`|\lambda_2|` of attention that is uniform over what each token sees.
 
     **Exact** (to rounding) for parts of a few hundred tokens, tokens alone, and masks of symmetric pattern; otherwise
-    an **Estimate** whose status gives its residual.
+    an **Estimate** whose status gives its residual. 1 for a part in which all cycles have a common divisor, and 0 for a
+    mask that averages exactly after some layers, are found in whole numbers. Where eigenvalues nearly meet, rounding
+    takes their digits, and only ends are given.
 
     Args:
         sees: scipy csr array, entry (i, j) when i sees j; no row is empty.
@@ -66,7 +68,17 @@ def second_eigenvalue(sees: Any, how: Connectivity) -> SecondEigenvalue:
         tokens = np.flatnonzero(how.labels == part)
         block = P[tokens][:, tokens].tocsr()
         modes.append(closed_part(block) if part == how.closed[0] else open_part(block))
-    return _of(max(modes, key=lambda mode: mode.modulus))
+    return _slowest(modes)
+
+
+def _slowest(modes: list[Mode]) -> SecondEigenvalue:
+    """The largest modulus; where that of another mode is not known and may be larger, only its ends."""
+    top = max(modes, key=lambda mode: mode.modulus - mode.error)
+    high = max(mode.modulus + mode.error for mode in modes)
+    unsure = next((mode for mode in modes if mode.modulus + mode.error == high), top)
+    if high <= top.modulus + top.error:
+        return _of(top)
+    return _of(Mode(top.modulus, top.gap, unsure.status, error=0.0), most=high)
 
 
 def second_eigenvalue_of_intervals(graph: Intervals, *, listed: bool = False) -> SecondEigenvalue | None:
@@ -114,6 +126,9 @@ def _alone(P: Any, how: Connectivity, sizes: NDArray[np.int64]) -> Mode:
     return Mode(share, 1 - share, TRIANGULAR)
 
 
-def _of(mode: Mode) -> SecondEigenvalue:
-    bracket = Bracket.exactly(mode.modulus, mode.status)
-    return SecondEigenvalue(bracket, mode.gap, mode.log_constant)
+def _of(mode: Mode, most: float = 0.0) -> SecondEigenvalue:
+    """``most``: as large as the modulus of another mode may be."""
+    low, high = mode.modulus - mode.error, max(mode.modulus + mode.error, most)
+    if low == high:
+        return SecondEigenvalue(Bracket.exactly(mode.modulus, mode.status), mode.gap, mode.log_constant)
+    return SecondEigenvalue(Bracket(low, high, mode.status), float("nan"))
