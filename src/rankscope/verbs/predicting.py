@@ -28,7 +28,7 @@ from rankscope.results.run import Run
 from rankscope.theory.designs.design import Design
 from rankscope.theory.oracles._spec import consulted
 from rankscope.verbs.origin import exact_floors
-from rankscope.verbs.phase_map import axis_of, phase_map
+from rankscope.verbs.phase_map import SAMPLED_TOKENS, axis_of, phase_map
 from rankscope.verbs.sampled_design import (
     Estimate,
     Followed,
@@ -120,6 +120,11 @@ def predict(
     kind, factor, reason = _class_of(chosen, sampled_tokens, runs, answers)
     curve = [_estimate_at(place, runs, fewer, doublings) for place in range(chosen.depth + 1)]
     final = curve[-1]
+    mapped = None if map is None else _map(chosen, map, sampled_tokens, progress)
+    if mapped is not None and chosen.tokens > SAMPLED_TOKENS and any(SAMPLED in row for row in mapped["engine"]):
+        notes += (
+            f"Sampled cells of the map are of {SAMPLED_TOKENS} tokens, not of the {chosen.tokens} of the context.",
+        )
     extra = {
         "design": {"name": name, **chosen.to_json()},
         "class": {"name": kind, "factor": factor, "reason": reason},
@@ -127,7 +132,7 @@ def predict(
         "final": _facts(final),
         "sampling": {"tokens": sampled_tokens, "context": chosen.tokens, "is_extrapolated": fewer is not None},
         "oracles": [_with_agreement(answer) for answer in answers],
-        "map": None if map is None else _map(chosen, map, sampled_tokens, progress),
+        "map": mapped,
     }
     return Run(
         kind="predict",

@@ -23,8 +23,8 @@ Floats = NDArray[np.float64]
 LOG10 = math.log(10)
 LEAST_TOKENS = 64
 """Tokens that are always sampled, if the context has as many."""
-MOST_WORK = 1e11
-"""Multiplications of one prediction, above which fewer tokens than those of the context are sampled: 10 to 20 s."""
+MOST_WORK = 5e10
+"""Multiplications of one prediction, above which fewer tokens than those of the context are sampled: 5 to 15 s."""
 PLAIN = 1e-4
 """Relative residual down to which plain float64 has all the digits one can want, and is quicker."""
 
@@ -108,7 +108,7 @@ def _work(design: Design, tokens: int) -> float:
     inner = design.heads * design.head_dim
     maps = tokens * rank * (inner + 2 * design.kv_heads * design.head_dim + 2 * design.width + 2 * design.mlp_width)
     bases = 2 * rank**2 * (2 * design.width + inner + design.mlp_width)
-    return maps + bases + tokens**2 * (2 * inner + 20 * design.heads)
+    return maps + bases + tokens**2 * (2 * inner + 100 * design.heads)
 
 
 @dataclass(frozen=True)
