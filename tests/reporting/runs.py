@@ -36,7 +36,7 @@ def run_of(verb: str) -> Run:
     if verb == "decompose":
         return rankscope.decompose("init:tiny-bert", marginals=["heads", "layers"], layers=[0], **few)
     if verb == "predict":
-        return rankscope.predict("init:tiny-bert")
+        return rankscope.predict("init:tiny-bert", tokens=64)
     if verb == "remedy":
         return rankscope.remedy("init:tiny-bert", **few)
     if verb == "bound":

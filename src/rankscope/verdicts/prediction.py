@@ -11,8 +11,10 @@ from rankscope.verdicts.reading import Reading, read
 
 
 def predicted_state(table: pa.Table, depth: int) -> Reading:
-    """Judge the sampled relative residuals of the first ``depth`` blocks, one sequence per seed."""
-    keep = pc.and_(pc.equal(table["curve"], "sampled"), pc.equal(table["site"], "block.out"))
+    """Judge the relative residuals of the first ``depth`` blocks: extrapolated to the context, else one per seed."""
+    curves = set(table["curve"].to_pylist())
+    curve = "extrapolated" if "extrapolated" in curves else "sampled"
+    keep = pc.and_(pc.equal(table["curve"], curve), pc.equal(table["site"], "block.out"))
     rows = table.filter(pc.and_(keep, pc.less(table["layer"], depth)))
     seeds, column = np.unique(rows["sequence"].to_numpy(), return_inverse=True)
     logs = np.full((depth, seeds.size), np.nan)
