@@ -107,8 +107,11 @@ class ByExponentials(Attention):
     """A softmax without a call of one."""
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None) -> Tensor:
-        weights = torch.exp(q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5)
+        weights = torch.exp(q @ k.transpose(-1, -2) / 10)
         return (weights / weights.sum(-1, keepdim=True)) @ v
+
+    def mix_by_hand(self, q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None, cut: Cut) -> Tensor:
+        return super().mix_by_hand(q / 10 * q.shape[-1] ** 0.5, k, v, hidden, cut)
 
 
 class ByLogSoftmax(Attention):
@@ -140,8 +143,9 @@ class Sink(Attention):
         return torch.cat([scores, sink], dim=-1).softmax(dim=-1)[..., :-1] @ v
 
     def mix_by_hand(self, q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None, cut: Cut) -> Tensor:
-        weights = (torch.einsum("bhqd,bhkd->bhqk", q, k) * q.shape[-1] ** -0.5).exp()
-        probs = weights / (weights.sum(-1, keepdim=True) + self.sink[:, None, None].exp())
+        scores = torch.einsum("bhqd,bhkd->bhqk", q, k) * q.shape[-1] ** -0.5
+        beside = self.sink[:, None, None].expand(*scores.shape[:-1], 1)
+        probs = plain.softmax(torch.cat([scores, beside], dim=-1), None)[..., :-1]
         if cut.uniform:
             probs = probs.sum(-1, keepdim=True).expand_as(probs) / probs.shape[-1]
         return torch.einsum("bhqk,bhkd->bhqd", probs, v)

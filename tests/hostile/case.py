@@ -28,6 +28,7 @@ class Case:
         build: makes the module; its parameters are drawn afterwards.
         equal: verbs whose answer must be that of the twin. All others may be refused by name instead.
         inputs: keyword arguments of ``forward``, or its one tensor.
+        verbs: those that are run at all; None for every one.
         declared: arguments of ``measure`` that tell it how to read the stream; with them it must be right.
         blocks: the ``blocks=`` argument of every verb.
         dtype: of the weights.
@@ -37,6 +38,7 @@ class Case:
     build: Callable[[], nn.Module]
     equal: frozenset[str] = ALL
     inputs: Callable[[], Tensor | dict[str, Any]] = ids
+    verbs: frozenset[str] | None = None
     declared: Mapping[str, Any] | None = None
     blocks: str | None = None
     dtype: torch.dtype = torch.float64

@@ -20,6 +20,24 @@ class RmsEpsNone(Block):
         return nn.RMSNorm(DIM)
 
 
+class RmsEpsNoneSmall(RmsEpsNone):
+    """A stream so small that the epsilon is felt: it has to be that of the model's own format."""
+
+    def join(self, x: Tensor, branch: Tensor) -> Tensor:
+        return x + 3e-4 * branch
+
+    def joined(self, x: Tensor, branch: Tensor, gain: float) -> Tensor:
+        return gain * x + 3e-4 * branch
+
+
+class Small(Net):
+    def start(self, ids: Tensor) -> Tensor:
+        return 3e-4 * super().start(ids)
+
+    def start_twin(self, ids: Tensor) -> Tensor:
+        return 3e-4 * super().start_twin(ids)
+
+
 class RmsEps(Block):
     def make_norm(self) -> nn.Module:
         return nn.RMSNorm(DIM, eps=1e-5)
@@ -288,6 +306,7 @@ class NormedEmbedding(Net):
 
 skip("rms_eps_none", RmsEpsNone)
 skip("rms_eps_none_float32", RmsEpsNone, dtype=torch.float32)
+case("rms_eps_none_small_float32", lambda: Small(RmsEpsNoneSmall), dtype=torch.float32)
 skip("rms_eps", RmsEps)
 skip("weightless_norm", Weightless)
 skip("norm_without_bias", NoBias)

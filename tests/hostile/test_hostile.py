@@ -19,8 +19,10 @@ def test_the_twin_is_the_network(name: str) -> None:
     assert_close(case.run(model, given), case.twin(model, given, WHOLE).output, 1e-10 + case.roundings)
 
 
-@pytest.mark.parametrize("verb", VERBS)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    ("name", "verb"),
+    [(name, verb) for name, case in CASES.items() for verb in VERBS if case.verbs is None or verb in case.verbs],
+)
 def test_equal_or_refused(name: str, verb: str) -> None:
     case = CASES[name]
     found = outcome(case, verb)
