@@ -17,7 +17,7 @@ def test_a_sound_model_passes_every_check() -> None:
     report = doctor(GPT("pre"), ids())
     assert report.passed
     assert {check.name for check in report.checks} == {
-        "blocks", "skips", "parity", "sites", "hooks", "finite", "attention", "heads",
+        "blocks", "skips", "parity", "sites", "hooks", "shape", "measure", "finite", "attention", "heads",
     }  # fmt: skip
     assert report["heads"].status == "refused"
     assert json.loads(json.dumps(report.to_json()))["passed"] is True

@@ -41,7 +41,7 @@ def short_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def without_stream(run: Run) -> dict[str, Any]:
-    return {name: value for name, value in run.extra.items() if name != "stream"}
+    return {name: value for name, value in run.extra.items() if name != "offload"}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -134,7 +134,7 @@ def test_what_streams_is_a_folder_and_one_stack_of_blocks(folder: Callable[[str]
 
 
 def test_arguments_that_do_not_go_together(folder: Callable[[str], Path]) -> None:
-    with pytest.raises(InputError, match="go with stream"):
+    with pytest.raises(InputError, match="go with offload"):
         measure("init:tiny-bert", memory="3GiB")
     with pytest.raises(InputError, match="is no size"):
         measure(folder("bert"), offload=True, memory="much")

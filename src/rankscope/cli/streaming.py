@@ -9,7 +9,11 @@ import typer
 
 Offload = Annotated[
     bool,
-    typer.Option("--offload", "--stream", help="Read a local folder block by block, for a model larger than memory."),
+    typer.Option(
+        "--offload",
+        "--stream",
+        help="Read a local folder block by block, for a model larger than memory; --stream is the earlier spelling.",
+    ),
 ]
 Memory = Annotated[
     str | None, typer.Option("--memory", metavar="BUDGET", help="With --offload: keep to this much, e.g. 3GiB.")

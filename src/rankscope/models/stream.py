@@ -53,6 +53,8 @@ class Stream:
             _check(self.axes)
         if isinstance(self.streams, str) and self.streams not in ("join", "sum", "mean"):
             raise InputError(f"streams={self.streams!r}: expected 'join', 'sum', 'mean' or the number of a stream.")
+        if isinstance(self.slot, int) and self.slot < 0:
+            raise InputError(f"slot={self.slot}: expected the number of a tensor, from 0, its name, or 'sum'.")
         if self.skips not in ("inside", "around"):
             raise InputError(f"skips={self.skips!r}: expected 'inside' or 'around'.")
         if self.streams != "join" and "streams" not in (self.axes or "").replace("(", " ").replace(")", " ").split():
@@ -211,6 +213,8 @@ def _without_streams(words: list[str], sizes: list[int]) -> tuple[list[str], lis
 
 def _one_stream(x: Tensor, axis: int, which: str | int) -> Tensor:
     if isinstance(which, int):
+        if not 0 <= which < x.shape[axis]:
+            raise SiteError(f"streams={which}: a token has {x.shape[axis]} streams here, numbered from 0.")
         return x.select(axis, which)
     return x.sum(axis) if which == "sum" else x.mean(axis)
 

@@ -332,6 +332,9 @@ def _check_flow(stack: Stack, seen: _Seen) -> None:
     calls, stream = seen.calls, stack.stream
     pairs = list(zip(range(len(calls)), calls, calls[1:], strict=False))
     around = bool(pairs) and all(f"in {i}" in after.carries for i, _, after in pairs)
+    # Blocks without skips of their own, and a stream that passes some of them by: it is outside, over several at once.
+    bare = not any(plan.skips for plan in stack.plans)
+    around |= bare and any(mark.startswith("in ") for _, _, after in pairs for mark in after.carries)
     alone = not pairs and any("in 0" in marks and "out 0 0" in marks for marks in seen.added_behind)
     if (around or alone) and stream.skips == "inside" and stream.slot == 0:
         sums = [_is_sum(before, after) for _, before, after in pairs]
@@ -400,6 +403,7 @@ class _Watch(TorchFunctionMode):
         self._marks: dict[int, tuple[weakref.ref[Tensor], frozenset[str]]] = {}
         self._axes: dict[int, tuple[weakref.ref[Tensor], tuple[int, ...]]] = {}
         self._slots: dict[str | None, dict[str, weakref.ref[Tensor]]] = {}
+        self._made_from: dict[int, tuple[weakref.ref[Tensor], list[weakref.ref[Tensor]]]] = {}
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -414,6 +418,10 @@ class _Watch(TorchFunctionMode):
         return out
 
     def _outside(self, func: Callable[..., Any], inputs: list[Tensor], outputs: list[Tensor]) -> None:
+        for tensor in inputs:
+            parent, made = self._made_from.get(id(tensor), (None, []))
+            made = made if parent is not None and parent() is tensor else []
+            self._made_from[id(tensor)] = (weakref.ref(tensor), [*made, *map(weakref.ref, outputs)])
         known = [self._marks_of(tensor) for tensor in inputs]
         union = frozenset[str]().union(*known)
         if not union:
@@ -423,6 +431,18 @@ class _Watch(TorchFunctionMode):
                 found.added_behind.add(union)
         for tensor in outputs:
             self._marks[id(tensor)] = (weakref.ref(tensor), union)
+
+    def _mark_all_made_from(self, tensor: Tensor, mark: str) -> None:
+        """Mark a tensor, and what was made from it before a block takes it (``0.5 * x + block(x)``)."""
+        waiting = [tensor]
+        while waiting:
+            current = waiting.pop()
+            if mark not in self._marks_of(current):
+                marks = frozenset({mark}) if current is tensor else self._marks_of(current) | {mark}
+                self._marks[id(current)] = (weakref.ref(current), marks)
+                parent, made = self._made_from.get(id(current), (None, []))
+                if parent is not None and parent() is current:
+                    waiting += [child for reference in made if (child := reference()) is not None]
 
     def _marks_of(self, tensor: Tensor) -> frozenset[str]:
         entry = self._marks.get(id(tensor))
@@ -486,7 +506,7 @@ class _Watch(TorchFunctionMode):
                 takes = tuple(s for s, tensor in slots.items() if any(value is tensor for value in given))
                 same = next((slot for slot, tensor in slots.items() if tensor is first), None)
                 call = _Call(name, taken.clone(), self._marks_of(first), takes, same)
-                self._marks[id(first)] = (weakref.ref(first), frozenset({f"in {len(found.calls)}"}))
+                self._mark_all_made_from(first, f"in {len(found.calls)}")
                 found.calls.append(call)
                 self._open.append((stack, call))
                 self._axes.clear()
