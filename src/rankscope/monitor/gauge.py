@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
@@ -18,6 +19,8 @@ from rankscope.models.inputs import Padding, TokensPolicy
 from rankscope.models.loading import need_module
 from rankscope.models.stream import Stream, stream_of
 from rankscope.monitor.acting import LOGGER, Action, Actions, CollapseError
+from rankscope.monitor.advice import Advice, advise
+from rankscope.monitor.alarms import AlarmSpec
 from rankscope.monitor.battery import Battery, chosen_metrics
 from rankscope.monitor.inside import InsideReader
 from rankscope.monitor.ledger import likely_component
@@ -247,7 +250,18 @@ class Gauge:
             ledger = self._prober.ledger() if ledger is None else ledger
             return likely_component(ledger[stack], layer)
 
-        alarms = self._watch.look(step, self._references.states(values), blame)
+        @cache
+        def trials() -> dict[str, tuple[LayerValue, ...]]:
+            return self._prober.trials()
+
+        @cache
+        def plain() -> tuple[LayerValue, ...]:
+            return values if self._where == "probe" else self._prober.look()
+
+        def advised(spec: AlarmSpec, stack: str | None) -> Advice:
+            return advise(spec, stack, plain(), trials, self._references.states)
+
+        alarms = self._watch.look(step, self._references.states(values), blame, advised)
         if self._where == "probe" and self._prober.caveats:
             words = " ".join(self._prober.caveats)
             alarms = tuple(replace(alarm, sentence=f"{alarm.sentence} {words}") for alarm in alarms)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from rankscope._errors import RankscopeError
 from rankscope.models.inputs import Padding, Prepared, TokensPolicy, prepare_inputs
 from rankscope.models.loading import load
 from rankscope.models.stream import Stream
@@ -21,6 +22,7 @@ from rankscope.monitor.isolation import beside_training
 from rankscope.monitor.ledger import Entry, read_ledger
 from rankscope.monitor.projections import Projections, find_projections
 from rankscope.processes.sharded import needs_all_ranks
+from rankscope.remedies import REMEDIES, applied
 from rankscope.results.readings import LayerValue
 from rankscope.stream.viewing import view_of
 
@@ -107,6 +109,27 @@ class Prober:
                 with self.battery.reading(view, part):
                     part.run(self.model)
         return self.battery.values()
+
+    def trials(self) -> dict[str, tuple[LayerValue, ...]]:
+        """How the first part of the probe reads under each remedy that the model can undergo: one pass each."""
+        view, prepared, _ = self.set_up()
+        found = {}
+        for name in REMEDIES:
+            try:
+                with (
+                    beside_training(self.model),
+                    applied(self.model, name, view=view),
+                    self.battery.reading(view, prepared[0]),
+                ):
+                    prepared[0].run(self.model)
+            except RankscopeError:
+                self.battery.values()  # what was read before the model refused it
+            except Exception as error:  # noqa: BLE001  (a remedy that fails is no reason to stop watching)
+                self.battery.values()
+                LOGGER.warning("The remedy %s could not be tried: %s: %s", name, type(error).__name__, error)
+            else:
+                found[name] = self.battery.values()
+        return found
 
     def look_at_gradients(self) -> tuple[LayerValue, ...]:
         """Norms of the gradients as they are now."""

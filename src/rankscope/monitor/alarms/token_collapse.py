@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from rankscope._citations import Cite
-from rankscope.monitor.alarms._spec import ANY, Judgement, LayerState, alarm, fallen
+from rankscope.monitor.alarms._spec import Judgement, LayerState, alarm, fallen
 from rankscope.verdicts.states import COLLAPSED_RESIDUAL
 
 OF_START = 0.1
@@ -16,13 +16,6 @@ OF_NULL_WITH_START = 0.5
 @alarm(
     metrics=("relative_residual", "largest_token_share"),
     title="Tokens collapse",
-    remedies={
-        "attention": ("centred_attention", "shaped_attention"),
-        "skip": ("residual_scale", "shaped_attention"),
-        "norm": ("pre_norm", "residual_scale"),
-        "mlp": ("residual_scale", "pre_norm"),
-        ANY: ("residual_scale", "centred_attention"),
-    },
     cites=(Cite("dong2021attention"),),
 )
 def token_collapse(layer: LayerState) -> Judgement | None:
@@ -30,8 +23,7 @@ def token_collapse(layer: LayerState) -> Judgement | None:
 
     **Heuristic.** Severity is the larger of 0.03 / r, the threshold of every verb
     (:data:`rankscope.verdicts.states.COLLAPSED_RESIDUAL`), and min(0.1 start / r, 0.5 null / r). A healthy training may
-    pass through 0.11 in its first steps (24 layers with skips, five seeds). The remedies
-    named are among those that kept the tokens of 50 random blocks apart (``docs/howto/remedy.md``).
+    pass through 0.11 in its first steps (24 layers with skips, five seeds).
     """
     if {"relative_residual", "largest_token_share"} <= layer.undefined:
         # Only a stream of zeros has no largest token.
