@@ -9,7 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+import pyarrow as pa
 import torch
 from torch import Tensor
 
@@ -344,8 +346,8 @@ def sparse(draw: Draw) -> Stack:
     return same_in_every_block(draw, make)
 
 
-def verdict_on(stack: Stack) -> Verdict:
-    """The verdict of ``measure``'s battery on a stack."""
+def table_of(stack: Stack) -> pa.Table:
+    """The rows that ``measure``'s battery has of a stack."""
     writer = RowWriter()
     floor = float_floor(stack.layers[0].dtype)
     for layer, x in enumerate(stack.layers):
@@ -353,9 +355,22 @@ def verdict_on(stack: Stack) -> Verdict:
         for spec, values, statuses in zip(SPECS, reading.values, reading.statuses, strict=True):
             place = {"metric": spec.name, "site": "block.out", "stack": None, "layer": layer, "first_sequence": 0}
             writer.add(values=values.numpy(), statuses=statuses.numpy(), head_axis=False, **place)
+    return writer.table()
+
+
+def facts_of(stack: Stack) -> dict[str, Any]:
+    """What a verb tells :func:`judge` besides the rows."""
     count = Tokens(stack.layers[0], stack.keep).count
-    lengths = {None: {number: int(length) for number, length in enumerate(count.tolist())}}
-    return judge(writer.table(), floor_relative=floor, lengths=lengths, dim=stack.layers[0].shape[-1])
+    return {
+        "floor_relative": float_floor(stack.layers[0].dtype),
+        "lengths": {None: {number: int(length) for number, length in enumerate(count.tolist())}},
+        "dim": stack.layers[0].shape[-1],
+    }
+
+
+def verdict_on(stack: Stack) -> Verdict:
+    """The verdict of ``measure``'s battery on a stack."""
+    return judge(table_of(stack), **facts_of(stack))
 
 
 def verdicts_of(kind: Kind, seeds: Sequence[int]) -> list[Verdict]:

@@ -110,8 +110,13 @@ def ablate(
             grid.by_blocks(streaming)
     table = grid.table()
     floor = floor_of(grid.reader.dtypes)
-    named = str(model) if isinstance(model, str | Path) else None
-    verdict = judge_ablation(table, floor["relative"], named)
+    verdict = judge_ablation(
+        table,
+        floor["relative"],
+        lengths=grid.reader.lengths,
+        dim=min((width for _, width in grid.reader.shapes), default=None),
+        model=str(model) if isinstance(model, str | Path) else None,
+    )
     run = Run(
         kind="ablate",
         provenance=provenance_of(loaded, prepared, grid.reader, seed, time.perf_counter() - started, declared),

@@ -22,7 +22,14 @@ GONE = (State.FLOOR, State.COLLAPSED, State.VANISHED)
 """A network in one of these has lost its tokens."""
 
 
-def judge_ablation(table: pa.Table, floor_relative: float | None, model: str | None = None) -> Verdict:
+def judge_ablation(
+    table: pa.Table,
+    floor_relative: float | None,
+    *,
+    lengths: Mapping[str | None, Mapping[int, int]] | None = None,
+    dim: int | None = None,
+    model: str | None = None,
+) -> Verdict:
     """One sentence per mask and kind of weights: what collapses, and which components prevent it. Heuristic.
 
     Every network is judged by the same rules as a run of ``measure``. NaN and infinity are said before anything else,
@@ -35,7 +42,7 @@ def judge_ablation(table: pa.Table, floor_relative: float | None, model: str | N
     for arm in arms(table):
         networks = groups.setdefault((arm.weights, arm.mask, arm.stack), {})
         if (arm.weights, arm.mask, arm.variant) not in gone or np.isfinite(arm.line.mean).all():
-            battery = read_battery(arm.rows)
+            battery = read_battery(arm.rows, lengths=(lengths or {}).get(arm.stack), dim=dim)
             assert battery is not None  # an arm has at least the rows of its curve
             networks[arm.variant] = (arm, read(battery, floor_relative, {}))
     sentences, evidence = [], [_evidence_of(network) for network in lost]
@@ -108,7 +115,8 @@ def _sentence(
     parts += _roles(networks)
     if "full" in networks:
         arm, reading = networks["full"]
-        parts.append(f"the whole model ends at {_end(arm)}{_state_words(reading)}")
+        state = ", collapsed" if reading.state is State.COLLAPSED and reading.is_everywhere else _state_words(reading)
+        parts.append(f"the whole model ends at {_end(arm)}{state}")
     if not parts:
         parts = [_fate(variant, *network, floor) for variant, network in networks.items()]
     return f"{where}{'; '.join(parts)}."
@@ -147,9 +155,9 @@ def _fate(name: str, arm: Arm, reading: Reading, floor: float | None) -> str:
     if reading.state is State.VANISHED:
         return f"{name} vanishes{count}: the stream is exactly zero {reading.span(State.VANISHED)}"
     if reading.state is State.COLLAPSING:
-        return f"{name} is {in_words(reading)}{count} (relative residual {_end(arm)} at the last block)"
+        return f"{name} is {in_words(reading)} (relative residual {_end(arm)} at the last block)"
     if reading.state >= State.FEW_DIRECTIONS:
-        return f"{name} ends at a relative residual of {_end(arm)}, {in_words(reading)}{count}"
+        return f"{name} ends at a relative residual of {_end(arm)}, {in_words(reading)}"
     return f"{name} keeps its tokens apart (relative residual {_end(arm)} at the last block)"
 
 

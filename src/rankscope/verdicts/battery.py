@@ -115,7 +115,9 @@ def read_battery(
         if set(grids) - {"size"}:
             battery = _aligned(site, {p: n for p, n in played.items() if n is not None}, grids)
             tokens = None if not lengths else np.array([lengths.get(int(s), np.nan) for s in battery.sequences])
-            return replace(battery, tokens=tokens, dim=dim)
+            # Of two tokens or more, finite ones, only zeros have no relative residual.
+            zero = battery.undefined & (tokens >= 2) if tokens is not None and "spread" in played else False
+            return replace(battery, tokens=tokens, dim=dim, vanished=battery.vanished | zero)
     return None
 
 

@@ -60,6 +60,7 @@ def classify(battery: Battery) -> NDArray[np.int64]:
     many = _at_least(battery.tokens, LEAST_TOKENS) & (battery.dim is None or battery.dim >= LEAST_TOKENS)
     low = np.nan_to_num(typical, nan=-np.inf) <= COLLAPSED_RESIDUAL
     grouped = (values["copied_share"] >= CLUSTERED_SHARE) & (values["cluster_share"] <= CLUSTERED_SHARE)
+    repeated = ~(values["copied_share"] == 0.0)  # one of two tokens is half of them, and a copy of none
     known = np.any([np.isfinite(grid) for part, grid in values.items() if part != "size"], axis=0)
     # Where the residual was looked for and has no value, other numbers do not speak for it.
     states = np.where((known & ~battery.undefined) | battery.floor, int(State.HEALTHY), int(State.UNKNOWN))
@@ -71,7 +72,7 @@ def classify(battery: Battery) -> NDArray[np.int64]:
         (_beyond_chance(values["token_share"], battery.tokens) > DOMINANT_SHARE, State.HUGE_TOKEN),
         (grouped, State.CLUSTERS),
         (battery.direction() <= COLLAPSED_RESIDUAL, State.SAME_DIRECTION),
-        (~grouped & (values["cluster_share"] >= COPIES_SHARE), State.COPIES),
+        (~grouped & repeated & (values["cluster_share"] >= COPIES_SHARE), State.COPIES),
         (low & (spread <= COLLAPSED_RESIDUAL), State.COLLAPSED),
         (low & battery.floor, State.FLOOR),
         (battery.vanished, State.VANISHED),

@@ -88,7 +88,7 @@ def _sentence(table: pa.Table, stack: str | None, floors: Mapping[str, float], r
         return f"Collapsed{where}; {end}.{_zero_words(layers, logs)} {seen}"
     if reading.state is State.COLLAPSING:
         words = in_words(reading)
-        return f"{words[0].upper()}{words[1:]}{count}; {end}. {seen}"
+        return f"{words[0].upper()}{words[1:]}; {end}. {seen}"
     words = "No collapse" if fall < LEVEL else "No collapse yet"
     return f"{words}: {end}. {seen}"
 

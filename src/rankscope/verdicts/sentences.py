@@ -307,8 +307,12 @@ def in_words(r: Reading) -> str:
         found = [trend for trend in r.trends if trend is not None]
         factor = float(np.median([trend.factor for trend in found]))
         crossing = int(np.median([trend.crossing for trend in found]))
-        return f"collapsing by a factor of {factor:.2f} per block, below {COLLAPSED_RESIDUAL:g} at block {crossing}"
-    return _HOLD.get(r.state, r.state.code)
+        count = f" {r.count().rstrip()}" if not r.is_everywhere else ""
+        return (
+            f"collapsing{count} by a factor of {factor:.2f} per block, below {COLLAPSED_RESIDUAL:g} at block {crossing}"
+        )
+    words = _HOLD.get(r.state, r.state.code)
+    return words if r.is_everywhere else f"{words} {r.count().rstrip()}"
 
 
 def _minority(r: Reading) -> str:

@@ -1,0 +1,268 @@
+"""Activations on which a verdict once misled. 128 tokens of width 256 unless said."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+import torch
+from torch import Tensor, nn
+
+import rankscope as rs
+from rankscope._types import Status
+from rankscope.monitor.alarms import ALARMS, LayerState
+from rankscope.results.rows import RowWriter
+from rankscope.verdicts import judge
+from rankscope.verdicts.exactness import judge_exact
+from rankscope.verdicts.states import COLLAPSED_RESIDUAL, State, is_collapsed
+from tests.verdicts.corpus import KINDS, Draw, Stack, verdict_on
+
+TOKENS, DIM = 128, 256
+
+
+class Fixed(nn.Module):
+    """Blocks whose outputs are given."""
+
+    def __init__(self, layers: list[Tensor]) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(FixedBlock(x) for x in layers)
+
+    def forward(self, inputs_embeds: Tensor) -> Tensor:
+        for block in self.blocks:
+            inputs_embeds = block(inputs_embeds)
+        return inputs_embeds
+
+
+class FixedBlock(nn.Module):
+    def __init__(self, output: Tensor) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones((), dtype=output.dtype))
+        self.output = output
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.output[: len(x)] * self.weight
+
+
+def measured(layers: list[Tensor]) -> rs.Run:
+    return rs.measure(Fixed(layers).eval(), {"inputs_embeds": torch.zeros_like(layers[0]) + 1}, blocks="blocks.*")
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def unit(seed: int = 1) -> Tensor:
+    return nn.functional.normalize(random(DIM, seed=seed), dim=0)
+
+
+def test_a_stream_of_zeros_from_block_three_on_is_vanished() -> None:
+    run = measured([random(2, TOKENS, DIM)] * 3 + [torch.zeros(2, TOKENS, DIM)] * 3)
+    assert run.code == "vanished"
+    assert run.verdict.startswith("Vanished: from block 3 on the stream is exactly zero")
+    assert "Where it is not zero: no collapse" in run.verdict
+
+
+def test_one_of_two_sequences_is_counted_and_its_own_value_quoted() -> None:
+    x = torch.stack([unit().expand(TOKENS, DIM) + 1e-4 * random(TOKENS, DIM), random(TOKENS, DIM)])
+    run = measured([x] * 3)
+    assert run.code == "collapsed"
+    assert run.verdict.startswith("Collapsed in 1 of 2 sequences in every block")
+    assert "0.16% of their size" in run.verdict
+    assert "The other sequence: no collapse" in run.verdict
+
+
+def test_124_identical_tokens_of_128_are_copies() -> None:
+    x = random(2, TOKENS, DIM)
+    x[:, 4:] = math.sqrt(DIM) * unit()
+    run = measured([x] * 3)
+    assert run.code == "copies"
+    assert "97% of the tokens are within 3% of one vector" in run.verdict
+
+
+def test_copies_beside_one_token_with_two_fifths_of_the_energy() -> None:
+    x = unit() + 0.01 / math.sqrt(DIM) * random(2, TOKENS, DIM)
+    x[:, 0] = 9.2 * unit(2)
+    assert verdict_on(Stack([x] * 3)).code == "copies"
+
+
+@pytest.mark.parametrize(("blocks", "code"), [(6, "collapsed"), (4, "collapsing")])
+def test_a_residual_that_halves_per_block(blocks: int, code: str) -> None:
+    """From 0.44 to 0.0157 after six blocks; after four it is 0.06, and on its way."""
+    stack = Stack([math.sqrt(DIM) * unit() + 0.5**k * random(2, TOKENS, DIM, seed=k) for k in range(1, blocks + 1)])
+    assert verdict_on(stack).code == code
+
+
+def test_equal_directions_of_different_lengths() -> None:
+    length = torch.exp(0.6 * random(2, TOKENS, 1, seed=3))
+    verdict = verdict_on(Stack([length * (unit() + 0.01 / math.sqrt(DIM) * random(2, TOKENS, DIM))] * 3))
+    assert verdict.code == "same direction"
+    assert "stay apart" not in verdict.sentence
+
+
+def test_four_exact_clusters() -> None:
+    x = random(4, DIM)[torch.arange(TOKENS) % 4].expand(2, TOKENS, DIM)
+    verdict = verdict_on(Stack([x] * 3))
+    assert verdict.code == "clusters"
+    assert "4 distinct vectors" in verdict.sentence
+
+
+@pytest.mark.parametrize(("dtype", "size"), [(torch.bfloat16, 1000.0), (torch.float16, 6000.0)])
+def test_a_constant_channel_in_half_precision_hides_nothing(dtype: torch.dtype, size: float) -> None:
+    x = random(2, 64, DIM)
+    x[..., 7] = size
+    run = measured([x.to(dtype)] * 2)
+    assert run.code == "huge channel"
+    assert "float floor" not in run.verdict
+    assert set(run.select(metric="relative_residual", site="block.out")["status"].to_pylist()) == {"ok"}
+
+
+@pytest.mark.parametrize("share", [0.5, 0.55, 0.7])
+def test_two_tokens_are_not_one_huge_token(share: float) -> None:
+    lengths = torch.tensor([math.sqrt(share), math.sqrt(1 - share)])[:, None]
+    x = lengths * nn.functional.normalize(random(2, DIM), dim=-1)
+    verdict = verdict_on(Stack([x[None]]))
+    assert verdict.code in {"healthy", "mean offset"}
+    assert "huge token" not in verdict.sentence.replace("not excluded: one huge token", "")
+
+
+def fixed_residual(residual: float, seed: int = 0) -> Tensor:
+    """Tokens of exactly this relative residual: a mean of unit length and orthogonal noise without mean."""
+    noise = random(1, TOKENS, DIM, seed=seed).double()
+    noise -= noise.mean(1, keepdim=True)
+    mean = nn.functional.normalize(unit().double(), dim=0)
+    noise -= (noise @ mean)[..., None] * mean
+    noise *= residual / math.sqrt(1 - residual**2) * math.sqrt(TOKENS) / noise.norm()
+    return mean + noise
+
+
+def exact_table(logs: np.ndarray, residual_logs: np.ndarray | None = None) -> pa.Table:
+    """An exact run of one sequence with these log10 relative residuals, no order and no factor."""
+    writer = RowWriter(("arithmetic",))
+    absolute = logs if residual_logs is None else residual_logs
+    rows = {
+        "log10_residual": absolute,
+        "log10_relative_residual": logs,
+        "order": np.ones(len(logs)),
+        "factor": np.ones(len(logs)),
+    }
+    for metric, values in rows.items():
+        for layer, value in enumerate(values):
+            code = Status.UNDEFINED if math.isnan(value) else Status.OK
+            place = {"metric": metric, "site": "block.out", "stack": None, "layer": layer, "first_sequence": 0}
+            statuses = np.array([list(Status).index(code)])
+            at = {"arithmetic": "exact"}
+            writer.add(values=np.array([value]), statuses=statuses, head_axis=False, at=at, **place)
+    table = writer.table()
+    exact_zero = pc.equal(table["value"], -math.inf)
+    status = pc.if_else(exact_zero, str(Status.OK), pc.cast(table["status"], pa.string()))
+    return table.set_column(table.column_names.index("status"), "status", status)
+
+
+def alarm(values: dict[str, float], undefined: frozenset[str] = frozenset()) -> float:
+    """Severity of the gauge's alarm about collapsed tokens, without a start to compare with."""
+    judgement = ALARMS["token_collapse"].rule(LayerState(values, {}, {}, {}, undefined))
+    return 0.0 if judgement is None else judgement.severity
+
+
+@pytest.mark.parametrize("residual", [0.9, 0.2, 0.031, 0.029, 0.0047, 0.0020, 1e-5])
+def test_one_number_is_one_verdict_in_every_verb(residual: float) -> None:
+    layers = [fixed_residual(0.9, seed=1), fixed_residual(0.9, seed=2), fixed_residual(residual)]
+    model, inputs = Fixed(layers).eval(), {"inputs_embeds": torch.ones_like(layers[0])}
+    gone = is_collapsed(residual)
+    run = rs.measure(model, inputs, blocks="blocks.*")
+    ablation = rs.ablate(model, inputs, blocks="blocks.*", variants=["full"])
+    exactly = judge_exact(exact_table(np.log10([0.9, 0.9, residual])), {"float32": 5e-7})
+    assert run.curve("relative_residual", "block.out").mean[-1] == pytest.approx(residual, rel=1e-9)
+    assert run.code == ablation.code == exactly.code
+    assert (run.code == "collapsed") == gone
+    assert ("Collapsed" in run.verdict) == ("Collapsed" in exactly.sentence) == gone
+    assert ("collapsed" in ablation.verdict) == gone
+    assert (alarm({"relative_residual": residual}) >= 1) == gone
+
+
+LESS = {
+    "huge token": "residuals do not see a dominating token",
+    "huge channel": "residuals do not see a dominating channel, and one that is constant lowers them",
+    "few directions": "residuals do not count directions",
+    "clusters": "residuals do not see copies",
+    "copies": "residuals do not see copies, nor collapse beside a few large tokens",
+    "same direction": "residuals do not take lengths out",
+    "not finite": "the rows that are finite are judged by themselves",
+}
+"""Where residuals alone, all that ``exact`` has, or means over sequences, all that the gauge has, cannot see a state."""
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_every_pattern_has_one_state_in_every_verb(name: str) -> None:
+    """Through ``measure``'s battery, as an arm of ``ablate``, as the residuals of ``exact`` and in the gauge."""
+    stack = KINDS[name].build(Draw(7))
+    label = KINDS[name].label
+    from rankscope.verdicts.ablation import judge_ablation
+    from tests.verdicts.corpus import facts_of, table_of
+
+    table, facts = table_of(stack), facts_of(stack)
+    own = judge(table, **facts)
+    assert own.code == label
+    for column, value in (("variant", "full"), ("mask", "own"), ("weights", "given")):
+        table = table.append_column(column, pa.array([value] * table.num_rows))
+    assert judge_ablation(table, facts["floor_relative"], lengths=facts["lengths"], dim=facts["dim"]).code == label
+    residuals = table.filter(pc.equal(table["metric"], "relative_residual"))
+    alone = judge(residuals, **facts).code
+    assert alone == label or label in LESS
+
+
+def test_exact_compares_like_with_like() -> None:
+    """A rise is called a rise, relative beside relative, and never 10^-0.0."""
+    verdict = judge_exact(exact_table(np.array([-0.3, -0.04, -0.01]), np.array([0.1, 1.0, 1.6])), {"float32": 5e-7})
+    assert verdict.code == "healthy"
+    assert "after block 2 is 10^0.0 (residual 10^1.6), up from 10^-0.3 after block 0" in verdict.sentence
+    assert "down" not in verdict.sentence
+    assert "-0.0" not in verdict.sentence
+
+
+def test_exact_zero_is_collapse() -> None:
+    verdict = judge_exact(exact_table(np.array([-0.3, -math.inf, -math.inf])), {"float32": 5e-7})
+    assert verdict.code == "collapsed"
+    assert "After block 1 the tokens are exactly equal." in verdict.sentence
+    assert "nan" not in verdict.sentence
+    assert "float32 stops seeing at block 1" in verdict.sentence
+
+
+def test_exact_says_what_is_undefined() -> None:
+    verdict = judge_exact(exact_table(np.array([-0.3, -0.2, math.nan])), {"float32": 5e-7})
+    assert "undefined after the last" in verdict.sentence
+    assert "nan" not in verdict.sentence
+    nothing = judge_exact(exact_table(np.full(3, math.nan)), {"float32": 5e-7})
+    assert (nothing.code, nothing.sentence) == (
+        "unknown",
+        "No verdict: the relative residual is undefined after every block.",
+    )
+    zero = exact_table(np.array([-0.3, math.nan]), np.array([0.1, -math.inf]))  # the stream itself is zero
+    assert judge_exact(zero, {"float32": 5e-7}).code == "vanished"
+
+
+def test_pure_attention_of_gpt2_does_not_keep_its_tokens_apart() -> None:
+    run = rs.ablate("init:gpt2", variants=["pure", "full"], sequences=1, tokens=48)
+    assert run.verdict.startswith("pure attention collapses: relative residual below 0.03 from block")
+    assert "apart" not in run.verdict
+    assert run.next_steps == ("rankscope exact init:gpt2 --skip 0",)
+    states = {item["variant"]: item["state"] for item in run.evidence}
+    assert states["pure"] == "collapsed"
+    assert states["full"] in {"healthy", "mean offset"}
+
+
+def test_the_gauge_sees_a_stream_of_zeros() -> None:
+    undefined = frozenset({"relative_residual", "largest_token_share"})
+    nothing = {"relative_residual": math.nan, "largest_token_share": math.nan}
+    assert alarm(nothing, undefined) == math.inf
+    assert alarm({"relative_residual": math.nan}, frozenset({"relative_residual"})) == 0.0
+
+
+def test_the_tolerance_of_copies_is_the_threshold_of_collapse() -> None:
+    from rankscope.linalg.pairs import NEAR
+
+    assert pytest.approx(math.sqrt(2) * COLLAPSED_RESIDUAL) == NEAR
+    assert State.COLLAPSED.is_grave
