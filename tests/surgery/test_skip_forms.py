@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 import rankscope as rs
 from rankscope._errors import UnsupportedOperationError
-from rankscope.stream.viewing import view_of
 from rankscope.surgery.operating import operate
 from tests.own_models import SelfAttention
 

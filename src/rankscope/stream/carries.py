@@ -131,8 +131,9 @@ class _Replay:
     def _apply(self, op: Op) -> None:
         cut = [(self.calls[call], position, stream) for call, position, stream in op.adds if call in self.calls]
         dropped = {stream for call, position, stream in cut if call.adds[position][1]}
-        carried, read = self.of(v for v in op.carried if v not in dropped), self.of(
-            v for v in op.read if v not in dropped
+        carried, read = (
+            self.of(v for v in op.carried if v not in dropped),
+            self.of(v for v in op.read if v not in dropped),
         )
         sets = self._result(op, carried, read)
         if op.is_statistic or (op.kind in ("carries", "bends") and self._is_statistic(op)):

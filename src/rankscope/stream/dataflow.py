@@ -41,7 +41,19 @@ _CARRYING = {
     "repeat_interleave", "tril", "triu", "resize_", "set_", "lift_fresh", "_conj", "view_as_real", "view_as_complex",
     "addcmul", "addcdiv", "split_with_sizes_copy", "unbind_copy",
 }  # fmt: skip
-_STATISTICS = {"mean", "sum", "amax", "amin", "var", "std", "var_mean", "std_mean", "linalg_vector_norm", "norm", "prod"}
+_STATISTICS = {
+    "mean",
+    "sum",
+    "amax",
+    "amin",
+    "var",
+    "std",
+    "var_mean",
+    "std_mean",
+    "linalg_vector_norm",
+    "norm",
+    "prod",
+}
 _MATRIX_PRODUCTS = {"mm", "bmm", "addmm", "baddbmm", "addbmm", "linear", "mv", "addmv", "matmul"}
 _ADDED_PRODUCTS = {"addmm", "baddbmm", "addbmm", "addmv"}
 _CONDITIONED = {"where": 0, "masked_fill": 1, "masked_scatter": 1, "masked_select": 1}
@@ -99,7 +111,7 @@ class Edge:
     tokens: tuple[int, ...]
 
 
-class Tape(TorchDispatchMode):
+class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Writes down the operations of everything that runs while it is on.
 
     Attributes:
@@ -108,7 +120,7 @@ class Tape(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.events: list[Op | Edge] = []
         self.inputs: set[int] = set()
         self._values = 0
@@ -188,7 +200,9 @@ class Tape(TorchDispatchMode):
         kind, carried, read, statistic = self._kind(func, plain, args, given, before, made)
         reduces = plain in _STATISTICS and not statistic
         if target is not None and name == plain:  # torch.add(x, y, out=z): z is no summand
-            keep = {self.value_of(target)} - {v for t, v in zip(given[:-1], before[:-1], strict=True) if t is not target}
+            keep = {self.value_of(target)} - {
+                v for t, v in zip(given[:-1], before[:-1], strict=True) if t is not target
+            }
             carried = tuple(value for value in carried if value not in keep)
         written: list[tuple[int, int]] = []
         if target is not None:
@@ -212,11 +226,23 @@ class Tape(TorchDispatchMode):
         )
         tokens = tuple(made[0].shape[:-1])
         module = self._modules[-1][0] if self._modules else ""
+        written_as = _written_as(call, name)
         self.events.append(
             Op(
-                kind, carried, read, outs, tuple(written), merges, reduces, statistic, in_norm, adds,
-                _written_as(call, name), module, tokens,
-            )  # fmt: skip
+                kind,
+                carried,
+                read,
+                outs,
+                tuple(written),
+                merges,
+                reduces,
+                statistic,
+                in_norm,
+                adds,
+                written_as,
+                module,
+                tokens,
+            )
         )
 
     def _others(self, target: Tensor) -> list[Tensor]:
@@ -299,9 +325,6 @@ def _memory_of(tensor: Tensor) -> int | None:
 def _written_as(func: Callable[..., Any] | None, name: str) -> str:
     """The operation in the words of the model's author."""
     own = getattr(func, "__name__", "")
-    if not own or own in ("wrapper", "fn"):
+    if not own or own.startswith("_"):
         return f"torch.ops.aten.{name}"
-    return {"__add__": "+", "__radd__": "+", "__iadd__": "+=", "__sub__": "-", "__rsub__": "-", "__isub__": "-=",
-            "__mul__": "*", "__rmul__": "*", "__imul__": "*=", "__getitem__": "[...]", "__setitem__": "[...] ="}.get(
-        own, f"torch.{own}" if hasattr(torch, own) else own
-    )  # fmt: skip
+    return f"torch.{own}" if hasattr(torch, own) else own

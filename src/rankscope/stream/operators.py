@@ -42,7 +42,9 @@ SAME_VALUES: frozenset[Callable[..., Any]] = frozenset(
 
 SLICE: Callable[..., Any] = T.__getitem__
 MULTIPLICATIONS: frozenset[Callable[..., Any]] = frozenset({T.mul, T.__mul__, T.__rmul__, torch.mul})
-DIVISIONS: frozenset[Callable[..., Any]] = frozenset({T.div, T.__truediv__, torch.div, T.true_divide, torch.true_divide})
+DIVISIONS: frozenset[Callable[..., Any]] = frozenset(
+    {T.div, T.__truediv__, torch.div, T.true_divide, torch.true_divide}
+)
 NEGATIONS: frozenset[Callable[..., Any]] = frozenset({T.neg, T.__neg__, torch.neg, T.negative, torch.negative})
 
 NORMS: frozenset[Callable[..., Any]] = frozenset(

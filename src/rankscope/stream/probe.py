@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from rankscope.models.view import Sums
 from rankscope.stream.attention_calls import (
     AttentionCall,
     from_sdpa,
@@ -23,7 +24,6 @@ from rankscope.stream.attention_calls import (
     is_attention_shaped,
     is_over_keys,
 )
-from rankscope.models.view import Sums
 from rankscope.stream.dataflow import Tape
 from rankscope.stream.frames import first_tensor, output_tensor, tensors_in
 from rankscope.stream.operators import MULTI_HEAD, NORMS, SDPA, SOFTMAXES, SUMS, is_attention, is_norm
@@ -33,7 +33,7 @@ from rankscope.stream.origins import CROSS_NAME, CallRecord, ProbeFrame
 def probe(
     model: nn.Module, run: Callable[[], object], batch: int, sums: Sums = "plain"
 ) -> tuple[list[CallRecord], Tape]:
-    """Run the model once (``run`` calls it); gives a record of each module call, in order of entry, and the dataflow."""
+    """Run the model once (``run`` calls it): a record of each module call, in order of entry, and all operations."""
     mode = _Probe(batch, sums)
     with ExitStack() as stack:
         for name, module in model.named_modules():
