@@ -5,6 +5,8 @@ And networks that look as if they had some and have none: those stay operable.
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -114,7 +116,7 @@ class AroundEverything(Network):
 class KeepingBlock(Block):
     """Adds what an earlier block left in an attribute."""
 
-    kept: list[Tensor] = []
+    kept: ClassVar[list[Tensor]] = []
 
     def forward(self, x: Tensor) -> Tensor:
         out = super().forward(x)

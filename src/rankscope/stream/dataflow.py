@@ -111,7 +111,7 @@ class Edge:
     tokens: tuple[int, ...]
 
 
-class Tape(TorchDispatchMode):
+class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Writes down the operations of everything that runs while it is on.
 
     Attributes:
@@ -120,7 +120,7 @@ class Tape(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.events: list[Op | Edge] = []
         self.inputs: set[int] = set()
         self._values = 0
@@ -226,6 +226,7 @@ class Tape(TorchDispatchMode):
         )
         tokens = tuple(made[0].shape[:-1])
         module = self._modules[-1][0] if self._modules else ""
+        written_as = _written_as(call, name)
         self.events.append(
             Op(
                 kind,
@@ -238,10 +239,10 @@ class Tape(TorchDispatchMode):
                 statistic,
                 in_norm,
                 adds,
-                _written_as(call, name),
+                written_as,
                 module,
                 tokens,
-            )  # fmt: skip
+            )
         )
 
     def _others(self, target: Tensor) -> list[Tensor]:
@@ -324,9 +325,6 @@ def _memory_of(tensor: Tensor) -> int | None:
 def _written_as(func: Callable[..., Any] | None, name: str) -> str:
     """The operation in the words of the model's author."""
     own = getattr(func, "__name__", "")
-    if not own or own in ("wrapper", "fn"):
+    if not own or own.startswith("_"):
         return f"torch.ops.aten.{name}"
-    return {"__add__": "+", "__radd__": "+", "__iadd__": "+=", "__sub__": "-", "__rsub__": "-", "__isub__": "-=",
-            "__mul__": "*", "__rmul__": "*", "__imul__": "*=", "__getitem__": "[...]", "__setitem__": "[...] ="}.get(
-        own, f"torch.{own}" if hasattr(torch, own) else own
-    )  # fmt: skip
+    return f"torch.{own}" if hasattr(torch, own) else own

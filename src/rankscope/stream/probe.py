@@ -34,7 +34,7 @@ from rankscope.stream.origins import CROSS_NAME, CallRecord, ProbeFrame
 def probe(
     model: nn.Module, run: Callable[[], object], batch: int, stream: Stream | None = None, sums: Sums = "plain"
 ) -> tuple[list[CallRecord], Tape]:
-    """Run the model once (``run`` calls it); gives a record of each module call, in order of entry, and the dataflow."""
+    """Run the model once (``run`` calls it): a record of each module call, in order of entry, and all operations."""
     mode = _Probe(batch, stream, sums)
     with ExitStack() as stack:
         for name, module in model.named_modules():

@@ -25,12 +25,12 @@ def check_operable(operation: Operation, view: ModelView) -> None:
     }
     if {operation.attention_skip, operation.mlp_skip} != {1.0}:
         check_carries(view, "a gain on the skips", operation)
-    if operation.mlp == "drop":
-        _check_inside(operation, view)
     if operation.norm != "keep":
         _check_own_norms(operation, view)
     for where, plan in meant.items():
         _check_block(operation, where, plan)
+    if operation.mlp == "drop":
+        _check_inside(operation, view)
     if operation.norm != "keep" and not any(plan.has_norm for plan in meant.values()):
         raise UnsupportedOperationError(f"norm={operation.norm!r}: no block meant has a norm of its own.")
     if operation.mlp == "drop" and not any({"mlp", "both"} & set(plan.skips) for plan in meant.values()):
@@ -50,8 +50,8 @@ def _check_changes_something(operation: Operation, meant: Mapping[str, BlockPlan
         places = list(meant)
         blocks = places[0] if len(places) == 1 else f"{places[0]} to {places[-1]}"
         raise UnsupportedOperationError(
-            f"This gain on skips would change nothing: {blocks} of this model have no skip it applies to, neither a sum "
-            "nor any other way around a block. Leave it out: the model already runs without these skips."
+            f"This gain on skips would change nothing: {blocks} have no skip it applies to, neither a sum "
+            "nor any other way around a block. Leave it out: the model already runs without such skips."
         )
 
 
