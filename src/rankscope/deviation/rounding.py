@@ -51,7 +51,7 @@ def moved(values: Tensor, *lost: Tensor) -> Tensor:
     for part in lost:
         mixed = (part if part.dtype == torch.int64 else _mixed(part)) + mixed * _FACTORS[1]
     sign = (mixed ^ (mixed >> 31)) * _FACTORS[1] >> 63  # -1 or 0
-    return torch.add(values, values * (2 * sign + 1), alpha=_BY)
+    return values * (1 + _BY * (2 * sign + 1).double())
 
 
 def fingerprint(values: Tensor, dim: int) -> Tensor:

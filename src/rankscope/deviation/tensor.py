@@ -234,4 +234,4 @@ def _split(values: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor]:
         return torch.full(one_row, math.nan, dtype=values.dtype, device=values.device), values
     first = rows[0].reshape(one_row)
     off = (rows - rows[0]).mean(dim=0).reshape(one_row)
-    return first + off, (values - first) - off
+    return first + off, added(-off.expand(values.shape), values - first, 0.0)

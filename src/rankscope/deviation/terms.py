@@ -20,6 +20,9 @@ _NEAR = 8.0
 # So many terms of one shape are kept: what attention under a mask leaves of first, second and third order, and one more.
 _ORDERS = 4
 
+# Terms whose numbers are all smaller than this get the rest of it in their scale.
+_SMALL = 1e-3
+
 
 class Term(NamedTuple):
     """``e^{log_scale} values``; axes along which it is constant have size 1."""
@@ -120,9 +123,18 @@ def added(large: Tensor, small: Tensor, log_factor: float) -> Tensor:
     if not are_moved():
         return large if factor == 0.0 else torch.add(large, small, alpha=factor)
     out = torch.add(large, small, alpha=factor)
-    # The movement looks at what was rounded away; where nothing was, sums of equal numbers stay equal.
-    lost = torch.where(out - large == small * factor, 0.0, small) if factor != 0.0 else small.expand(out.shape)
-    return moved(out, lost)
+    # The movement looks at both parts where one was rounded; where none was, sums of equal numbers stay equal.
+    part = small * factor
+    whole = (out - large == part) & (out - part == large) & (factor != 0.0)
+    return moved(out, *(torch.where(whole, 0.0, lost) for lost in (large, small)))
+
+
+def normalised(term: Term) -> Term:
+    """The same term with numbers of order one, if they are all small: scales are compared where terms meet."""
+    size = float(term.values.abs().max()) if term.values.numel() else 0.0
+    if not 0.0 < size < _SMALL:
+        return term
+    return Term(term.log_scale + math.log(size), term.values / size)
 
 
 def one_row(base: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from rankscope.deviation.registry import refuse, rule
 from rankscope.deviation.rounding import are_moved, fingerprint, moved, product_fingerprint
 from rankscope.deviation.rules.arithmetic import add, mul
 from rankscope.deviation.tensor import Deviation
-from rankscope.deviation.terms import Term, broadcast, common_parts, gathered
+from rankscope.deviation.terms import Term, broadcast, common_parts, gathered, normalised
 
 aten = torch.ops.aten
 
@@ -38,8 +38,10 @@ def product(a: Any, b: Any) -> Deviation:
     elif not isinstance(a, Deviation):
         a = Deviation(a.double())
     shape = (*broadcast(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
-    base, terms = _parts(a, b)
-    return Deviation(*_common_rows(base, terms), shape)
+    base, terms = _common_rows(*_parts(a, b))
+    if a.null_axis is not None:
+        terms = [normalised(term) for term in terms]
+    return Deviation(base, gathered(terms), shape)
 
 
 def _rows_through(x: Deviation, weight: Tensor) -> Deviation:
@@ -81,7 +83,7 @@ def _parts(a: Deviation, b: Deviation) -> tuple[Tensor, list[Term]]:
     for t, v in b.terms:
         if not (b_null and a.base.shape[-1] == 1 < inner):
             terms.append(Term(t, _through_base(a, v, inner)))
-    return base, list(gathered(terms))
+    return base, terms
 
 
 def _through_base(a: Deviation, v: Tensor, inner: int, right_sum: float | None = None) -> Tensor:

@@ -25,7 +25,7 @@ from rankscope.deviation.rounding import are_moved, fingerprint, moved
 from rankscope.deviation.rules.activations import largest
 from rankscope.deviation.rules.arithmetic import relative_expm1
 from rankscope.deviation.tensor import Deviation
-from rankscope.deviation.terms import APART, Term, added, broadcast, by_scale, exp
+from rankscope.deviation.terms import APART, Term, added, broadcast, by_scale, exp, normalised
 
 aten = torch.ops.aten
 
@@ -130,7 +130,7 @@ def _departure(common: Tensor, scale: float, E: Tensor, total: Tensor, axis: int
     if are_moved():
         # Weights near 1 that differ by less than their last digit are told apart by the scores they came from.
         D = moved(D, fingerprint(torch.where(total == -torch.inf, 0.0, total), axis))
-    return [Term(scale + unit, D.scatter(axis, pivot, -D.sum(dim=axis, keepdim=True)))]
+    return [normalised(Term(scale + unit, D.scatter(axis, pivot, -D.sum(dim=axis, keepdim=True))))]
 
 
 def _unit(*log_weights: Tensor) -> float:
