@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mpmath import mp
 
 from rankscope._types import Status
 from rankscope.linalg.attention import AttentionMatrix
@@ -21,6 +22,7 @@ from rankscope.metrics import (
     Invariance,
     evaluate,
 )
+from tests.reference.metrics import REFERENCE, exact_rows
 
 FLOOR = float_floor(torch.float64)
 TOKEN = [name for name in METRICS if METRICS[name].side == "tokens"]
@@ -160,6 +162,63 @@ def test_one_token_has_a_value_only_where_declared(name: str) -> None:
     spec = METRICS[name]
     reading = evaluate([spec], Tokens(gaussian(0, 1, 3)), FLOOR)
     assert STATUS[int(reading.statuses)] is (Status.OK if spec.least_count == 1 else Status.UNDEFINED)
+
+
+def _sized(*sizes: float) -> torch.Tensor:
+    """Gaussian tokens, each as large as asked."""
+    return gaussian(11, len(sizes), 4) * torch.tensor(sizes, dtype=torch.float64)[:, None]
+
+
+EXTREME = {
+    "one nonzero token": _sized(0.0, 0.0, 3.0, 0.0, 0.0),
+    "one nonzero token, irrational": _sized(0.0, 0.1, 0.0),
+    "two nonzero tokens": _sized(0.0, 1.0, 0.0, 2.0),
+    "one nonzero of two tokens": _sized(0.0, 1.0),
+    "one token": _sized(1.0),
+    "one zero token": _sized(0.0),
+    "two tokens": _sized(1.0, 1.0),
+    "two equal tokens": _sized(1.0, 1.0)[:1].expand(2, 4),
+    "two opposite tokens": torch.cat([_sized(1.0), -_sized(1.0)]),
+    "no tokens": _sized(),
+    "all zero": _sized(0.0, 0.0, 0.0),
+    "1e-170 beside 1": _sized(1.0, 1e-170, 1.0, 1e-170, 1e-170),
+    "1e-160 beside 1": _sized(1e-160, 1.0, 1e-162),
+    "one of size 1, others 1e-200": _sized(1e-200, 1.0, 1e-200, 1e-200),
+    "denormal beside 1": _sized(1.0, 1e-310, 3e-311, 1.0),
+    "1e-170 beside 1e170": _sized(1e-170, 1e170, 1e-170),
+    "1e-170 beside 1e200": _sized(1e-170, 1e200, 1e-170),
+    "1e12 beside 1": _sized(1.0, 1e12, 1.0, 1.0),
+    "all 1e-170": _sized(1e-170, 1e-170, 1e-170),
+    "all denormal": _sized(1e-310, 1e-310, 1e-310),
+    "all 1e300": _sized(1e300, 1e300, 1e300),
+    "all nearly the largest": _sized(1e307, 1e307, 1e307),
+    "one channel": _sized(1.0, 2.0, 3.0)[:, :1],
+    "one channel of 1e-170 beside 1": _sized(1.0, 1e-170, 2.0)[:, :1],
+    "a direction of 1e-15": gaussian(12, 5, 4) @ torch.diag(torch.tensor([1.0, 1.0, 1.0, 1e-15]).double()),
+    "a direction of 1e-12": gaussian(12, 5, 4) @ torch.diag(torch.tensor([1.0, 1.0, 1.0, 1e-12]).double()),
+    "equal to 1e-14": gaussian(13, 1, 4) + 1e-14 * gaussian(14, 6, 4),
+}
+
+
+@pytest.mark.parametrize("name", TOKEN)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("case", EXTREME)
+def test_at_extremes_a_value_is_right_or_marked(case: str, dtype: torch.dtype, name: str) -> None:
+    """Within 1e-9 of the value or the range (float32 and least singular values: 1e-6), or marked."""
+    spec, x = METRICS[name], EXTREME[case].to(dtype)
+    if not torch.isfinite(x).all():
+        return
+    reading = evaluate([spec], Tokens(x), float_floor(dtype))
+    status, got = STATUS[int(reading.statuses)], float(reading.values)
+    assert status is not Status.NOT_FINITE, "every entry is finite, and so is what is made of them"
+    if status not in {Status.OK, Status.ESTIMATE}:
+        return
+    with mp.workdps(700 if spec.needs == "spectrum" else 1200):
+        want = REFERENCE[name](exact_rows(x))
+        size = abs(want) if name in ABSOLUTE or spec.floors_itself else max(1, abs(want))
+        few = spec.floors_itself or dtype is torch.float32  # a float64 Gram matrix is as good as float32 input
+        near = 0.25 if status is Status.ESTIMATE else 1e-6 if few else 1e-9
+        assert abs(got - want) <= near * size
 
 
 @pytest.mark.parametrize("name", TOKEN)

@@ -62,6 +62,8 @@ def midrange(ordered):
 
 
 def mean_cosine(rows: Rows):
+    """Zero tokens have no direction."""
+    rows = [row for row in rows if any(row)]
     pairs = list(permutations(rows, 2))
     return sum(dot(a, b) / mp.sqrt(dot(a, a) * dot(b, b)) for a, b in pairs) / len(pairs)
 

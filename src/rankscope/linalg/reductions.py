@@ -11,9 +11,14 @@ from torch import Tensor
 
 from rankscope.linalg import centring
 from rankscope.linalg.centring import Mean, Piece
+from rankscope.linalg.precision import power_of_two_below
 
 if TYPE_CHECKING:
     from rankscope.linalg.tokens import Tokens
+
+
+# A sum of squares below this has lost digits to underflow. Only float64 tokens can be so small and not be zero.
+_LEAST_ENERGY = 2.0**-960
 
 
 @dataclass(frozen=True)
@@ -90,12 +95,13 @@ def _sums_of_piece(piece: Piece) -> NormSums:
     X = piece.X
     S = torch.mul(X, X, out=piece.spare)
     row_energy, channel = S.sum(-1), S.sum(-2)
-    direction = _sum_of_directions(X, row_energy)
+    wide = piece.mean.tail is not None
+    direction = _sum_of_directions(X, row_energy, wide=wide)
     A = torch.abs(X, out=piece.spare)
     column, row = A.sum(-2), A.sum(-1)
     C = piece.centre_()
     centred_row_energy = torch.linalg.vector_norm(C, dim=-1).square_()
-    centred_direction = _sum_of_directions(C, centred_row_energy)
+    centred_direction = _sum_of_directions(C, centred_row_energy, wide=wide)
     C.abs_()
     return NormSums(
         piece.mean,
@@ -136,6 +142,13 @@ def column_median_deviation(tokens: Tokens) -> Float[Tensor, "sequences dim"]:
     return found
 
 
-def _sum_of_directions(X: Tensor, row_energy: Tensor) -> Tensor:
-    weight = row_energy.rsqrt().nan_to_num_(nan=torch.nan, posinf=0.0)
-    return torch.bmm(weight.unsqueeze(-2), X).squeeze(-2)
+def _sum_of_directions(X: Tensor, row_energy: Tensor, *, wide: bool) -> Tensor:
+    tiny = row_energy < _LEAST_ENERGY
+    weight = row_energy.rsqrt().masked_fill_(tiny, 0.0)
+    total = torch.bmm(weight.unsqueeze(-2), X).squeeze(-2)
+    if wide and bool(tiny.any()):
+        rows = torch.where(tiny.unsqueeze(-1), X, 0.0)
+        rows = rows / power_of_two_below(rows.abs().amax(-1, keepdim=True))
+        # A zero row is 0/0 here and has no direction.
+        total += (rows / torch.linalg.vector_norm(rows, dim=-1, keepdim=True)).nan_to_num_(nan=0.0).sum(-2)
+    return total

@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
+from rankscope.linalg.precision import is_wide
+
 # A singular value of 1e-2 of the largest keeps 12 of 16 digits through a float64 Gram matrix: the error is eps/ratio^2.
 _KEPT_IN_GRAM = 1e-2
 
@@ -43,6 +45,12 @@ def is_lost_in_gram(singular_values: Tensor, rank: Tensor) -> Tensor:
     """Which spectra of a stack (largest first, ``rank`` of them not zero by shape) reach too low for a Gram matrix."""
     last = (rank.to(torch.int64) - 1).clamp_min(0).unsqueeze(-1)
     return singular_values.gather(-1, last).squeeze(-1) < _KEPT_IN_GRAM * singular_values[..., 0]
+
+
+def least_with_six_digits(dtype: torch.dtype) -> float:
+    """Ratio to the largest below which a singular value of this format has fewer than six digits here."""
+    known = 4 * torch.finfo(torch.float64).eps / 1e-6
+    return known if is_wide(dtype) else known**0.5
 
 
 def direct_singular_values(matrix: Tensor, otherwise: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from functools import cached_property
 
@@ -48,7 +49,8 @@ class Tokens:
         self.batch_shape = tuple(x.shape[:-2])
         self.device = float64_home(x)
         self.dtype = x.dtype
-        self._x = x.detach().reshape(-1, *x.shape[-2:]) if x.ndim != 3 else x.detach()
+        sequences = math.prod(self.batch_shape)  # not -1, which is ambiguous without tokens
+        self._x = x.detach().reshape(sequences, *x.shape[-2:]) if x.ndim != 3 else x.detach()
         self.sequences, self.tokens, self.dim = self._x.shape
         self.fewest = self.tokens if keep is None else 0
         self._drop = None if keep is None else ~keep.detach().to(self.device).reshape(-1, self.tokens)
@@ -81,6 +83,12 @@ class Tokens:
     def finite(self) -> Bool[Tensor, " sequences"]:
         """Whether every entry that counts is a finite number."""
         return torch.isfinite(self.energies.row.sum(-1))
+
+    @cached_property
+    def directed(self) -> Float[Tensor, " sequences"]:
+        """Number of tokens that are not zero, and so have a direction."""
+        nonzero = (self._x != 0).any(-1).to(self.device)
+        return (nonzero if self._drop is None else nonzero & ~self._drop).sum(-1).double()
 
     @cached_property
     def relative_deviation(self) -> Float[Tensor, " sequences"]:

@@ -12,6 +12,7 @@ from torch import Tensor
 from rankscope._errors import InputError
 from rankscope._types import Status
 from rankscope.linalg.attention_view import AttentionView
+from rankscope.linalg.spectrum import least_with_six_digits
 from rankscope.linalg.tokens import Tokens
 from rankscope.metrics._spec import MetricSpec
 
@@ -80,6 +81,9 @@ def _statuses(specs: Sequence[MetricSpec], values: Tensor, view: Tokens | Attent
         statuses.masked_fill_(
             declared([spec.needs == "spectrum" for spec in specs]) & estimated, _CODE[Status.ESTIMATE]
         )
+    if isinstance(view, Tokens):
+        few_digits = floors_itself & (values < least_with_six_digits(view.dtype))
+        statuses.masked_fill_(few_digits, _CODE[Status.ESTIMATE])
     statuses.masked_fill_(at_floor, _CODE[Status.FLOOR])
     statuses.masked_fill_(torch.isnan(values), _CODE[Status.UNDEFINED])
     return statuses.masked_fill_(~finite | torch.isinf(values), _CODE[Status.NOT_FINITE])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from torch import Tensor
 
 from rankscope._citations import Cite
@@ -22,7 +24,8 @@ def mean_cosine(tokens: Tokens) -> Tensor:
     r"""Mean cosine of pairs of different tokens, :math:`(\|\sum_i u_i\|^2 - n) / (n(n-1))`, :math:`u_i = x_i/\|x_i\|`.
 
     **Exact**, without any pair. 1 when all tokens point the same way, 0 for random directions, at least
-    :math:`-1/(n-1)`. Zero tokens have no direction and are left out; undefined with fewer than two others. A common
+    :math:`-1/(n-1)`. Zero tokens have no direction and are left out; undefined with fewer than two others, and if a
+    token is so much smaller than the largest (2^1022) that float64 cannot hold both. A common
     offset raises it without any collapse: read ``centred_mean_cosine`` beside it.
 
     Example:
@@ -30,7 +33,10 @@ def mean_cosine(tokens: Tokens) -> Tensor:
         >>> mean_cosine(torch.tensor([[1.0, 0.0], [0.0, 3.0]])).item()
         0.0
     """
-    return _mean_over_pairs(tokens.linear_sums.direction, tokens.energies.row)
+    sums = tokens.linear_sums
+    mean = _mean_over_pairs(sums.direction, sums.row)
+    # Beside a token 2^1022 times its size another is zero in every unit, and its direction is lost.
+    return mean.masked_fill((sums.row > 0).sum(-1) != tokens.directed, math.nan)
 
 
 @token_metric(
@@ -54,9 +60,9 @@ def centred_mean_cosine(tokens: Tokens) -> Tensor:
         >>> centred_mean_cosine(torch.tensor([[3.0, 5.0], [3.0, 7.0]])).item()
         -1.0
     """
-    return _mean_over_pairs(tokens.linear_sums.centred_direction, tokens.energies.centred_row)
+    return _mean_over_pairs(tokens.linear_sums.centred_direction, tokens.linear_sums.centred_row)
 
 
-def _mean_over_pairs(unit_sum: Tensor, row_energy: Tensor) -> Tensor:
-    n = (row_energy > 0).sum(-1)
-    return (unit_sum.square().sum(-1) - n) / (n * (n - 1))
+def _mean_over_pairs(unit_sum: Tensor, row_sum: Tensor) -> Tensor:
+    n = (row_sum > 0).sum(-1)
+    return ((unit_sum.square().sum(-1) - n) / (n * (n - 1))).masked_fill(n < 2, math.nan)

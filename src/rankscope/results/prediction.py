@@ -73,7 +73,13 @@ class OracleAnswer:
 
 
 def predicted_sentence(
-    name: str, depth: int, kind: CollapseName, factor: float, agreement: Agreement, final: tuple[float, float]
+    name: str,
+    depth: int,
+    kind: CollapseName,
+    factor: float,
+    agreement: Agreement,
+    final: float,
+    interval: tuple[float, float],
 ) -> str:
     """One sentence: does it collapse, how, and when do tokens agree.
 
@@ -83,10 +89,14 @@ def predicted_sentence(
         kind: its class.
         factor: late factor per block.
         agreement: depth of agreement.
-        final: mean and spread of log10 of the relative residual after the last block.
+        final: mean of log10 of the relative residual after the last block.
+        interval: what holds it in 95% of initialisations; nan where that is not known.
     """
+    cubing = final <= math.log10(agreement.level)
     words = {
-        "order 3": "Order 3: each block cubes what tokens differ by",
+        "order 3": "Order 3: each block cubes what tokens differ by"
+        if cubing
+        else "Order 3 once tokens nearly agree, which they do not within its blocks",
         "order 1": f"Order 1: each block multiplies what tokens differ by, late by {factor:.4g}",
         "slower than exponential": f"Slower than exponential: the factor, {factor:.4g} per block at last, tends to 1",
         "no collapse": f"No collapse: late factor {factor:.4g} per block",
@@ -102,10 +112,14 @@ def predicted_sentence(
         when = (
             f"tokens agree to {agreement.level:g} at depth {agreement.depth:.1f}{spread}, {inside} its {depth} blocks"
         )
-    return f"{words}; {when}. After block {depth} the relative residual is {_power(final[0])}."
+    low, high = interval
+    within = "" if math.isnan(low) else f" ({_power(low)} to {_power(min(0.0, high))} in 95% of initialisations)"
+    return f"{words}; {when}. After block {depth} the relative residual is {_power(final)}{within}."
 
 
 def _power(log10: float) -> str:
+    if log10 == -math.inf:
+        return "0"
     return f"{10**log10:.3g}" if log10 > -4 else f"10^{log10:.1f}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -29,9 +30,12 @@ from rankscope.theory.oracles._spec import consulted
 from rankscope.verbs.origin import exact_floors
 from rankscope.verbs.phase_map import axis_of, phase_map
 from rankscope.verbs.sampled_design import (
+    Estimate,
     Followed,
+    affordable_tokens,
     agreement_of,
     crossing,
+    estimate,
     follow_seeds,
     late_factor,
     visible_in,
@@ -39,7 +43,7 @@ from rankscope.verbs.sampled_design import (
 
 METRIC = "log10_relative_residual"
 SAMPLED = "sampled"
-MOST_TOKENS = 64
+EXTRAPOLATED = "extrapolated"
 MOST_BLOCKS = 256
 ORACLE_BLOCKS = 4000
 ROUNDING = 1e-9
@@ -69,7 +73,9 @@ def predict(
         design: a ``Design``, a preset (``"bert-base"``), a ``config.json`` or a folder that holds one.
         changes: other values for parts of the design, e.g. ``{"depth": 48, "skip_gain": 0.0}``; see ``Design.changed``.
         seeds: how many initialisations to sample.
-        tokens: context length; by default that of the design, of which at most 64 tokens are sampled.
+        tokens: context length to sample in full; by default that of the design, of which fewer tokens are sampled if
+            all of them would take minutes. Numbers are then extrapolated from two sample sizes, and their intervals
+            include the error of that.
         most_blocks: how far to follow tokens that do not agree within the design's depth; by default twice the depth
             and, unless pre-norm holds them apart, at least 256.
         map: two parameters, e.g. ``("skip_gain", "depth=1:64:16")``, over which to map the relative residual.
@@ -77,11 +83,13 @@ def predict(
         progress: show a progress bar.
 
     Returns:
-        Rows of ``log10_relative_residual`` with the further column ``curve``: ``sampled`` (one sequence per seed) and
-        the oracles. ``extra`` holds ``design``, ``class``, ``agreement``, ``oracles`` and ``map``.
+        Rows of ``log10_relative_residual`` with the further column ``curve``: ``sampled`` (one sequence per seed),
+        ``extrapolated`` if fewer tokens than the context has were sampled, and the oracles. ``extra`` holds ``design``,
+        ``class``, ``agreement``, ``final`` (mean, spread and 95% interval after the last block), ``sampling``,
+        ``oracles`` and ``map``.
 
     Raises:
-        InputError: a design that cannot be.
+        InputError: a design that cannot be, or whose stream overflows or vanishes within its depth.
         UnsupportedConfigError: a family whose initialisation is not described.
 
     Example:
@@ -93,20 +101,31 @@ def predict(
     name, chosen, notes = _read(design, tokens, changes or {})
     if seeds < 1:
         raise InputError(f"{seeds} seeds were asked for. Expected one or more.")
-    sampled_tokens = chosen.tokens if tokens is not None else min(chosen.tokens, MOST_TOKENS)
-    if sampled_tokens < chosen.tokens:
-        notes += (f"Sampled on {sampled_tokens} of the {chosen.tokens} tokens of the context; give tokens for more.",)
     furthest = max(chosen.depth, _far(chosen) if most_blocks is None else most_blocks)
+    expected = chosen.depth if _is_cubic(chosen, chosen.tokens) else furthest
+    sampled_tokens = chosen.tokens if tokens is not None else affordable_tokens(chosen, seeds, expected)
     numbers = range(seed, seed + seeds)
     runs = follow_seeds(chosen, numbers, sampled_tokens, chosen.depth, furthest, progress=progress)
+    fewer, doublings = None, 0.0
+    if sampled_tokens < chosen.tokens:
+        half = math.ceil(sampled_tokens / 2)
+        fewer = follow_seeds(chosen, numbers, half, chosen.depth, furthest, progress=progress)
+        doublings = math.log2(chosen.tokens / sampled_tokens)
+        notes += (
+            f"Sampled on {sampled_tokens} of the {chosen.tokens} tokens of the context, and extrapolated from {half} "
+            f"and {sampled_tokens}; the intervals include the error of that. tokens={chosen.tokens} samples all.",
+        )
     answers = consulted(chosen, sampled_tokens, ORACLE_BLOCKS)
-    agreement = agreement_of(runs)
+    agreement = agreement_of(runs, fewer=fewer, doublings=doublings)
     kind, factor, reason = _class_of(chosen, sampled_tokens, runs, answers)
-    final = _final(runs, chosen.depth)
+    curve = [_estimate_at(place, runs, fewer, doublings) for place in range(chosen.depth + 1)]
+    final = curve[-1]
     extra = {
         "design": {"name": name, **chosen.to_json()},
         "class": {"name": kind, "factor": factor, "reason": reason},
         "agreement": agreement.to_json(),
+        "final": _facts(final),
+        "sampling": {"tokens": sampled_tokens, "context": chosen.tokens, "is_extrapolated": fewer is not None},
         "oracles": [_with_agreement(answer) for answer in answers],
         "map": None if map is None else _map(chosen, map, sampled_tokens, progress),
     }
@@ -114,9 +133,9 @@ def predict(
         kind="predict",
         provenance=_provenance(name, chosen, seed, seeds, sampled_tokens, time.perf_counter() - started),
         floor=exact_floors("float64"),
-        verdict=predicted_sentence(name, chosen.depth, kind, factor, agreement, final),
-        evidence=_evidence(agreement, final, chosen.depth),
-        table=_table(runs, answers),
+        verdict=predicted_sentence(name, chosen.depth, kind, factor, agreement, final.mean, final.interval),
+        evidence=_evidence(agreement, final.mean, chosen.depth),
+        table=_table(runs, answers, None if fewer is None else [place.mean for place in curve]),
         notes=notes,
         extra=extra,
     )
@@ -150,11 +169,14 @@ def _is_slowing(design: Design) -> bool:
     return design.norm_place == "pre" and design.attention_skip >= 1
 
 
+def _is_cubic(design: Design, tokens: int) -> bool:
+    return visible_in(design, tokens) is None and design.is_position_free and design.attention_skip == 0
+
+
 def _class_of(
     design: Design, tokens: int, runs: Sequence[Followed], answers: Sequence[OracleAnswer]
 ) -> tuple[CollapseName, float, str]:
-    complete = visible_in(design, tokens) is None
-    if complete and design.is_position_free and design.attention_skip == 0:
+    if _is_cubic(design, tokens):
         return (
             "order 3",
             math.nan,
@@ -196,13 +218,24 @@ def _map(design: Design, names: tuple[str, str], tokens: int, progress: bool) ->
     return phase_map(design, first, second, tokens, progress=progress)
 
 
-def _final(runs: Sequence[Followed], depth: int) -> tuple[float, float]:
-    values = np.array([run.log10_relative[min(depth, len(run.log10_relative) - 1)] for run in runs])
-    return float(values.mean()), float(values.std(ddof=1)) if len(values) > 1 else math.nan
+def _estimate_at(place: int, runs: Sequence[Followed], fewer: Sequence[Followed] | None, doublings: float) -> Estimate:
+    """The relative residual after so many blocks, which no token set exceeds 1 in."""
+
+    def values(of: Sequence[Followed]) -> np.ndarray:
+        return np.array([run.log10_relative[min(place, len(run.log10_relative) - 1)] for run in of])
+
+    found = estimate(values(runs), None if fewer is None else values(fewer), doublings)
+    return dataclasses.replace(found, mean=min(0.0, found.mean))
 
 
-def _evidence(agreement: Agreement, final: tuple[float, float], depth: int) -> tuple[dict[str, Any], ...]:
-    found: list[dict[str, Any]] = [{"metric": METRIC, "site": "block.out", "layer": depth - 1, "value": final[0]}]
+def _facts(final: Estimate) -> dict[str, Any]:
+    low, high = final.interval
+    facts = {"mean": final.mean, "spread": final.spread, "extrapolation": final.extrapolation, "low": low, "high": high}
+    return {name: value if math.isfinite(value) else None for name, value in facts.items()}
+
+
+def _evidence(agreement: Agreement, final: float, depth: int) -> tuple[dict[str, Any], ...]:
+    found: list[dict[str, Any]] = [{"metric": METRIC, "site": "block.out", "layer": depth - 1, "value": final}]
     if agreement.depth is not None:
         found.append(
             {"metric": "agreement_depth", "site": "block.out", "layer": agreement.block, "value": agreement.depth}
@@ -210,11 +243,13 @@ def _evidence(agreement: Agreement, final: tuple[float, float], depth: int) -> t
     return tuple(found)
 
 
-def _table(runs: Sequence[Followed], answers: Sequence[OracleAnswer]) -> Any:
+def _table(runs: Sequence[Followed], answers: Sequence[OracleAnswer], extrapolated: Sequence[float] | None) -> Any:
     writer = RowWriter(coordinates=("curve",))
     longest = max(len(run.log10_relative) for run in runs)
     for number, run in enumerate(runs):
         _add_curve(writer, SAMPLED, number, run.log10_relative)
+    if extrapolated is not None:
+        _add_curve(writer, EXTRAPOLATED, 0, extrapolated)
     for name, curve in curve_rows(answers).items():
         _add_curve(writer, name, 0, curve[:longest])
     return writer.table()

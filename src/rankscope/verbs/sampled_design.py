@@ -21,6 +21,10 @@ from rankscope.theory.designs.sampling import Sampler, span_of_rows
 
 Floats = NDArray[np.float64]
 LOG10 = math.log(10)
+LEAST_TOKENS = 64
+"""Tokens that are always sampled, if the context has as many."""
+MOST_WORK = 1e11
+"""Multiplications of one prediction, above which fewer tokens than those of the context are sampled: 10 to 20 s."""
 PLAIN = 1e-4
 """Relative residual down to which plain float64 has all the digits one can want, and is quicker."""
 
@@ -65,12 +69,105 @@ def follow(design: Design, seed: int, tokens: int, blocks: int, most_blocks: int
         x: Tensor = sampler.tokens(tokens)
         for block in range(most_blocks + 1):
             x, log_relative = _read(x)
+            if math.isnan(log_relative):
+                if block <= blocks:
+                    raise InputError(_no_residual(x, block, design))
+                break
             logs.append(log_relative)
-            if not math.isfinite(log_relative) or (block >= blocks and log_relative <= math.log10(AGREEMENT)):
+            if log_relative == -math.inf or (block >= blocks and log_relative <= math.log10(AGREEMENT)):
                 break
             if block < most_blocks:
                 x = sampler.block(x)
     return Followed(np.array(logs))
+
+
+def _no_residual(x: Tensor, block: int, design: Design) -> str:
+    if not float(torch.linalg.vector_norm(x.base if isinstance(x, Deviation) else x)):
+        return (
+            f"After block {block} of the design every token is zero, and a relative residual has no meaning. Give "
+            "values or a skip a size other than 0 (value_std, output_std, skip_gain)."
+        )
+    return (
+        f"The tokens of the design leave the range of float64 in block {block} of {design.depth}: it has norm="
+        f"{design.norm!r}, and its stream grows in every block. Give it a norm, or a smaller branch_scale or "
+        "weight_std."
+    )
+
+
+def affordable_tokens(design: Design, seeds: int, blocks: int) -> int:
+    """The tokens of the design, halved until so many seeds and blocks of them are affordable; at least 64 of them."""
+    tokens = design.tokens
+    while tokens > LEAST_TOKENS and seeds * blocks * _work(design, tokens) > MOST_WORK:
+        tokens = max(LEAST_TOKENS, math.ceil(tokens / 2))
+    return tokens
+
+
+def _work(design: Design, tokens: int) -> float:
+    """Multiplications of one block: what matrices do to tokens, bases, scores and their exponentials."""
+    rank = min(tokens, design.width)
+    inner = design.heads * design.head_dim
+    maps = tokens * rank * (inner + 2 * design.kv_heads * design.head_dim + 2 * design.width + 2 * design.mlp_width)
+    bases = 2 * rank**2 * (2 * design.width + inner + design.mlp_width)
+    return maps + bases + tokens**2 * (2 * inner + 20 * design.heads)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A number of a design at its own context length, over initialisations.
+
+    Attributes:
+        mean: over seeds, extrapolated where fewer tokens were sampled.
+        spread: standard deviation over seeds; nan with one seed.
+        extrapolation: by how much the mean may be off because fewer tokens were sampled; 0 if all were.
+        seeds: how many.
+    """
+
+    mean: float
+    spread: float
+    extrapolation: float
+    seeds: int
+
+    @property
+    def plus_minus(self) -> float:
+        """Spread over seeds and extrapolation together; nan with one seed."""
+        return math.hypot(self.spread, self.extrapolation)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """What holds one more initialisation with 95%: Student's t over seeds, and twice the extrapolation error."""
+        if self.seeds < 2 or math.isnan(self.spread):
+            return math.nan, math.nan
+        over_seeds = _student(self.seeds - 1) * self.spread * math.sqrt(1 + 1 / self.seeds)
+        half = math.hypot(over_seeds, 2 * self.extrapolation)
+        return self.mean - half, self.mean + half
+
+
+def estimate(values: Floats, fewer: Floats | None = None, doublings: float = 0.0) -> Estimate:
+    """Mean and spread of one value per seed; with ``fewer``, values at half the tokens, extrapolated ``doublings`` on.
+
+    The mean is taken to go on as it did from half the tokens to all that were sampled, in the logarithm of their
+    number. **Heuristic**: the whole of that step, and what it owes to the seeds, counts as its error.
+
+    Example:
+        >>> found = estimate(np.array([-3.0, -3.0]), np.array([-2.0, -2.0]), doublings=2)
+        >>> found.mean, found.extrapolation
+        (-5.0, 2.0)
+    """
+    mean, seeds = float(values.mean()), len(values)
+    if not math.isfinite(mean):
+        return Estimate(mean, math.nan, math.nan, seeds)
+    spread = float(values.std(ddof=1)) if seeds > 1 else math.nan
+    if fewer is None or doublings == 0:
+        return Estimate(mean, spread, 0.0, seeds)
+    step = mean - float(fewer.mean())
+    noise = math.sqrt((values.var(ddof=1) + fewer.var(ddof=1)) / seeds) if seeds > 1 else 0.0
+    return Estimate(mean + doublings * step, spread, doublings * (abs(step) + noise), seeds)
+
+
+def _student(freedom: int) -> float:
+    """97.5% quantile of Student's t."""
+    exact = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+    return exact[freedom - 1] if freedom <= len(exact) else 1.96 + 2.4 / freedom + 2.8 / freedom**2
 
 
 def follow_seeds(
@@ -91,14 +188,18 @@ def visible_in(design: Design, tokens: int) -> Tensor | None:
 
 
 def _read(x: Tensor) -> tuple[Tensor, float]:
-    """Log10 of the relative residual; tokens that are nearly equal go on in exact arithmetic."""
+    """Log10 of the relative residual; tokens that are nearly equal go on in exact arithmetic.
+
+    NaN where there is none: every token is zero, or their squares leave the range of float64.
+    """
     if not isinstance(x, Deviation):
         relative = float(torch.linalg.vector_norm(x - x.mean(1, keepdim=True)) / torch.linalg.vector_norm(x))
         if relative > PLAIN:
             return x, math.log10(relative)
         x = Deviation.from_tokens(x)
     x = x.recentred()
-    return x, (x.log_residual() - x.log_norm()) / LOG10
+    norm = x.log_norm()
+    return x, (x.log_residual() - norm) / LOG10 if math.isfinite(norm) else math.nan
 
 
 def span_of_either(x: Tensor) -> Tensor:
@@ -113,16 +214,28 @@ def span_of_either(x: Tensor) -> Tensor:
     return basis
 
 
-def agreement_of(runs: Sequence[Followed], level: float = AGREEMENT) -> Agreement:
-    """Depth at which tokens agree, over seeds: mean and spread where all got there, else how many did."""
+def agreement_of(
+    runs: Sequence[Followed],
+    level: float = AGREEMENT,
+    *,
+    fewer: Sequence[Followed] | None = None,
+    doublings: float = 0.0,
+) -> Agreement:
+    """Depth at which tokens agree, over seeds: mean and spread where all got there, else how many did.
+
+    With ``fewer``, runs on half the tokens, it is extrapolated as in :func:`estimate`.
+    """
     depths = np.array([run.depth_at(math.log10(level)) for run in runs])
     reached = np.isfinite(depths)
     followed = min(len(run.log10_relative) - 1 for run in runs)
     if not reached.all():
         return Agreement(level, None, None, None, int(reached.sum()), len(runs), followed)
-    mean = float(depths.mean())
-    spread = float(depths.std(ddof=1)) if len(runs) > 1 else math.nan
-    return Agreement(level, mean, spread, math.ceil(mean), len(runs), len(runs), followed)
+    before = None if fewer is None else np.array([run.depth_at(math.log10(level)) for run in fewer])
+    if before is not None and not np.isfinite(before).all():
+        return Agreement(level, None, None, None, int(reached.sum()), len(runs), followed)
+    found = estimate(depths, before, doublings)
+    mean = max(0.0, found.mean)
+    return Agreement(level, mean, found.plus_minus, math.ceil(mean), len(runs), len(runs), followed)
 
 
 def late_factor(runs: Sequence[Followed]) -> tuple[float, float]:

@@ -17,6 +17,8 @@ from rankscope.theory.designs.design import Design
 from rankscope.theory.oracles._kernels import kernel_of
 from rankscope.theory.oracles._spec import COMPLETE, ORACLES, POSITION_FREE, Assumption, Oracle
 
+_LARGEST_SCORE_STD = 0.5
+
 
 class Moments(NamedTuple):
     """Mean square of an entry, and by how much the mean product of two tokens is smaller."""
@@ -55,7 +57,7 @@ def next_moments(m: Moments, design: Design, tokens: int) -> Moments:
 
 
 def moments(design: Design, tokens: int, blocks: int) -> list[Moments]:
-    """Moments from the first tokens on.
+    """Moments from the first tokens on, as long as scores are small.
 
     Example:
         >>> found = moments(Design(depth=2, width=64, heads=4), 16, 2)
@@ -65,8 +67,15 @@ def moments(design: Design, tokens: int, blocks: int) -> list[Moments]:
     q = 1.0 if design.embedding_norm else design.embedding_std**2
     found = [Moments(q, q * (1 - design.initial_cosine))]
     for _ in range(blocks):
+        if not _scores_are_small(found[-1], design):
+            break
         found.append(next_moments(found[-1], design, tokens))
     return found
+
+
+def _scores_are_small(m: Moments, design: Design) -> bool:
+    """Without a norm a stream that grows leaves the range in which the moments are right, and later that of floats."""
+    return m.q > 0 and design.score_std * _before(m, design).q <= _LARGEST_SCORE_STD
 
 
 def _before(m: Moments, design: Design) -> Moments:
@@ -88,11 +97,16 @@ def _curve(design: Design, tokens: int, blocks: int) -> Sequence[float]:
 
 
 def _has_small_scores(design: Design, tokens: int) -> tuple[bool, float]:
-    return design.score_std <= 0.5, design.score_std
+    return design.score_std <= _LARGEST_SCORE_STD, design.score_std
 
 
 def _is_wide(design: Design, tokens: int) -> tuple[bool, int]:
     return design.width >= 2 * tokens, design.width
+
+
+def _keeps_small_scores(design: Design, tokens: int) -> tuple[bool, int]:
+    covered = len(moments(design, tokens, design.depth)) - 1
+    return covered == design.depth, covered
 
 
 def _starts_normed(design: Design, tokens: int) -> tuple[bool, str]:
@@ -110,6 +124,7 @@ ORACLES.add(
             Assumption("score standard deviation on normed tokens at most 0.5", _has_small_scores),
             Assumption("width at least twice the tokens", _is_wide),
             Assumption("tokens of unit mean square at the start, or normed", _starts_normed),
+            Assumption("scores stay that small through every block", _keeps_small_scores),
         ),
         cites=(),
         curve=_curve,
