@@ -72,7 +72,7 @@ class ExactPasses:
     def by_blocks(self, streaming: Streaming) -> ModelView:
         """All sequences through a block before the next one's weights are read; returns the structure found."""
         identity = ("exact", self._operation, self._prepared.policy, self._stability, self._plain)
-        lanes = 3 + self._stability + self._plain
+        lanes = 5 + 2 * self._stability + self._plain
         walk = streaming.walk(
             self._prepared, identity, blocks=self._blocks, stream=self._stream, lanes=lanes, widened=True
         )
