@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import rankscope as rs
 from tests.hostile import twin as plain
-from tests.hostile.case import READS, case
+from tests.hostile.case import READS, SKIPS, case
 from tests.hostile.parts import DIM, Attention, Block, Mlp, Net
 from tests.hostile.skips import NoSkip
 from tests.hostile.twin import Cut, Twin
+
+CORE = SKIPS | {"doctor", "mlp", "norm", "decompose", "bound"}
+put = partial(case, core=CORE)
 
 
 class LongSkips(Net):
@@ -404,20 +409,20 @@ def around() -> object:
     return rs.Stream(skips="around")
 
 
-case("long_skips", LongSkips, equal=READS)
-case("long_skips_by_cat", LongSkipsByCat, equal=READS)
-case("back_to_the_input", BackToTheInput, equal=READS)
-case("input_as_argument", InputAsArgument, equal=READS)
-case("injected", Injected, equal=READS)
-case("injected_by_cat", InjectedByCat, equal=READS)
-case("bottleneck", Bottleneck, equal=READS)
-case("loop_skip", LoopSkip, equal=frozenset(), declared={"stream": around, "blocks": "blocks.*"})
-case("loop_skips", LoopSkips, equal=frozenset())
-case("loop_skips_alpha", LoopSkipsAlpha, equal=frozenset())
-case("around_two", AroundTwo, equal=frozenset())
-case("around_two_with_own", AroundTwoWithOwn, equal=READS)
-case("embedding_at_the_end", EmbeddingAtTheEnd, equal=READS)
-case("sum_of_all_blocks", SumOfAllBlocks, equal=READS)
-case("value_residual", ValueResidual, equal=READS)
-case("checkpointed", Checkpointed)
-case("attribute_of_the_model", AttributeOfTheModel, equal=READS)
+put("long_skips", LongSkips, equal=READS)
+put("long_skips_by_cat", LongSkipsByCat, equal=READS)
+put("back_to_the_input", BackToTheInput, equal=READS)
+put("input_as_argument", InputAsArgument, equal=READS)
+put("injected", Injected, equal=READS)
+put("injected_by_cat", InjectedByCat, equal=READS)
+put("bottleneck", Bottleneck, equal=READS)
+put("loop_skip", LoopSkip, equal=frozenset(), declared={"stream": around, "blocks": "blocks.*"})
+put("loop_skips", LoopSkips, equal=frozenset())
+put("loop_skips_alpha", LoopSkipsAlpha, equal=frozenset())
+put("around_two", AroundTwo, equal=frozenset())
+put("around_two_with_own", AroundTwoWithOwn, equal=READS)
+put("embedding_at_the_end", EmbeddingAtTheEnd, equal=READS)
+put("sum_of_all_blocks", SumOfAllBlocks, equal=READS)
+put("value_residual", ValueResidual, equal=READS)
+put("checkpointed", Checkpointed)
+put("attribute_of_the_model", AttributeOfTheModel, equal=READS)
