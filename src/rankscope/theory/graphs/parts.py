@@ -164,7 +164,10 @@ def _conditioned(A: Floats) -> Mode:
     values, left, right = eig(A, left=True, right=True)
     cosines = np.abs((left.conj() * right).sum(0)) / (np.linalg.norm(left, axis=0) * np.linalg.norm(right, axis=0))
     size = BACKWARD * math.sqrt(len(A)) * np.finfo(float).eps * np.linalg.norm(A)
-    errors = size / np.maximum(cosines, np.finfo(float).tiny)
+    # Elsner's bound holds where eigenvalues meet and the first order does not
+    norm = np.linalg.norm(A, 2)
+    met = (2 * norm) ** (1 - 1 / len(A)) * size ** (1 / len(A))
+    errors = np.minimum(size / np.maximum(cosines, np.finfo(float).tiny), met)
     moduli = np.abs(values)
     low, high = float(np.maximum(moduli - errors, 0.0).max()), float(np.minimum(moduli + errors, 1.0).max())
     top = float(moduli.max())
