@@ -9,11 +9,7 @@ from torch import Tensor
 
 from rankscope.deviation.registry import refuse
 from rankscope.deviation.tensor import Deviation
-from rankscope.deviation.terms import Term, exp, one_row, summed
-
-# Scales e^10 apart leave twelve of sixteen digits.
-_LOST = 10.0
-
+from rankscope.deviation.terms import LOST, Term, exp, one_row, summed
 
 def merged(x: Deviation) -> Deviation:
     """The same value with one term at most; small terms are rounded in the units of the largest."""
@@ -32,7 +28,8 @@ def joined(x: Deviation) -> Deviation:
     if len(x.terms) < 2:
         return x
     scales = [term.log_scale for term in x.terms]
-    if max(scales) - min(scales) > _LOST and x.base.shape != x.shape:
+    shapes = {term.values.shape for term in x.terms}
+    if max(scales) - min(scales) > LOST and len(shapes) > 1 and x.base.shape != x.shape:
         refuse("a function that is not linear", "it acts on attention scores without positions, before their softmax")
     return merged(x)
 

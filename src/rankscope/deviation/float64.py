@@ -1,17 +1,29 @@
-"""Everything in float64: the model's weights, and what its code casts to narrower formats on the way."""
+"""Everything in float64: the model's weights, and what its code casts to narrower formats on the way.
+
+The function that is followed stays the model's own: constants that depend on the format, such as the epsilon of an
+RMSNorm that was given none, are those of the format the model came in.
+"""
 
 from __future__ import annotations
 
+import functools
+import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from rankscope.models.inputs import Batch
+
 _NARROW = frozenset({torch.float32, torch.float16, torch.bfloat16})
 _CASTS = frozenset({Tensor.float, Tensor.half, Tensor.bfloat16})
+
+_RMS_NORMS = frozenset({torch.rms_norm, torch.nn.functional.rms_norm})
 
 _GROUPED = frozenset(
     function
@@ -35,6 +47,11 @@ class WideArithmetic(TorchFunctionMode):
             return args[0].double()
         if func in _GROUPED and type(args[0]) is Tensor and args[0].dtype == torch.float64:
             return _grouped_product(*args, **kwargs)
+        if func in _RMS_NORMS and _own_format != torch.float64:
+            if len(args) > 3:
+                args = (*args[:3], rms_epsilon(_own_format) if args[3] is None else args[3])
+            elif kwargs.get("eps") is None:
+                kwargs = {**kwargs, "eps": rms_epsilon(_own_format)}
         if any(_is_narrow(value) for value in (*args, *kwargs.values())):
             args = tuple(torch.float64 if _is_narrow(value) else value for value in args)
             kwargs = {name: torch.float64 if _is_narrow(value) else value for name, value in kwargs.items()}
@@ -55,6 +72,40 @@ def _is_narrow(value: object) -> bool:
     return isinstance(value, torch.dtype) and value in _NARROW
 
 
+@functools.cache
+def rms_epsilon(dtype: torch.dtype) -> float:
+    """The epsilon that ``rms_norm`` takes in this format when it is given none; which one depends on the torch."""
+    x = torch.tensor([2.0**-12], dtype=dtype)
+    y = torch.nn.functional.rms_norm(x, (1,))
+    return float(2.0 ** torch.log2((x.double() / y.double()).square() - x.double().square()).round())
+
+
+_own_format = torch.float64
+_finfo = torch.finfo
+
+
+def _finfo_of_own_format(dtype: torch.dtype | None = None) -> torch.finfo:
+    """``torch.finfo``, which tells the model's code of the format the model came in where it asks for float64."""
+    if dtype is None:
+        return _finfo()
+    asked_by = str(sys._getframe(1).f_globals.get("__name__", "")).partition(".")[0]
+    return _finfo(_own_format if dtype == torch.float64 and asked_by not in ("torch", "rankscope") else dtype)
+
+
+@contextmanager
+def _constants_of(dtype: torch.dtype) -> Iterator[None]:
+    global _own_format
+    before = _own_format
+    _own_format = dtype
+    torch.finfo = _finfo_of_own_format  # type: ignore[assignment, misc]
+    try:
+        yield
+    finally:
+        _own_format = before
+        if before == torch.float64:
+            torch.finfo = _finfo  # type: ignore[misc]
+
+
 @contextmanager
 def in_float64(model: nn.Module) -> Iterator[None]:
     """Hold the model's weights in float64 for the length of a block; then the very tensors they were are put back.
@@ -73,9 +124,27 @@ def in_float64(model: nn.Module) -> Iterator[None]:
                 if buffer is not None and buffer.dtype in _NARROW:
                     buffers.append((module, name, buffer))
                     module._buffers[name] = buffer.double()
-        yield
+        # The model's own format is that of most of its weights; none is narrow when this is called inside itself.
+        sizes: Counter[torch.dtype] = Counter()
+        for _, data in held:
+            sizes[data.dtype] += data.numel()
+        with _constants_of(sizes.most_common(1)[0][0]) if sizes else nullcontext():
+            yield
     finally:
         for parameter, data in held:
             parameter.data = data
         for module, name, buffer in buffers:
             module._buffers[name] = buffer
+
+
+def widened(batch: Batch) -> Batch:
+    """The batch with its floating point inputs (images, audio, embeddings) in float64."""
+
+    def wide(value: Any) -> Any:
+        return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
+
+    return replace(
+        batch,
+        inputs={name: wide(value) for name, value in batch.inputs.items()},
+        arguments=tuple(wide(value) for value in batch.arguments),
+    )

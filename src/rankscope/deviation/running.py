@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rankscope.deviation.float64 import WideArithmetic, in_float64
+from rankscope.deviation.float64 import WideArithmetic, in_float64, widened
 from rankscope.deviation.registry import refuse
 from rankscope.deviation.tensor import Deviation
 from rankscope.models.inputs import Batch
@@ -86,13 +86,11 @@ def deviating(
 
 def single_sequences(batch: Batch) -> Iterator[Batch]:
     """The sequences of a batch, each in a batch of its own, their numbers in float64."""
+    batch = widened(batch)
     for row in range(batch.sequences):
 
         def cut(value: Any, row: int = row) -> Any:
-            if not isinstance(value, Tensor):
-                return value
-            value = value.double() if value.is_floating_point() else value
-            if value.dim() <= batch.axis:
+            if not isinstance(value, Tensor) or value.dim() <= batch.axis:
                 return value
             return value.narrow(batch.axis, row, 1) if value.shape[batch.axis] == batch.sequences else value
 

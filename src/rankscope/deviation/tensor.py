@@ -15,7 +15,8 @@ from torch import Tensor
 
 from rankscope._errors import InputError
 from rankscope.deviation.registry import RULES, refuse
-from rankscope.deviation.terms import Term, broadcast, exp, one_row, scaled, summed
+from rankscope.deviation.rounding import are_moved, moved
+from rankscope.deviation.terms import Term, added, broadcast, by_scale, exp, gathered, one_row, scaled, summed
 
 # Rows that differ by less than this of themselves in plain float64 do so with fewer than eight digits.
 _ROUNDING = 2.0**-26
@@ -84,13 +85,13 @@ class Deviation(Tensor):
         packet = func.overloadpacket
         found = RULES.get(packet) or RULES.get(str(packet))
         if found is not None:
-            return found(*args, **kwargs)
+            return _moved(found, found(*args, **kwargs))
         name = packet.__name__
         plain = RULES.get(getattr(torch.ops.aten, name[:-1], None)) if name.endswith("_") else None
         if plain is None:
             refuse(packet)
         return (
-            args[0].overwritten(plain(*args, **kwargs), packet)
+            args[0].overwritten(_moved(plain, plain(*args, **kwargs)), packet)
             if isinstance(args[0], cls)
             else refuse(packet, "it writes a deviation into a plain tensor")
         )
@@ -125,35 +126,43 @@ class Deviation(Tensor):
         )
 
     def recentred(self, keep: Tensor | None = None) -> Deviation:
-        """The same value with the mean of the kept rows as base, and one term.
+        """The same value with the mean of the kept rows as base, and no terms where those rows are equal.
 
         Deviations below one get unit norm over the kept rows and a log-scale; larger ones need none and have scale 1.
         Where the base differs between rows its differences become part of the term, and plain float64 is the limit.
         """
-        base, scale, values, norm = self._centred(keep)
-        if norm == 0.0:
-            return Deviation(base, (), self.shape)
-        log_scale = min(scale + _log(norm), 0.0) if math.isfinite(norm) else scale
-        return Deviation(base, (Term(log_scale, values * exp(scale - log_scale)),), self.shape)
+        base, terms = self._centred(keep)
+        out = []
+        for (scale, values), norm in terms:
+            log_scale = min(scale + _log(norm), 0.0) if math.isfinite(norm) else scale
+            out.append(Term(log_scale, values * exp(scale - log_scale)))
+        return Deviation(base, gathered(out), self.shape)
 
     def log_residual(self, keep: Tensor | None = None) -> float:
         r"""Natural logarithm of :math:`\|C X\|_F` over the kept rows. Exact; minus infinity where rows are equal."""
-        _, scale, _, norm = self._centred(keep)
-        return _log(norm) + scale
+        terms = self.recentred(keep).terms
+        if not terms:
+            return -math.inf
+        scale, values = summed(terms)
+        return _log(float(torch.linalg.vector_norm(_kept(values.expand(self.shape), keep)))) + scale
 
-    def _centred(self, keep: Tensor | None) -> tuple[Tensor, float, Tensor, float]:
-        """Mean of the kept rows, scale of what departs from it, that itself, and its norm over the kept rows."""
-        scale, values = summed(self.terms) if self.terms else Term(0.0, torch.zeros_like(self.base))
-        base = one_row(self.base)
+    def _centred(self, keep: Tensor | None) -> tuple[Tensor, list[tuple[Term, float]]]:
+        """Mean of the kept rows, and what departs from it: terms with their norms over the kept rows, none of them 0."""
+        base, terms = one_row(self.base), by_scale(self.terms)
         if any(size != 1 for size in base.shape[:-1]):
-            center = _mean(base.expand(self.shape), keep)
-            values = torch.add((base - center).expand(self.shape), values, alpha=exp(scale))
-            base, scale = center, 0.0
+            center, values = _split(base.expand(self.shape), keep)
+            for term in terms:
+                values = added(values, term.values, term.log_scale)
+            base, terms = center, [Term(0.0, values)]
             _check_above_rounding(base, values, keep)
-        values = values.expand(self.shape)
-        mean = _mean(values, keep)
-        values = values - mean
-        return base + scaled(scale, mean), scale, values, float(torch.linalg.vector_norm(_kept(values, keep)))
+        kept: list[tuple[Term, float]] = []
+        for scale, values in terms:
+            mean, values = _split(values.expand(self.shape), keep)
+            base = base + scaled(scale, mean)
+            norm = float(torch.linalg.vector_norm(_kept(values, keep)))
+            if norm != 0.0:
+                kept.append((Term(scale, values), norm))
+        return base, kept
 
     def check_exact(self, keep: Tensor | None = None) -> None:
         """Refuse a value whose rows have no common part to rely on and differ by hardly more than rounding.
@@ -176,8 +185,20 @@ class Deviation(Tensor):
         """The value in ordinary float64, where small terms are lost."""
         out = self.base
         for term in self.terms:
-            out = torch.add(out, term.values, alpha=exp(term.log_scale))
+            out = added(out, term.values, term.log_scale)
         return out.expand(self.shape)
+
+
+def _moved(function: Callable[..., Any], out: Any) -> Any:
+    """What a rule gave, last digits moved if they are to be; rules that only move values around round nothing."""
+    if not are_moved() or function.__module__.endswith((".shapes", ".indexing")):
+        return out
+    if isinstance(out, tuple):
+        return tuple(_moved(function, part) for part in out)
+    if not isinstance(out, Deviation):
+        return out
+    terms = [Term(s, moved(v)) for s, v in out.terms]
+    return Deviation(moved(out.base), terms, out.shape, null_axis=out.null_axis, base_sum=out.base_sum)
 
 
 def _log(norm: float) -> float:
@@ -201,5 +222,16 @@ def _kept(values: Tensor, keep: Tensor | None) -> Tensor:
     return rows if keep is None else rows[keep.reshape(-1)]
 
 
-def _mean(values: Tensor, keep: Tensor | None) -> Tensor:
-    return _kept(values, keep).mean(dim=0).reshape((1,) * (values.dim() - 1) + (values.shape[-1],))
+def _split(values: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Mean of the kept rows, and all rows minus it.
+
+    The first kept row is subtracted before the mean is taken: the mean of seven equal numbers need not be that number,
+    but the mean of seven zeros is zero.
+    """
+    one_row = (1,) * (values.dim() - 1) + (values.shape[-1],)
+    rows = _kept(values, keep)
+    if rows.shape[0] == 0:
+        return torch.full(one_row, math.nan, dtype=values.dtype, device=values.device), values
+    first = rows[0].reshape(one_row)
+    off = (rows - rows[0]).mean(dim=0).reshape(one_row)
+    return first + off, added(-off.expand(values.shape), values - first, 0.0)

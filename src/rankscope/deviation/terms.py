@@ -9,8 +9,19 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from rankscope.deviation.rounding import are_moved, moved
+
 # Scales this far apart are kept apart: a digit is lost at most.
-_APART = 3.0
+APART = 3.0
+# Scales e^10 apart leave twelve of sixteen digits.
+LOST = 10.0
+# Terms of one shape and scales this near are added up: if what is larger cancels later, nine digits are left.
+_NEAR = 8.0
+# So many terms of one shape are kept: what attention under a mask leaves of first, second and third order, and one more.
+_ORDERS = 4
+
+# Terms whose numbers are all smaller than this get the rest of it in their scale.
+_SMALL = 1e-3
 
 
 class Term(NamedTuple):
@@ -42,31 +53,42 @@ def summed(terms: Sequence[Term]) -> Term:
     """All terms in one, small ones rounded in the units of the largest."""
     if len(terms) == 1:
         return terms[0]
-    top = max(term.log_scale for term in terms)
-    values = terms[0].values * exp(terms[0].log_scale - top)
-    for term in terms[1:]:
-        values = torch.add(values, term.values, alpha=exp(term.log_scale - top))
-    return Term(top, values)
+    out, *rest = sorted(terms, key=lambda term: -term.log_scale)
+    for term in rest:
+        out = _sum(out, term)
+    return out
 
 
 def gathered(terms: Sequence[Term]) -> tuple[Term, ...]:
-    """Terms of the same stored shape added up, and terms of a smaller shape added to a larger one of no smaller scale.
+    """Terms of the same stored shape and like scale added up, and terms of a smaller shape added to a larger one.
 
-    A term of smaller shape and much larger scale stays apart: it would swamp the other.
+    Terms that would be swamped stay apart: those of smaller shape and much larger scale, and those of one shape and
+    very different scales, of which a later operation may cancel the large one.
     """
-    groups: dict[torch.Size, Term] = {}
+    groups: dict[torch.Size, list[Term]] = {}
     for term in terms:
-        held = groups.get(term.values.shape)
-        groups[term.values.shape] = term if held is None else _sum(held, term)
+        groups.setdefault(term.values.shape, []).append(term)
+    alike = [part for group in groups.values() for part in by_scale(group)]
     kept: list[Term] = []
-    for term in sorted(groups.values(), key=lambda term: -term.values.numel()):
+    for term in sorted(alike, key=lambda term: -term.values.numel()):
         for place, large in enumerate(kept):
-            if _fits(term, large) and term.log_scale - large.log_scale < _APART:
+            if _fits(term, large) and term.log_scale - large.log_scale < APART:
                 kept[place] = _sum(large, term)
                 break
         else:
             kept.append(term)
     return tuple(kept)
+
+
+def by_scale(terms: Sequence[Term]) -> list[Term]:
+    """Terms with scales near each other added up, largest scale first; what comes after the fourth is added to it."""
+    out: list[Term] = []
+    for term in sorted(terms, key=lambda term: -term.log_scale):
+        if out and (out[-1].log_scale - term.log_scale < _NEAR or len(out) == _ORDERS):
+            out[-1] = _sum(out[-1], term)
+        else:
+            out.append(term)
+    return out
 
 
 def common_parts(base: Tensor, terms: Sequence[Term]) -> tuple[Tensor, list[Term]]:
@@ -85,14 +107,34 @@ def common_parts(base: Tensor, terms: Sequence[Term]) -> tuple[Tensor, list[Term
 
 
 def _fits(small: Term, large: Term) -> bool:
-    """Whether adding the one to the other leaves the shape of the other."""
-    return broadcast(small.values.shape, large.values.shape) == large.values.shape
+    """Whether the one has a smaller shape, and adding it to the other leaves the shape of the other."""
+    one, other = small.values.shape, large.values.shape
+    return one != other and broadcast(one, other) == other
 
 
 def _sum(one: Term, other: Term) -> Term:
     large, small = (one, other) if one.log_scale >= other.log_scale else (other, one)
-    factor = exp(small.log_scale - large.log_scale)
-    return large if factor == 0.0 else Term(large.log_scale, torch.add(large.values, small.values, alpha=factor))
+    return Term(large.log_scale, added(large.values, small.values, small.log_scale - large.log_scale))
+
+
+def added(large: Tensor, small: Tensor, log_factor: float) -> Tensor:
+    """``large + e^log_factor small``; every sum in which a part can be lost is taken here."""
+    factor = exp(log_factor)
+    if not are_moved():
+        return large if factor == 0.0 else torch.add(large, small, alpha=factor)
+    out = torch.add(large, small, alpha=factor)
+    # The movement looks at both parts where one was rounded; where none was, sums of equal numbers stay equal.
+    part = small * factor
+    whole = (out - large == part) & (out - part == large) & (factor != 0.0)
+    return moved(out, *(torch.where(whole, 0.0, lost) for lost in (large, small)))
+
+
+def normalised(term: Term) -> Term:
+    """The same term with numbers of order one, if they are all small: scales are compared where terms meet."""
+    size = float(term.values.abs().max()) if term.values.numel() else 0.0
+    if not 0.0 < size < _SMALL:
+        return term
+    return Term(term.log_scale + math.log(size), term.values / size)
 
 
 def one_row(base: Tensor) -> Tensor:

@@ -113,7 +113,9 @@ class RowWriter:
             )
         if codes.size and not (codes.min() >= 0 and codes.max() < len(STATUSES)):
             raise ResultError(f"{metric} at {site}, layer {layer}: a status code is not in 0..{len(STATUSES) - 1}.")
-        codes[(codes == STATUS_CODE[Status.OK]) & ~np.isfinite(numbers)] = STATUS_CODE[Status.NOT_FINITE]
+        # Minus infinity is a value where values are logarithms: that of an exact zero.
+        known = np.isfinite(numbers) | (np.isneginf(numbers) & metric.startswith("log"))
+        codes[(codes == STATUS_CODE[Status.OK]) & ~known] = STATUS_CODE[Status.NOT_FINITE]
         unknown = sorted(set(at or {}) - set(self.coordinates))
         if unknown:
             raise ResultError(f"{unknown!r} were not announced: give RowWriter(coordinates=...) their names first.")

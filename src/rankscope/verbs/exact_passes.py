@@ -67,7 +67,7 @@ class ExactPasses:
     def by_blocks(self, streaming: Streaming) -> ModelView:
         """All sequences through a block before the next one's weights are read; returns the structure found."""
         identity = ("exact", self._operation, self._prepared.policy, self._stability, self._plain)
-        lanes = 3 + self._stability + self._plain
+        lanes = 5 + 2 * self._stability + self._plain
         walk = streaming.walk(self._prepared, identity, blocks=self._blocks, lanes=lanes, widened=True)
         reading = ExactByBlocks(
             self._loaded, self._operation, self.writer, self.counted, stability=self._stability, plain=self._plain

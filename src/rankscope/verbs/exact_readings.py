@@ -12,7 +12,8 @@ import numpy as np
 from torch import Tensor
 
 from rankscope._types import Status
-from rankscope.deviation.float64 import WideArithmetic, in_float64
+from rankscope.deviation.float64 import WideArithmetic, in_float64, widened
+from rankscope.deviation.rounding import last_digits_moved
 from rankscope.deviation.running import exact_stream
 from rankscope.deviation.tensor import Deviation
 from rankscope.linalg.precision import float_floor
@@ -32,6 +33,9 @@ SHRINK = -1.0
 FAR = -200.0
 """Natural log of a residual so small that a block acts on it linearly."""
 
+AGREEMENT = 1e-7
+"""By how much the logarithm of a residual may change with the last digits of all numbers, relative above 1."""
+
 
 class State(NamedTuple):
     """The stream where it enters a block: its common token, and what departs from it at which scale."""
@@ -50,8 +54,13 @@ class Readings:
     written: dict[tuple[str, SiteRef], float] = field(default_factory=dict)
 
     def add(self, metric: str, ref: SiteRef, value: float, arithmetic: str, status: Status = Status.OK) -> None:
-        """One value; one that does not exist is undefined, or so far below the float floor that it reads zero."""
-        if not math.isfinite(value):
+        """One value.
+
+        Minus infinity with status ``ok`` is the logarithm of an exact zero. Another number that does not exist is
+        undefined, or so far below the float floor that it reads zero.
+        """
+        exact_zero = value == -math.inf and status is Status.OK
+        if not math.isfinite(value) and not exact_zero:
             value, status = math.nan, Status.FLOOR if status is Status.FLOOR else Status.UNDEFINED
         self.writer.add(
             metric=metric,
@@ -83,28 +92,60 @@ def read_exactly(
     whose inputs differ in scale alone tell it, whatever the constant.
     """
     states: dict[SiteRef, State] = {}
-    with through("exact"):
-        logs, norms = _log_residuals(view, batch, 0.0, states)
-    with through("shrunk"):
-        shrunk, _ = _log_residuals(view, batch, SHRINK)
-    far: dict[SiteRef, float] = {}
-    if stability:
-        with through("far"):
-            far, _ = _log_residuals(view, batch, FAR)
-    for ref, value in logs.items():
+    main = _checked(view, batch, 0.0, "exact", through, states)
+    shrunk = _checked(view, batch, SHRINK, "shrunk", through)
+    far = _checked(view, batch, FAR, "far", through) if stability else None
+    for ref, value in main.logs.items():
         if ref.site == "block.in" and ref.layer > 0:
             continue
-        readings.add("log10_residual", ref, value / LOG10, "exact")
-        readings.add("log10_relative_residual", ref, (value - norms[ref]) / LOG10, "exact")
+        lost = main.status(ref)
+        readings.add("log10_residual", ref, value / LOG10, "exact", lost)
+        readings.add("log10_relative_residual", ref, (value - main.norms[ref]) / LOG10, "exact", lost)
         before = SiteRef(ref.stack, ref.layer, "block.in")
         if ref.site != "block.out":
             continue
-        order = _ratio(shrunk[ref] - value, shrunk[before] - logs[before])
-        readings.add("order", ref, order, "exact")
-        readings.add("factor", ref, _factor(value, logs[before], order), "exact")
-        if stability:
-            readings.add("linear_factor", ref, math.exp(far[ref] - far[before]), "exact")
+        order = _ratio(shrunk.logs[ref] - value, shrunk.logs[before] - main.logs[before])
+        doubted = next((run.status(at) for run in (main, shrunk) for at in (before, ref) if at in run.lost), Status.OK)
+        readings.add("order", ref, order, "exact", doubted)
+        readings.add("factor", ref, _factor(value, main.logs[before], order), "exact", doubted)
+        if far is not None:
+            lost = next((far.status(at) for at in (before, ref) if at in far.lost), Status.OK)
+            readings.add("linear_factor", ref, math.exp(far.logs[ref] - far.logs[before]), "exact", lost)
     return states
+
+
+class _Checked(NamedTuple):
+    """Logarithms of residuals and sizes by site, and the sites at which rounding decides them."""
+
+    logs: dict[SiteRef, float]
+    norms: dict[SiteRef, float]
+    lost: frozenset[SiteRef]
+
+    def status(self, ref: SiteRef) -> Status:
+        return Status.FLOOR if ref in self.lost else Status.OK
+
+
+def _checked(
+    view: ModelView,
+    batch: Batch,
+    log_shrink: float,
+    lane: str,
+    through: Lane,
+    states: dict[SiteRef, State] | None = None,
+) -> _Checked:
+    """One pass, and the same pass with every last digit moved: residuals that then differ are rounding."""
+    with through(lane):
+        logs, norms = _log_residuals(view, batch, log_shrink, states)
+    with through(f"{lane}, moved"), last_digits_moved():
+        again, _ = _log_residuals(view, batch, log_shrink)
+    return _Checked(logs, norms, frozenset(ref for ref, value in logs.items() if not _agree(value, again[ref])))
+
+
+def _agree(value: float, again: float) -> bool:
+    """Whether two logarithms are of one number; both minus infinity, or both no number, are."""
+    if value == again or (math.isnan(value) and math.isnan(again)):
+        return True
+    return abs(value - again) <= AGREEMENT * max(1.0, abs(value))
 
 
 def _ratio(numerator: float, denominator: float) -> float:
@@ -156,7 +197,7 @@ def read_in_float64(
 
     observe = _plain_observer(readings, counted)
     with through("float64"), in_float64(view.model), WideArithmetic(), trace(view, sites, observe):
-        batch.run(view.model)
+        widened(batch).run(view.model)
 
 
 def _plain_observer(readings: Readings, counted: SiteReader) -> Observer:

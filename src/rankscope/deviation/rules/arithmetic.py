@@ -15,6 +15,9 @@ from rankscope.deviation.terms import Term, broadcast, exp, gathered
 
 aten = torch.ops.aten
 
+# Numbers from here on hide keys; added to a deviation they would leave nothing of it.
+_MASKING = 1e3
+
 
 def plain_part(value: Any, beside: Deviation) -> Tensor:
     """A number or plain tensor in float64; axes on which only ``beside.base`` is constant are checked for equal values.
@@ -48,7 +51,8 @@ def add(a: Any, b: Any, *, alpha: float = 1) -> Deviation:
         return _with_sums(Deviation(base, gathered((*a.terms, *more)), shape_of(a, b)), a, b, alpha)
     plain = plain_part(b, a)
     plain = plain if alpha == 1 else plain * alpha
-    if broadcast(a.base.shape, plain.shape).numel() > max(a.base.numel(), plain.numel()):
+    grows = broadcast(a.base.shape, plain.shape).numel() > max(a.base.numel(), plain.numel())
+    if grows and not plain.is_complex() and bool((plain.abs() < _MASKING).all()):
         return Deviation(a.base, gathered((*a.terms, Term(0.0, _aligned(plain, a)))), shape_of(a, b))
     kept = a.null_axis if isinstance(b, Tensor) is False or b.dim() <= a.dim() else None
     return Deviation(a.base + plain, a.terms, shape_of(a, b), null_axis=kept)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rankscope.deviation.registry import refuse, rule
-from rankscope.deviation.rules.arithmetic import add, mul, plain_part
+from rankscope.deviation.rules.arithmetic import add, mul
 from rankscope.deviation.rules.products import product
 from rankscope.deviation.rules.softmax import softmax
 from rankscope.deviation.tensor import Deviation
@@ -40,7 +40,8 @@ def attend(
     """``softmax(scale Q K^T + mask) V``.
 
     Position-free and without a mask, or with one that is the same for every row, the deviation is of third order;
-    otherwise of first, with attention probabilities in ordinary arithmetic.
+    otherwise of first. Queries whose common part differs between rows, by position, have their scores taken in ordinary
+    arithmetic.
     """
     groups = query.shape[-3] // key.shape[-3]
     if groups > 1:
@@ -48,7 +49,7 @@ def attend(
     if is_causal:
         causal = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
         mask = torch.zeros_like(causal, dtype=torch.float64).masked_fill(~causal, -torch.inf)
-    if _rows_differ(query, mask):
+    if _rows_differ(query):
         query, key = (t.to_plain() if isinstance(t, Deviation) else t for t in (query, key))
     factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     if isinstance(query, Deviation) or isinstance(key, Deviation):
@@ -60,11 +61,7 @@ def attend(
     return product(softmax(scores, -1), value)
 
 
-def _rows_differ(query: Tensor, mask: Tensor | None) -> bool:
-    """Whether scores differ between rows already at the common point, by position or by mask."""
-    if not isinstance(query, Deviation) or query.shape[-2] == 1:
-        return False
-    rows = query.base
-    if rows.shape[-2] > 1 and not bool((rows == rows[..., :1, :]).all()):
-        return True
-    return mask is not None and mask.dim() > 1 and plain_part(mask, query).shape[-2] > 1
+def _rows_differ(query: Tensor) -> bool:
+    """Whether scores differ between rows already at the common point, by position."""
+    rows = query.base if isinstance(query, Deviation) else query
+    return rows.shape[-2] > 1 and not bool((rows == rows[..., :1, :]).all())

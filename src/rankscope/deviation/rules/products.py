@@ -7,6 +7,7 @@ to zero, so that the common part of V goes through untouched.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,11 +15,17 @@ import torch
 from torch import Tensor
 
 from rankscope.deviation.registry import refuse, rule
+from rankscope.deviation.rounding import are_moved, fingerprint, moved, product_fingerprint
 from rankscope.deviation.rules.arithmetic import add, mul
 from rankscope.deviation.tensor import Deviation
-from rankscope.deviation.terms import Term, broadcast, common_parts, gathered
+from rankscope.deviation.terms import Term, broadcast, common_parts, gathered, normalised
 
 aten = torch.ops.aten
+
+# A sum this much smaller than its parts has at most four digits that are not rounding.
+_CANCELLED = 2.0**-40
+# So many numbers are summed exactly at most: beyond it would take seconds.
+_AFFORDABLE = 2**22
 
 
 @rule(aten.mm, aten.bmm, aten.matmul)
@@ -31,8 +38,10 @@ def product(a: Any, b: Any) -> Deviation:
     elif not isinstance(a, Deviation):
         a = Deviation(a.double())
     shape = (*broadcast(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
-    base, terms = _parts(a, b)
-    return Deviation(*_common_rows(base, terms), shape)
+    base, terms = _common_rows(*_parts(a, b))
+    if a.null_axis is not None:
+        terms = [normalised(term) for term in terms]
+    return Deviation(base, gathered(terms), shape)
 
 
 def _rows_through(x: Deviation, weight: Tensor) -> Deviation:
@@ -43,7 +52,7 @@ def _rows_through(x: Deviation, weight: Tensor) -> Deviation:
         terms = [Term(s, _contract(v, weight)) for s, v in x.terms]
         return Deviation(_equal_rows_alike(x.base, weight), terms, shape)
     scale, values = x.terms[0]
-    rows = torch.cat((values, x.base)) @ weight
+    rows = _matmul(torch.cat((values, x.base)), weight)
     return Deviation(rows[-1:], (Term(scale, rows[:-1]),), shape)
 
 
@@ -52,7 +61,7 @@ def _equal_rows_alike(base: Tensor, weight: Tensor) -> Tensor:
     if base.shape[0] == 1 or base.shape[1] == 1:
         return _contract(base, weight)
     distinct, place = torch.unique(base, dim=0, return_inverse=True)
-    products: Tensor = distinct @ weight
+    products = _matmul(distinct, weight)
     return products[place]
 
 
@@ -61,8 +70,12 @@ def _parts(a: Deviation, b: Deviation) -> tuple[Tensor, list[Term]]:
     inner = a.shape[-1]
     a_null, b_null = a.null_axis == a.dim() - 1, b.null_axis == b.dim() - 2
     terms = []
+    base = _through_base(a, b.base, inner, b.base_sum if b_null else None)
     for s, u in a.terms:
-        if not (a_null and b.base.shape[-2] == 1 < inner):
+        if a_null and b.base.shape[-2] > 1 and s == 0.0:
+            # Rows of attention that differ at order one, times values that do: no row is like another any more.
+            base = base + _contract(u, b.base, inner)
+        elif not (a_null and b.base.shape[-2] == 1 < inner):
             terms.append(Term(s, _contract(u, b.base, inner)))
         for t, v in b.terms:
             if not (a_null and v.shape[-2] == 1 < inner) and not (b_null and u.shape[-1] == 1 < inner):
@@ -70,7 +83,7 @@ def _parts(a: Deviation, b: Deviation) -> tuple[Tensor, list[Term]]:
     for t, v in b.terms:
         if not (b_null and a.base.shape[-1] == 1 < inner):
             terms.append(Term(t, _through_base(a, v, inner)))
-    return _through_base(a, b.base, inner, b.base_sum if b_null else None), list(gathered(terms))
+    return base, terms
 
 
 def _through_base(a: Deviation, v: Tensor, inner: int, right_sum: float | None = None) -> Tensor:
@@ -91,12 +104,67 @@ def _contract(u: Tensor, v: Tensor, inner: int | None = None) -> Tensor:
         return u * v.sum(dim=-2, keepdim=True)
     if v.shape[-2] == 1:
         return u.sum(dim=-1, keepdim=True) * v
-    return u @ v
+    return _matmul(u, v)
+
+
+def _matmul(u: Tensor, v: Tensor) -> Tensor:
+    """``u @ v``; entries in which all but the last digits cancel are rounded once, and zero where they are zero.
+
+    Heads that undo each other and masks whose products average end in such sums: rounded at every step they would leave
+    a residue of 1e-16 in place of nothing.
+    """
+    out: Tensor = u @ v
+    if out.is_complex():
+        return out
+    sizes = torch.linalg.vector_norm(u, dim=-1, keepdim=True) * torch.linalg.vector_norm(v, dim=-2, keepdim=True)
+    cancelled = (out.abs() < sizes * _CANCELLED) & (out != 0)
+    if bool(cancelled.any()):
+        out[cancelled] = _rounded_once(u, v, out.shape, cancelled)
+    if not are_moved():
+        return out
+    # Rows of a linear map are told apart by what went in; entries of attention by the pairs that were multiplied.
+    return moved(out, fingerprint(u, -1) if v.dim() == 2 else product_fingerprint(u, v))
+
+
+def _rounded_once(u: Tensor, v: Tensor, shape: torch.Size, chosen: Tensor) -> Tensor:
+    """These entries of ``u @ v`` from exact products and an exact sum; as they are where there are too many."""
+    *batch, rows, columns = shape
+    place = chosen.nonzero(as_tuple=True)
+    inner = u.shape[-1]
+    if place[0].numel() * inner > _AFFORDABLE:
+        return (u @ v)[chosen]
+    a = u.expand(*batch, rows, inner)[(*place[:-2], place[-2])]
+    b = v.expand(*batch, inner, columns).transpose(-1, -2)[(*place[:-2], place[-1])]
+    high = a * b
+    low = _product_error(a, b, high)
+    sums = [math.fsum(pair) for pair in torch.cat((high, low), dim=-1).tolist()]
+    return torch.tensor(sums, dtype=u.dtype, device=u.device)
+
+
+def _product_error(a: Tensor, b: Tensor, product: Tensor) -> Tensor:
+    """``a b - product`` exactly (Dekker 1971)."""
+    (a_high, a_low), (b_high, b_low) = _halves(a), _halves(b)
+    return a_low * b_low - (((product - a_high * b_high) - a_low * b_high) - a_high * b_low)
+
+
+def _halves(a: Tensor) -> tuple[Tensor, Tensor]:
+    scaled = a * 134217729.0
+    high = scaled - (scaled - a)
+    return high, a - high
 
 
 def _common_rows(base: Tensor, terms: Sequence[Term]) -> tuple[Tensor, list[Term]]:
-    """Parts that are the same for every row belong to the base, if that is."""
-    return common_parts(base, terms) if base.shape[-2] == 1 else (base, list(terms))
+    """Parts that are the same for every row belong to the base, if that is.
+
+    Scores that differ between keys beside a base that is one number stay apart: added to it they would be rounded.
+    """
+    if base.shape[-2] > 1:
+        return base, list(terms)
+    if base.shape[-1] > 1:
+        return common_parts(base, terms)
+    apart = [term for term in terms if term.values.shape[-1] > 1]
+    base, rest = common_parts(base, [term for term in terms if term.values.shape[-1] == 1])
+    return base, [*apart, *rest]
 
 
 @rule(aten.addmm, aten.baddbmm)

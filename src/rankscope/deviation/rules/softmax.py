@@ -1,8 +1,16 @@
 r"""Softmax, over keys or experts.
 
-With :math:`\pi` the softmax of what all rows have in common and E the rest at scale :math:`\epsilon`, the difference is
-:math:`D = \pi (\hat E - z) / (1 + \epsilon z)`, :math:`\hat E = (e^{\epsilon E} - 1)/\epsilon`,
-:math:`z = \sum_j \pi_j \hat E_j`. Exact. Parts that are constant along the axis cancel, and are dropped unseen.
+With :math:`\pi` the softmax of what rows have in common and E the rest at scale :math:`\epsilon`, the difference is
+:math:`D_{ij} = \pi_j (\hat E_{ij} - z_i) / (1 + \epsilon z_i)`, :math:`\hat E = (e^{\epsilon E} - 1)/\epsilon`,
+:math:`z_i = \sum_j \pi_j \hat E_{ij}`. Exact. Parts that are constant along the axis cancel, and are dropped unseen.
+
+A saturated softmax, of which one weight is all but 1 and the others are tiny, needs two things more. E may be shifted by
+a number per row: it is shifted to zero at the largest weight, so that the tiny ones are never added to a number near 1.
+And D at the largest weight is minus the sum of D elsewhere, not a difference of two numbers near 1. The tiny weights get
+a log-scale, so that they do not underflow.
+
+Rows that differ by mask or position have their differences taken in steps: first those of the rows at the common point,
+then those of each scale, largest first, so that a later product can cancel one without losing the next.
 """
 
 from __future__ import annotations
@@ -12,17 +20,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rankscope.deviation.combining import merged
 from rankscope.deviation.registry import rule
+from rankscope.deviation.rounding import are_moved, fingerprint, moved
 from rankscope.deviation.rules.activations import largest
 from rankscope.deviation.rules.arithmetic import relative_expm1
 from rankscope.deviation.tensor import Deviation
-from rankscope.deviation.terms import Term, broadcast, exp, scaled
+from rankscope.deviation.terms import APART, Term, added, broadcast, by_scale, exp, normalised
 
 aten = torch.ops.aten
 
-# Above this exponent P - pi is subtracted outright: it is then no smaller than a hundredth of pi.
+# Logarithms of weights that differ by more than this are subtracted as weights: a third of the larger is left.
 _LARGE = 0.5
+# Weights above e^-20 need no scale of their own.
+_TINY = -20.0
 
 
 @rule(aten._softmax, aten.softmax, "_safe_softmax")
@@ -32,42 +42,117 @@ def softmax(x: Deviation, dim: int, *options: Any, **named: Any) -> Deviation:
     common, terms = _split_off_common(x, axis)
     if common.shape[axis] == 1 < x.shape[axis]:
         common = common.expand(*(x.shape[i] if i == axis else size for i, size in enumerate(common.shape)))
-    pi = common.softmax(dim=axis)
-    out: list[Term] = []
-    if terms:
-        scale, E = terms[0]
-        if _covers(common, E, axis):
-            pi = torch.add(common, E, alpha=exp(scale)).softmax(dim=axis)
-        else:
-            out = [_departure(common, pi, scale, E, axis)]
+    pi, out, common, terms = _at_order_one(common, terms, axis)
+    for scale, E in terms:
+        total = added(common, E, scale)
+        out += _departure(common, scale, E, total, axis)
+        common = total
     return Deviation(pi, out, x.shape, null_axis=axis, base_sum=1.0)
 
 
-def _split_off_common(x: Deviation, axis: int) -> tuple[Tensor, tuple[Term, ...]]:
-    """What counts along the axis: the part common to rows in plain arithmetic, and one term of the largest shape."""
+def _split_off_common(x: Deviation, axis: int) -> tuple[Tensor, list[Term]]:
+    """What counts along the axis: the common part of rows in plain arithmetic, and the terms, largest scale first.
+
+    Terms that do not differ between rows belong to the common part; where that differs between rows already, only those
+    of no small scale do (a mask).
+    """
     base = x.base if x.base.shape[axis] > 1 or x.shape[axis] == 1 else torch.zeros_like(x.base)
     terms = [term for term in x.terms if term.values.shape[axis] > 1 or x.shape[axis] == 1]
     if not terms:
-        return base, ()
+        return base, []
     full = broadcast(*(term.values.shape for term in terms))
-    for term in terms:
-        if term.values.shape != full:
-            base = base + scaled(term.log_scale, term.values)
-    whole = [term for term in terms if term.values.shape == full]
-    return base, merged(Deviation(base, whole)).terms
+    for at_most in (-APART, -torch.inf):
+        for term in [term for term in terms if term.values.shape != full and term.log_scale > at_most]:
+            base = added(base, term.values, term.log_scale)
+            terms = [kept for kept in terms if kept is not term]
+        if _rows_differ(base, axis):
+            break
+    return base, by_scale(terms)
 
 
-def _covers(common: Tensor, E: Tensor, axis: int) -> bool:
-    """Whether the common part already differs wherever the term does, so that nothing is common to rows."""
-    return all(own >= size for i, (own, size) in enumerate(zip(common.shape, E.shape, strict=True)) if i != axis)
+def _rows_differ(common: Tensor, axis: int) -> bool:
+    return axis == common.dim() - 1 > 0 and common.shape[-2] > 1
 
 
-def _departure(common: Tensor, pi: Tensor, scale: float, E: Tensor, axis: int) -> Term:
+def _at_order_one(
+    common: Tensor, terms: list[Term], axis: int
+) -> tuple[Tensor, list[Term], Tensor, list[Term]]:
+    """A row of weights near all rows, by how much rows depart from it, their scores so far, and the terms left over.
+
+    The row takes in what is not small, so that if all rows settle on one weight, it does too, and their differences are
+    small numbers rather than differences of large ones.
+    """
+    count = sum(not exp(scale) * largest(E) < _LARGE for scale, E in terms)
+    large, small = terms[:count], terms[count:]
+    total, E = common, torch.zeros_like(common)
+    for term in large:
+        total, E = added(total, term.values, term.log_scale), added(E, term.values, term.log_scale)
+    if not _rows_differ(common, axis):
+        rows = [i for i, size in enumerate(E.shape) if i != axis and common.shape[i] == 1 < size]
+        if not rows:
+            return total.softmax(dim=axis), [], total, small
+        mean = E.mean(dim=rows, keepdim=True)
+        row, E = common + mean, E - mean
+    else:
+        place = common.isfinite().sum(dim=-1, keepdim=True).argmax(dim=-2, keepdim=True)
+        row, first = (_row(part, place) for part in (common, E))
+        E = torch.where(common == row, 0.0, common - row) + (E - first)
+        row = row + first
+    return row.softmax(dim=axis), _departure(row, 0.0, E, total, axis), total, small
+
+
+def _row(x: Tensor, place: Tensor) -> Tensor:
+    x = x.expand([max(size, other) for size, other in zip(x.shape[:-2], place.shape[:-2], strict=True)] + [*x.shape[-2:]])
+    if x.shape[-2] == 1:
+        return x
+    return x.gather(-2, place.expand(*x.shape[:-2], 1, x.shape[-1]))
+
+
+def _departure(common: Tensor, scale: float, E: Tensor, total: Tensor, axis: int) -> list[Term]:
+    """``softmax(total) - softmax(common)``, where ``total`` is ``common + e^scale E``; nothing if that is zero."""
+    shape = broadcast(common.shape, E.shape)
+    log_pi = common.log_softmax(dim=axis)
+    pivot = log_pi.argmax(dim=axis, keepdim=True)
+    others = log_pi.scatter(axis, pivot, -torch.inf)
+    pivot = pivot.expand([1 if i == axis else size for i, size in enumerate(shape)])
+    F = E.expand(shape) - E.expand(shape).gather(axis, pivot)
     e = exp(scale)
-    size = e * largest(E)
-    if not size < _LARGE:
-        return Term(0.0, torch.add(common, E, alpha=e).softmax(dim=axis) - pi)
-    hat = E if size < 2.0**-54 else relative_expm1(E, e)
-    z = (pi * hat).sum(dim=axis, keepdim=True)
-    D = (hat - z).mul_(pi)
-    return Term(scale, D if size < 2.0**-54 else D.div_(1 + e * z))
+    size = e * largest(F)
+    if size < _LARGE:
+        unit = _unit(others)
+        D = _small(others, unit, F, e, size, axis)
+    else:
+        after = total.log_softmax(dim=axis).expand(shape).scatter(axis, pivot, -torch.inf)
+        unit, scale = _unit(others, after), 0.0
+        D = _large(others, after, unit, e * F, axis)
+    if unit == -torch.inf:
+        return []
+    if are_moved():
+        # Weights near 1 that differ by less than their last digit are told apart by the scores they came from.
+        D = moved(D, fingerprint(torch.where(total == -torch.inf, 0.0, total), axis))
+    return [normalised(Term(scale + unit, D.scatter(axis, pivot, -D.sum(dim=axis, keepdim=True))))]
+
+
+def _unit(*log_weights: Tensor) -> float:
+    """Scale of the largest of these weights, 0 where none is needed."""
+    top = max(float(weights.max()) for weights in log_weights)
+    return 0.0 if top > _TINY else top
+
+
+def _small(others: Tensor, unit: float, F: Tensor, e: float, size: float, axis: int) -> Tensor:
+    hat = F if size < 2.0**-54 else relative_expm1(F, e)
+    z = (others.exp() * hat).sum(dim=axis, keepdim=True)
+    D = (hat - z).mul_((others - unit).exp())
+    return D if size < 2.0**-54 else D.div_(1 + e * z)
+
+
+def _large(others: Tensor, after: Tensor, unit: float, F: Tensor, axis: int) -> Tensor:
+    """With x the change of a weight's logarithm, ``pi expm1(x)`` where x is small, a plain difference elsewhere.
+
+    A row in which a weight appears that was zero (F is infinite) has no such x, and needs none.
+    """
+    before = others.exp()
+    gain = torch.where(F.abs() < _LARGE, before * torch.expm1(F), (others + F).exp() - before)
+    x = F - torch.log1p(gain.sum(dim=axis, keepdim=True))
+    before, after = (others - unit).exp(), (after - unit).exp()
+    return torch.where(x.abs() < _LARGE, before * torch.expm1(x), after - before)
