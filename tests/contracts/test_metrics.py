@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -23,6 +24,7 @@ from rankscope.metrics import (
     Invariance,
     evaluate,
 )
+from tests.reference.attention import REFERENCE as REFERENCE_ATTENTION
 from tests.reference.metrics import REFERENCE, exact_rows
 
 FLOOR = float_floor(torch.float64)
@@ -297,6 +299,34 @@ def test_attention_that_has_no_value_says_so(name: str) -> None:
     keep = torch.tensor([[True] * 4, [True] * 4, [False] * 4])
     reading = evaluate([METRICS[name]], AttentionMatrix(P, keep=keep), FLOOR)
     assert [STATUS[c] for c in reading.statuses.flatten().tolist()] == [Status.OK, Status.NOT_FINITE, Status.UNDEFINED]
+
+
+EXTREME_ATTENTION = {
+    "one token": torch.ones(1, 1),
+    "two tokens": probabilities(5, 2, 2),
+    "each sees itself": torch.eye(4),
+    "all see one": torch.eye(4)[[0, 0, 0, 0]],
+    "one query, many keys": probabilities(6, 1, 9),
+    "many queries, one key": torch.ones(9, 1),
+    "1e-300 and 1e-170 beside 1": torch.tensor([[1.0, 1e-300], [1e-170, 1.0]], dtype=torch.float64),
+    "denormals": torch.tensor([[1.0, 5e-324], [1.0, 1e-310]], dtype=torch.float64),
+    "equal to 1e-12": torch.full((4, 4), 0.25).double() + 1e-12 * gaussian(7, 4, 4),
+    "rows of sum one half": probabilities(8, 5, 5) / 2,
+    "a row of zeros": torch.cat([probabilities(9, 4, 5), torch.zeros(1, 5).double()]),
+}
+
+
+@pytest.mark.parametrize("name", ATTENTION)
+@pytest.mark.parametrize("case", EXTREME_ATTENTION)
+def test_attention_at_extremes_is_right_or_marked(case: str, name: str) -> None:
+    P = EXTREME_ATTENTION[case].double()
+    reading = evaluate([METRICS[name]], AttentionMatrix(P[None]), FLOOR)
+    status, got = STATUS[int(reading.statuses)], float(reading.values)
+    assert status is not Status.NOT_FINITE
+    if status is Status.OK:
+        every = np.ones(P.shape, dtype=bool)
+        want = REFERENCE_ATTENTION[name](P.numpy(), every, every[:, 0])
+        assert got == pytest.approx(want, rel=1e-9, abs=1e-15)
 
 
 @pytest.mark.parametrize("name", list(METRICS))

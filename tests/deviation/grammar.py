@@ -2,8 +2,8 @@
 
 The criterion, fixed before the first comparison: after each block, the logarithm (base 10) of the relative residual
 must be within 1e-6 of the truth, or within 1e-6 of its size if that is larger; or the row carries a status other than
-``ok``; or ``exact`` raises an error of rankscope. A residual that is zero, or smaller than the reference can show, must
-be given as zero, as smaller than that, or with a status.
+``ok``; or ``exact`` raises an error of rankscope. A residual smaller than the reference can show must be given as zero,
+as smaller than that, or with a status; one that is zero by construction, as zero or with a status.
 """
 
 from __future__ import annotations
@@ -31,12 +31,14 @@ class Compared:
         got: log10 of the relative residual after each block, as ``exact`` gives it; empty if it refused.
         statuses: of each of them.
         refusal: what ``exact`` said, if it refused.
+        is_equal: whether the residuals are zero by construction.
     """
 
     truth: Truth
     got: tuple[float, ...]
     statuses: tuple[str, ...]
     refusal: str = ""
+    is_equal: bool = False
 
     @property
     def outcomes(self) -> tuple[str, ...]:
@@ -49,6 +51,8 @@ class Compared:
     def _outcome(self, true: float | None, vanished: bool, got: float, status: str) -> str:
         if status != "ok":
             return "marked"
+        if self.is_equal:
+            return "right" if got == -math.inf and not vanished else "wrong"
         if true is None:
             return "wrong" if vanished or math.isnan(got) or got > self.truth.ceiling else "right"
         return "right" if abs(got - true) <= NEAR * max(1.0, abs(true)) else "wrong"
@@ -71,4 +75,5 @@ def compared(network: Network, most_digits: int) -> Compared:
     )
     rows = table.filter(mine).sort_by("layer")
     values = [math.nan if value is None else float(value) for value in rows["value"].to_pylist()]
-    return Compared(truth, tuple(values), tuple(str(status) for status in rows["status"].to_pylist()))
+    statuses = tuple(str(status) for status in rows["status"].to_pylist())
+    return Compared(truth, tuple(values), statuses, is_equal=network.is_equal)

@@ -72,7 +72,17 @@ def test_a_wrong_exponent_is_seen() -> None:
     assert Compared(truth, (-3.0, -9.0, -math.inf, math.nan), (*ok[:3], "undefined")).outcomes == (
         "right", "right", "right", "marked",
     )  # fmt: skip
+    equal = Truth((None, None), (False, False), 240)
+    assert Compared(equal, (-math.inf, -math.inf), ok[:2], is_equal=True).outcomes == ("right", "right")
+    assert Compared(equal, (-math.inf, -5000.0), ok[:2], is_equal=True).outcomes == ("right", "wrong")
     assert Compared(truth, (-3.00001, -9.00001, -60.0, -math.inf), ok).outcomes == ("wrong",) * 4
+
+
+def test_networks_that_are_equal_by_construction_are_so_in_the_reference() -> None:
+    equal = [network for network in map(draw_network, range(200)) if network.is_equal]
+    assert len(equal) >= 20
+    for network in equal[:20]:
+        assert set(truth_of(network, 240).exponents) == {None}, network.described()
 
 
 @pytest.mark.parametrize("scale", [0.1, 3.0, 200.0])

@@ -90,6 +90,13 @@ class Network:
         """Width inside the MLP."""
         return self.width + 1
 
+    @property
+    def is_equal(self) -> bool:
+        """Whether all tokens are equal after every block by construction, so that residuals are exactly zero."""
+        rows_sum_alike = not self.sinks or (self.mask == "complete" and not self.rotary)
+        alone = self.skip in ("none", "cut")
+        return (self.start == "identical" and rows_sum_alike) or (self.cancelling and alone)
+
     def described(self) -> str:
         """Every choice in one line."""
         hidden = ("weights", "visible", "input")
