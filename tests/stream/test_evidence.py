@@ -435,6 +435,46 @@ def test_padding_that_cannot_be_placed_is_refused() -> None:
         measure(Pooled(Block), {"ids": given(16, 2), "attention_mask": padded})
 
 
+@pytest.mark.parametrize("padded", [False, True])
+def test_padding_behind_a_token_that_the_model_puts_first(padded: bool) -> None:
+    class Class(Net):
+        def start(self, x: Tensor) -> Tensor:
+            return torch.cat([self.embed.weight[:1].expand(x.shape[0], 1, -1), x], dim=1)
+
+        def forward(self, ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:  # type: ignore[override]
+            return super().forward(ids)
+
+    mask = torch.ones(2, 12, dtype=torch.long)
+    mask[1, 9:] = 1 - int(padded)
+    inputs = {"ids": given(12, 2), "attention_mask": mask}
+    if padded:
+        with pytest.raises(InputError, match=r"Token 6 of the input is token 7 of what layers\.0 takes"):
+            measure(Class(Block), inputs)
+    else:
+        assert measure(Class(Block), inputs, metrics=["relative_residual"]).provenance.lengths == (13, 13)
+
+
+def test_operating_on_a_declared_stream_is_the_cut_by_hand_or_refused() -> None:
+    class Cut(Channels):
+        def forward(self, x: Tensor) -> Tensor:
+            query, key, value = (
+                part.unflatten(1, (HEADS, -1)).transpose(2, 3) for part in self.qkv(self.group1(x)).chunk(3, 1)
+            )
+            x = self.project(F.scaled_dot_product_attention(query, key, value).transpose(2, 3).flatten(1, 2))
+            return self.down(F.gelu(self.up(self.group2(x))))
+
+    whole, cut, ids = ChannelNet(Channels), ChannelNet(Cut), given(12)
+    cut.load_state_dict(whole.state_dict())
+    options: dict[str, Any] = {"inputs": ids, "stream": "batch dim tokens"}
+    with torch.no_grad(), operate(whole, skip=0.0, **options):
+        torch.testing.assert_close(whole(ids), cut(ids), rtol=1e-12, atol=1e-12)
+    with (
+        pytest.raises(UnsupportedOperationError, match=r"channels of layers\.0"),
+        operate(whole, norm="rms", **options),
+    ):
+        pass
+
+
 def test_shape_of_an_ordinary_model_in_words() -> None:
     check = doctor(GPT("pre"), own_ids())["shape"]
     assert check.status == "pass"
