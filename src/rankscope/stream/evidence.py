@@ -54,6 +54,8 @@ _TURNS = frozenset(
     }
 )  # fmt: skip
 _ROUNDINGS = 256
+_REORDERED = 16
+"""By so many roundings of the largest number a sum may differ that was formed in another order, as experts do."""
 
 
 @dataclass
@@ -273,8 +275,17 @@ def _against_change(words: Sequence[str], changed: Tensor, row: int) -> list[str
 
 
 def _against_mixing(stream: Stream, facts: _Facts) -> list[str]:
-    """What is said against an axis of sequences by a block that carries a change from one to another."""
-    if facts.changed_behind is None or _batch_of(stream, facts.changed_behind.shape, facts.rows) != facts.rows:
+    """What is said against an axis of sequences by a block that carries a change from one to another.
+
+    Nothing where attention is seen within each sequence: experts that take so many tokens and no more mix them too.
+    """
+    tokens = stream.sizes(facts.shape, facts.rows)[1]
+    within = any(found[:2] == (facts.rows, tokens) for found in facts.attention) and facts.rows != tokens
+    if (
+        within
+        or facts.changed_behind is None
+        or _batch_of(stream, facts.changed_behind.shape, facts.rows) != facts.rows
+    ):
         return []
     words, sizes = stream.unfolded(facts.changed_behind.shape, facts.rows)
     rows = _reached(facts.changed_behind.reshape(sizes), words.index("batch"))
@@ -685,8 +696,8 @@ def _changed_place(tokens: int) -> int:
 
 
 def _change(before: Tensor | None, after: Tensor | None) -> Tensor | None:
-    """Where a tensor is another; None where it is nowhere, or not comparable."""
+    """Where a tensor is another, not by rounding; None where it is nowhere, or not comparable."""
     if before is None or after is None or after.shape != before.shape:
         return None
-    changed = before != after
+    changed = (before - after).abs() > _REORDERED * torch.finfo(before.dtype).eps * before.abs().max()
     return changed if bool(changed.any()) else None
