@@ -21,7 +21,11 @@ def test_the_twin_is_the_network(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "verb"),
-    [(name, verb) for name, case in CASES.items() for verb in VERBS if case.verbs is None or verb in case.verbs],
+    [
+        pytest.param(name, verb, marks=() if verb in case.core else pytest.mark.slow)
+        for name, case in CASES.items()
+        for verb in VERBS
+    ],
 )
 def test_equal_or_refused(name: str, verb: str) -> None:
     case = CASES[name]
