@@ -101,6 +101,8 @@ def test_streaming_keeps_its_work_beside_the_run(cli, measured: Fake, tmp_path: 
     cli("measure", "folder", "--offload", "--memory", "3GiB", "--out", str(tmp_path / "run"))
     given = measured.given[1]
     assert (given["offload"], given["memory"], given["work"]) == (True, "3GiB", tmp_path / "run.work")
+    cli("measure", "folder", "--stream", "--out", str(tmp_path / "run"))
+    assert measured.given[1]["offload"] is True
     cli("measure", "folder", "--offload", "--work", str(tmp_path / "here"), "--out", str(tmp_path / "run"))
     assert measured.given[1]["work"] == tmp_path / "here"
     cli("measure", "folder", "--out", str(tmp_path / "run"))

@@ -624,6 +624,11 @@ class InADict(Net):
         return list(self.blocks.values())
 
 
+class GivesADict(Net):
+    def forward(self, ids: Tensor) -> dict[str, Tensor]:
+        return {"logits": super().forward(ids)}
+
+
 def floats(*shape: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 
@@ -686,3 +691,8 @@ put("staged", Staged)
 put("sequential", Sequence)
 put("by_name", ByName, equal=READS)
 put("in_a_dict", InADict, equal=READS)
+put("tokens_equal_dim", Net, inputs=lambda: ids(2, DIM))
+put("tokens_first_batch_equals_dim", TokensFirst, inputs=lambda: ids(DIM, 3))
+put("same_sequence_twice", Net, inputs=lambda: ids(1, TOKENS).repeat(2, 1))
+put("tokens_first_same_sequence_twice", TokensFirst, inputs=lambda: ids(1, TOKENS).repeat(2, 1))
+put("gives_a_dict", GivesADict)

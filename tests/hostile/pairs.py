@@ -119,8 +119,8 @@ class _TurnedAttention(nn.Module):
 
 
 put_pair("alpha_and_post_norm", Alpha, PostNorm)
-put_pair("channel_gain_and_post_norm", ChannelGain, PostNorm)
-put_pair("learned_scalar_and_post_norm", LearnedScalar, PostNorm)
+put_pair("channel_gain_and_post_norm", ChannelGain, PostNorm, equal=READS | {"norm", "uniform"})
+put_pair("learned_scalar_and_post_norm", LearnedScalar, PostNorm, equal=READS | {"norm", "uniform"})
 put_pair("gated_and_post_norm", Gated, PostNorm, equal=READS)
 put_pair("sub_negative_and_post_norm", SubNegative, PostNorm)
 put_pair("alpha_and_sandwich", Alpha, Sandwich)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from tests.hostile import twin as plain
 from tests.hostile.case import READS, block_case
-from tests.hostile.parts import DIM, Block
+from tests.hostile.parts import DIM, Attention, Block, Mlp
 from tests.hostile.twin import Cut
 
 CORE = {"doctor", "skip0", "skip05", "one_block", "mlp", "norm", "exact", "ablate"}
@@ -602,6 +602,126 @@ class NormedSkip(Block):
         return cut.skip * x + self.mlp.by_hand(x) if cut.mlp else x
 
 
+class _BertAttention(nn.Module):
+    """The skip and its norm are inside the attention module, as in BERT."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.norm = Attention(), nn.LayerNorm(DIM)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.inner(x) + x)
+
+
+class InsideTheParts(Block):
+    """Both skips are inside the parts; the block only calls them one after the other."""
+
+    def __init__(self) -> None:
+        nn.Module.__init__(self)
+        self.attention, self.output = _BertAttention(), _BertOutput()
+
+    def forward(self, x: Tensor, hidden: Tensor | None = None) -> Tensor:
+        x = self.attention(x)
+        return self.output(x, x)
+
+    def twin(self, x: Tensor, cut: Cut, hidden: Tensor | None = None) -> Tensor:
+        attention, output = self.attention, self.output
+        x = plain.norm(attention.norm, cut.skip * x + attention.inner.by_hand(x, cut), cut)
+        return plain.norm(output.norm, cut.skip * x + output.mlp.by_hand(x) if cut.mlp else x, cut)
+
+
+class _BertOutput(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mlp, self.norm = Mlp(), nn.LayerNorm(DIM)
+
+    def forward(self, x: Tensor, carried: Tensor) -> Tensor:
+        return self.norm(self.mlp(x) + carried)
+
+
+class _Residual(nn.Module):
+    def __init__(self, norm: nn.Module, inner: nn.Module) -> None:
+        super().__init__()
+        self.norm, self.inner = norm, inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.inner(self.norm(x))
+
+
+class ResidualWrappers(Block):
+    """A block is a sequence of two wrappers that add what they hold."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.both = nn.Sequential(_Residual(self.norm1, self.attention), _Residual(self.norm2, self.mlp))
+
+    def forward(self, x: Tensor, hidden: Tensor | None = None) -> Tensor:
+        return self.both(x)
+
+
+class GruGate(Block):
+    """A gated recurrent unit in the place of the sum (GTrXL)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.update, self.new = nn.Linear(2 * DIM, DIM), nn.Linear(2 * DIM, DIM)
+
+    def join(self, x: Tensor, branch: Tensor) -> Tensor:
+        pair = torch.cat([x, branch], dim=-1)
+        z = torch.sigmoid(self.update(pair))
+        return (1 - z) * x + z * torch.tanh(self.new(pair))
+
+    def joined(self, x: Tensor, branch: Tensor, gain: float) -> Tensor:
+        pair = torch.cat([x, branch], dim=-1)
+        z = 1 / (1 + (-plain.linear(self.update, pair)).exp())
+        return gain * (1 - z) * x + z * torch.tanh(plain.linear(self.new, pair))
+
+
+@torch.library.custom_op("hostile::fused_add", mutates_args=())
+def _fused_add(x: Tensor, branch: Tensor) -> Tensor:
+    return x + branch
+
+
+@torch.library.custom_op("hostile::fused_add_into", mutates_args=("x",))
+def _fused_add_into(x: Tensor, branch: Tensor) -> None:
+    x.add_(branch)
+
+
+class CustomOp(Block):
+    """An operation of somebody's own, as fused kernels are: nothing sees what is inside."""
+
+    def join(self, x: Tensor, branch: Tensor) -> Tensor:
+        return _fused_add(x, branch)
+
+
+class CustomOpInPlace(Block):
+    def join(self, x: Tensor, branch: Tensor) -> Tensor:
+        x = x.clone()
+        _fused_add_into(x, branch)
+        return x
+
+
+class ThroughNumpy(Block):
+    """The sum is made outside of torch."""
+
+    def join(self, x: Tensor, branch: Tensor) -> Tensor:
+        return torch.from_numpy(x.detach().numpy() + branch.detach().numpy())
+
+
+class ChosenTokens(Block):
+    """The branch is added for some of the tokens alone; the others are carried as they are."""
+
+    def join(self, x: Tensor, branch: Tensor) -> Tensor:
+        chosen = torch.arange(x.shape[1]) % 3 != 0
+        out = x.clone()
+        out[:, chosen] = x[:, chosen] + branch[:, chosen]
+        return out
+
+    def joined(self, x: Tensor, branch: Tensor, gain: float) -> Tensor:
+        chosen = (torch.arange(x.shape[1]) % 3 != 0).to(x.dtype)[:, None]
+        return gain * x + chosen * branch
+
+
 put_block("plain", Block)
 put_block("branch_first", BranchFirst)
 put_block("torch_add", TorchAdd)
@@ -662,3 +782,10 @@ put_block("deep_norm", DeepNorm)
 put_block("sandwich", Sandwich)
 put_block("norm_after_branch", NormAfterBranch)
 put_block("normed_skip", NormedSkip, equal=READS)
+put_block("inside_the_parts", InsideTheParts)
+put_block("residual_wrappers", ResidualWrappers)
+put_block("gru_gate", GruGate, equal=READS)
+put_block("custom_op", CustomOp, equal=frozenset())
+put_block("custom_op_in_place", CustomOpInPlace, equal=frozenset())
+put_block("through_numpy", ThroughNumpy, equal=frozenset())
+put_block("chosen_tokens", ChosenTokens, equal=READS - {"exact_whole"})

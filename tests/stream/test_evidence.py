@@ -435,7 +435,93 @@ def test_padding_that_cannot_be_placed_is_refused() -> None:
         measure(Pooled(Block), {"ids": given(16, 2), "attention_mask": padded})
 
 
+@pytest.mark.parametrize("padded", [False, True])
+def test_padding_behind_a_token_that_the_model_puts_first(padded: bool) -> None:
+    class Class(Net):
+        def start(self, x: Tensor) -> Tensor:
+            return torch.cat([self.embed.weight[:1].expand(x.shape[0], 1, -1), x], dim=1)
+
+        def forward(self, ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:  # type: ignore[override]
+            return super().forward(ids)
+
+    mask = torch.ones(2, 12, dtype=torch.long)
+    mask[1, 9:] = 1 - int(padded)
+    inputs = {"ids": given(12, 2), "attention_mask": mask}
+    if padded:
+        with pytest.raises(InputError, match=r"Token 6 of the input is token 7 of what layers\.0 takes"):
+            measure(Class(Block), inputs)
+    else:
+        assert measure(Class(Block), inputs, metrics=["relative_residual"]).provenance.lengths == (13, 13)
+
+
+def test_operating_on_a_declared_stream_is_the_cut_by_hand_or_refused() -> None:
+    class Cut(Channels):
+        def forward(self, x: Tensor) -> Tensor:
+            query, key, value = (
+                part.unflatten(1, (HEADS, -1)).transpose(2, 3) for part in self.qkv(self.group1(x)).chunk(3, 1)
+            )
+            x = self.project(F.scaled_dot_product_attention(query, key, value).transpose(2, 3).flatten(1, 2))
+            return self.down(F.gelu(self.up(self.group2(x))))
+
+    whole, cut, ids = ChannelNet(Channels), ChannelNet(Cut), given(12)
+    cut.load_state_dict(whole.state_dict())
+    options: dict[str, Any] = {"inputs": ids, "stream": "batch dim tokens"}
+    with torch.no_grad(), operate(whole, skip=0.0, **options):
+        torch.testing.assert_close(whole(ids), cut(ids), rtol=1e-12, atol=1e-12)
+    with (
+        pytest.raises(UnsupportedOperationError, match=r"channels of layers\.0"),
+        operate(whole, norm="rms", **options),
+    ):
+        pass
+
+
 def test_shape_of_an_ordinary_model_in_words() -> None:
     check = doctor(GPT("pre"), own_ids())["shape"]
     assert check.status == "pass"
     assert check.detail.endswith("channels, as the input, the attention and the blocks' own maps have it")
+
+
+class WindowBlock(Block):
+    """(batch, height, width, dim): attention in windows of two by two, an MLP on the flattened stream, as in Swin."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, height, width, dim = x.shape
+        windows = self.norm1(x).view(batch, height // 2, 2, width // 2, 2, dim).permute(0, 1, 3, 2, 4, 5)
+        mixed = self.attention(windows.reshape(-1, 4, dim)).view(windows.shape).permute(0, 1, 3, 2, 4, 5)
+        x = (x + mixed.reshape(x.shape)).reshape(batch, -1, dim)
+        return (x + self.mlp(self.norm2(x))).reshape(batch, height, width, dim)
+
+
+class Swin(nn.Module):
+    """Tokens are merged between the blocks, and the final norm sees (batch, height, width, dim)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.patches = nn.Conv2d(3, DIM, 2, 2)
+        self.layers = nn.ModuleList(WindowBlock() for _ in range(DEPTH))
+        self.norm = nn.LayerNorm(DIM)
+        self.eval().double()
+
+    def forward(self, image: Tensor, keep: Callable[[Tensor], None] = lambda x: None) -> Tensor:
+        x = self.patches(image).permute(0, 2, 3, 1)
+        for number, layer in enumerate(self.layers):
+            x = layer(x if number == 0 else x.unflatten(1, (-1, 2)).mean(2).unflatten(2, (-1, 2)).mean(3))
+            keep(x)
+        return self.norm(x).mean((1, 2))
+
+
+def test_windows_on_an_image_and_tokens_that_are_merged_need_no_declaration() -> None:
+    model, images = Swin(), torch.randn(3, 3, 32, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    report = doctor(model, images)
+    assert report.passed, str(report)
+    assert report["shape"].detail.startswith("2 sequences x 256 tokens x 16 channels")
+    run = measure(model, images, batch=2)
+    case = Case(lambda: model, Stream(), "", lambda x: x.flatten(1, 2))  # type: ignore[arg-type, return-value]
+    expected = by_hand(case, model, images)  # type: ignore[arg-type]
+    found = run.select(metric="relative_residual", site="block.out").to_pylist()
+    assert {(row["layer"], row["sequence"]): row["value"] for row in found} == pytest.approx(
+        {(layer, n): value for layer, row in enumerate(expected) for n, value in enumerate(row)}, rel=1e-6
+    )
+    final = run.select(metric="relative_residual", site="final").to_pylist()
+    assert [row["sequence"] for row in final] == [0, 1, 2]

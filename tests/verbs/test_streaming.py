@@ -133,6 +133,14 @@ def test_what_streams_is_a_folder_and_one_stack_of_blocks(folder: Callable[[str]
         measure(folder("t5"), offload=True, **SHAPE)
 
 
+def test_the_earlier_spelling_works_and_warns(folder: Callable[[str], Path]) -> None:
+    with pytest.warns(DeprecationWarning, match="stream=True is now offload=True"):
+        old = measure(folder("llama"), stream=True, **SHAPE)
+    assert same_bits(old, measure(folder("llama"), offload=True, **SHAPE))
+    with pytest.raises(InputError, match="expected how the residual stream lies"):
+        measure(folder("llama"), stream=1, **SHAPE)  # type: ignore[arg-type]
+
+
 def test_arguments_that_do_not_go_together(folder: Callable[[str], Path]) -> None:
     with pytest.raises(InputError, match="go with offload"):
         measure("init:tiny-bert", memory="3GiB")

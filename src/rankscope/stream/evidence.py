@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from rankscope._errors import LayoutError, SiteError
+from rankscope._errors import InputError, LayoutError, SiteError
 from rankscope.models.inputs import Batch
 from rankscope.models.stream import Stream
 from rankscope.models.view import ModelView, Stack
@@ -54,6 +54,8 @@ _TURNS = frozenset(
     }
 )  # fmt: skip
 _ROUNDINGS = 256
+_REORDERED = 16
+"""By so many roundings of the largest number a sum may differ that was formed in another order, as experts do."""
 
 
 @dataclass
@@ -120,15 +122,17 @@ class _Seen:
         return next(iter(votes)) if len(votes) == 1 else None
 
 
-def agreed(view: ModelView, batch: Batch, rows: int) -> ModelView:
+def agreed(view: ModelView, batch: Batch, rows: int, *, some_count: bool = False) -> ModelView:
     """The view with streams that agree with what a forward pass shows, and the reasons.
 
     Args:
         view: the structure found, and the stream declared or guessed.
         batch: the probe.
         rows: sequences in it.
+        some_count: whether some tokens of the input, its padding, are not to be measured.
 
     Raises:
+        InputError: some tokens are not to be measured, and which these are in the stream is not known.
         LayoutError: the stream cannot lie as it is read; the message says what to declare.
     """
     with without_fastpath():
@@ -151,6 +155,8 @@ def agreed(view: ModelView, batch: Batch, rows: int) -> ModelView:
             sorted(found.attention),
         )
         stacks.append(_settled(stack, facts, found))
+        if some_count:
+            _check_places(stacks[-1], facts)
     return replace(view, stacks=tuple(stacks))
 
 
@@ -183,6 +189,22 @@ def _too_few(stack: Stack, facts: _Facts) -> list[str]:
         f"the input has {min(facts.lengths)} tokens, and only {tokens} go through the blocks; if they are all there "
         "are, as where tokens are pooled first, declare the axes as they are"
     ]
+
+
+def _check_places(stack: Stack, facts: _Facts) -> None:
+    """Raise where a token of the input is at another place in the stream, behind one that the model puts first."""
+    stream = replace(stack.stream, streams="join")
+    if not facts.only_ids or len(facts.lengths) != 1 or facts.changed is None:
+        return
+    words, sizes = stream.unfolded(facts.shape, facts.rows)
+    place = _changed_place(min(facts.lengths))
+    reached = stream.canonical(facts.changed, facts.rows)[facts.row].any(dim=-1)
+    if _is_local(words, sizes, facts) and not bool(reached[place]):
+        raise InputError(
+            f"Token {place} of the input is token {int(reached.int().argmax())} of what {stack.calls[0].module_name} "
+            "takes, so that which of its tokens are padding is not known. Pass sequences of one length, without "
+            "padding and with tokens_policy='content'."
+        )
 
 
 def _batch_of(stream: Stream, shape: torch.Size, rows: int) -> int:
@@ -253,8 +275,17 @@ def _against_change(words: Sequence[str], changed: Tensor, row: int) -> list[str
 
 
 def _against_mixing(stream: Stream, facts: _Facts) -> list[str]:
-    """What is said against an axis of sequences by a block that carries a change from one to another."""
-    if facts.changed_behind is None or _batch_of(stream, facts.changed_behind.shape, facts.rows) != facts.rows:
+    """What is said against an axis of sequences by a block that carries a change from one to another.
+
+    Nothing where attention is seen within each sequence: experts that take so many tokens and no more mix them too.
+    """
+    tokens = stream.sizes(facts.shape, facts.rows)[1]
+    within = any(found[:2] == (facts.rows, tokens) for found in facts.attention) and facts.rows != tokens
+    if (
+        within
+        or facts.changed_behind is None
+        or _batch_of(stream, facts.changed_behind.shape, facts.rows) != facts.rows
+    ):
         return []
     words, sizes = stream.unfolded(facts.changed_behind.shape, facts.rows)
     rows = _reached(facts.changed_behind.reshape(sizes), words.index("batch"))
@@ -653,15 +684,20 @@ def _another_id(ids: Tensor, row: int, axis: int) -> Tensor:
     """One id in the middle becomes another that the sequence holds, so that it is one the model knows."""
     ids = ids.clone()
     own = ids.select(axis, row)
-    middle = len(own) // 2
+    middle = _changed_place(len(own))
     other = [number for number in own[1:-1].tolist() if number != int(own[middle])]
     own[middle] = other[0] if other else (own[middle] - 1 if own[middle] > 0 else own[middle] + 1)
     return ids
 
 
+def _changed_place(tokens: int) -> int:
+    """Which of so many tokens is changed."""
+    return tokens // 2
+
+
 def _change(before: Tensor | None, after: Tensor | None) -> Tensor | None:
-    """Where a tensor is another; None where it is nowhere, or not comparable."""
+    """Where a tensor is another, not by rounding; None where it is nowhere, or not comparable."""
     if before is None or after is None or after.shape != before.shape:
         return None
-    changed = before != after
+    changed = (before - after).abs() > _REORDERED * torch.finfo(before.dtype).eps * before.abs().max()
     return changed if bool(changed.any()) else None

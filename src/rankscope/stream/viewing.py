@@ -38,7 +38,7 @@ def view_of(
     small, sequences = probe_batch(batch, whole=_depends_on_length(model))
     with undisturbed(model):
         view = discover(model, lambda: small.run(model), batch=sequences, blocks=blocks, stream=stream)
-        view = agreed(view, small, sequences)
+        view = agreed(view, small, sequences, some_count=batch.keep is not None)
     _STACKS[model] = view.stacks
     return view
 

@@ -148,7 +148,7 @@ def operating(
     """The same for an operation that is already described, on a model whose structure may be known."""
     with session_on(model, inputs=inputs, blocks=blocks, stream=stream, view=view) as session:
         if operation != Operation():
-            need_edits_in_blocks(session.view)
+            need_edits_in_blocks(session.view, norms=operation.norm in ("scale", "rms"))
         check_operable(operation, session.view)
         session.operations.append(operation)
         try:

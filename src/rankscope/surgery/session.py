@@ -92,17 +92,25 @@ def operations_on(model: nn.Module) -> tuple[dict[str, Any], ...]:
     return (*done, *(graft.describe() for graft in session.grafts))
 
 
-def need_edits_in_blocks(view: ModelView) -> None:
+def need_edits_in_blocks(view: ModelView, *, norms: bool = False) -> None:
     """Make sure that what is edited inside the blocks is all there is of the stream.
 
+    ``norms`` are put in place of the blocks' own, along the last axis.
+
     Raises:
-        UnsupportedOperationError: the stream was declared to be in other slots, or its skips outside of the blocks.
+        UnsupportedOperationError: the stream was declared to be in other slots, its skips outside of the blocks, or its
+            channels along another axis.
     """
     for stack in view.stacks:
         if not stack.stream.has_plain_blocks:
             raise UnsupportedOperationError(
                 f"The residual stream of {stack.calls[0].module_name} was declared as '{stack.stream}': not all of its "
                 "skips are inside the blocks, and those outside cannot be changed. measure and the gauge can read it."
+            )
+        if norms and not stack.layout.endswith("dim"):
+            raise UnsupportedOperationError(
+                f"norm= puts a norm along the last axis, and the channels of {stack.calls[0].module_name} are along "
+                f"another: '{stack.stream}'. Only norm='identity' can be asked for."
             )
 
 
