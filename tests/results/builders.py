@@ -86,8 +86,6 @@ def make_run(table: pa.Table, model: str = "init:tiny-bert", **given: object) ->
         git=None,
         command=("rankscope", "measure", model),
         created="2026-01-01T00:00:00+00:00",
-        inputs="built-in sample text",
-        inputs_hash="0" * 64,
     )
     floor = {"dtype": "float32", "relative": FLOOR32, "meaning": "smaller relative differences are rounding"}
     facts_of_it = {"verdict": verdict.sentence, "evidence": verdict.evidence, "code": verdict.code}

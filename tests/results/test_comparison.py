@@ -20,13 +20,17 @@ from tests.results.builders import make_run, profile
 OPTIONS = {"draws": 2000, "level": 0.95, "seed": 0}
 
 
+def read(run: Run, **facts: object) -> Run:
+    return dataclasses.replace(run, provenance=dataclasses.replace(run.provenance, **facts))
+
+
 def run_with(values: np.ndarray, metric: str = "relative_residual", **given: object):
     """A run of one metric with the values ``(layers, sequences)``."""
     writer = RowWriter()
     for layer, row in enumerate(values):
         writer.add(metric=metric, site="block.out", stack=None, layer=layer, first_sequence=0, values=row,
                    statuses=np.where(np.isnan(row), 2, 0), head_axis=False)  # fmt: skip
-    return make_run(writer.table(), **given)
+    return read(make_run(writer.table(), **given), inputs="built-in sample text", inputs_hash="0" * 64)
 
 
 def slow_paired(a: np.ndarray, b: np.ndarray, draws: int, level: float, seed: int) -> tuple[float, float]:
@@ -129,10 +133,6 @@ def test_other_lengths_are_not_paired() -> None:
     assert not answer.paired
     assert answer.table["sequences_b"].to_pylist() == [3, 3]
     assert compare(run_with(base), run_with(base[:, :3]), paired=True).table["sequences_a"].to_pylist() == [3, 3]
-
-
-def read(run: Run, **facts: object) -> Run:
-    return dataclasses.replace(run, provenance=dataclasses.replace(run.provenance, **facts))
 
 
 def test_item_9_runs_that_read_different_tokens_are_not_paired() -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rankscope._errors import InputError, ResultError
 from rankscope._types import path_of
@@ -57,8 +57,7 @@ def report(
         >>> report(run, tempfile.mkdtemp() + "/report.html").name
         'report.html'
     """
-    one = isinstance(runs, (Run, Record, str, os.PathLike)) or not isinstance(runs, (Sequence, Iterator))
-    given = [runs] if one else list(runs)
+    given: list[Any] = [runs] if isinstance(runs, (str, bytes)) or not isinstance(runs, Iterable) else list(runs)
     if not given:
         raise InputError("There is nothing to report on: give at least one run, or a folder written by --out.")
     read = [_read(run) for run in given]
