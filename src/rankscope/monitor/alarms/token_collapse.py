@@ -14,7 +14,7 @@ OF_NULL_WITH_START = 0.5
 
 
 @alarm(
-    metrics=("relative_residual", "largest_token_share"),
+    metrics=("relative_residual",),
     title="Tokens collapse",
     remedies={
         "attention": ("centred_attention", "shaped_attention"),
