@@ -36,8 +36,9 @@ def synthetic(seeds: range) -> Iterator[dict[str, Any]]:
     from tests.verdicts.corpus import KINDS, verdicts_of
 
     for kind in KINDS.values():
-        found = verdicts_of(kind, seeds)
-        yield line(kind.name, kind.words, [kind.label], Counter(verdict.code for verdict in found))
+        found = Counter(verdict.code for verdict in verdicts_of(kind, seeds))
+        print(kind.name, dict(found), flush=True)
+        yield line(kind.name, kind.words, [kind.label], found)
 
 
 def real(seeds: int) -> Iterator[dict[str, Any]]:

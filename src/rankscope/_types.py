@@ -13,7 +13,11 @@ _LONGEST_NAME, _LONGEST_PATH = 255, 4096
 
 
 class Status(str, Enum):
-    """What a value is worth. Only ``OK`` values enter verdicts and alarms; a mean is marked with what else it holds."""
+    """What a value is worth.
+
+    Means hold values that are ``OK``, ``FLOOR`` or ``ESTIMATE`` and are marked if one is not ``OK``; verdicts count the
+    others.
+    """
 
     OK = "ok"
     FLOOR = "at the float floor"

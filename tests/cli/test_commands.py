@@ -58,7 +58,18 @@ def test_measure_prints_one_json_object(cli, measured: Fake) -> None:
     assert outcome.code == 0
     assert outcome.out.count("\n") == 1
     answer = json.loads(outcome.out, parse_constant=no_constants)
-    assert list(answer) == ["schema", "kind", "provenance", "floor", "verdict", "evidence", "null", "rows"]
+    assert list(answer) == [
+        "schema",
+        "kind",
+        "provenance",
+        "floor",
+        "verdict",
+        "code",
+        "next_steps",
+        "evidence",
+        "null",
+        "rows",
+    ]
     assert {"metric", "site", "layer", "sequence", "value", "status"} == set(answer["rows"][0])
     assert outcome.err == "note: the sample [text] was used\n"
 

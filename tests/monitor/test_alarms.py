@@ -11,6 +11,7 @@ from rankscope.monitor.battery import chosen_metrics
 from rankscope.monitor.references import START_READINGS, References, random_null
 from rankscope.monitor.watching import Watch, chosen_alarms
 from rankscope.results.readings import Alarm, LayerValue
+from rankscope.verdicts.states import COLLAPSED_RESIDUAL
 
 NULL = {
     "relative_residual": 0.98,
@@ -77,7 +78,7 @@ def test_evidence_holds_the_value_and_its_references(name: str) -> None:
 
 def test_thresholds_of_token_collapse_are_where_they_are_said_to_be() -> None:
     spec = ALARMS["token_collapse"]
-    assert severity(spec, {"relative_residual": 0.03 * 0.98}, {"relative_residual": 0.2}) == pytest.approx(1.0)
+    assert severity(spec, {"relative_residual": COLLAPSED_RESIDUAL}, {"relative_residual": 0.2}) == pytest.approx(1.0)
     # a fall to a tenth of the start counts only below half of what random tokens read
     assert severity(spec, {"relative_residual": 0.1 * 0.8}) == pytest.approx(1.0)
     assert severity(spec, {"relative_residual": 0.55}, {"relative_residual": 5.0}) < 1.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 import pyarrow as pa
@@ -14,11 +15,14 @@ from torch import Tensor, nn
 import rankscope as rs
 from rankscope._types import Status
 from rankscope.monitor.alarms import ALARMS, LayerState
+from rankscope.monitor.battery import layer_values
+from rankscope.results.readings import LayerValue
 from rankscope.results.rows import RowWriter
 from rankscope.verdicts import judge
+from rankscope.verdicts.ablation import judge_ablation
 from rankscope.verdicts.exactness import judge_exact
 from rankscope.verdicts.states import COLLAPSED_RESIDUAL, State, is_collapsed
-from tests.verdicts.corpus import KINDS, Draw, Stack, verdict_on
+from tests.verdicts.corpus import KINDS, Draw, Stack, facts_of, table_of, verdict_on
 
 TOKENS, DIM = 128, 256
 
@@ -167,7 +171,7 @@ def alarm(values: dict[str, float], undefined: frozenset[str] = frozenset()) -> 
     return 0.0 if judgement is None else judgement.severity
 
 
-@pytest.mark.parametrize("residual", [0.9, 0.2, 0.031, 0.029, 0.0047, 0.0020, 1e-5])
+@pytest.mark.parametrize("residual", [0.9, 0.2, 0.05, 0.035, 0.031, 0.029, 0.0047, 0.0020, 1e-5])
 def test_one_number_is_one_verdict_in_every_verb(residual: float) -> None:
     layers = [fixed_residual(0.9, seed=1), fixed_residual(0.9, seed=2), fixed_residual(residual)]
     model, inputs = Fixed(layers).eval(), {"inputs_embeds": torch.ones_like(layers[0])}
@@ -195,14 +199,27 @@ LESS = {
 """Where residuals alone, all that ``exact`` has, or means over sequences, all that the gauge has, cannot see a state."""
 
 
+GAUGE_SEES_MEANS = {
+    "some_sequences": "the gauge reads means over the sequences of its probe",
+    "not_finite": "the gauge has its own alarm for what is not finite",
+}
+
+
+def gauge_layers(table: pa.Table) -> Iterator[tuple[dict[str, float], frozenset[str]]]:
+    """Each layer as the gauge's rules see it, with the typical residual among its metrics."""
+    layers: dict[int, dict[str, LayerValue]] = {}
+    for value in layer_values(table):
+        layers.setdefault(value.layer, {})[value.metric] = value
+    for values in layers.values():
+        means = {metric: value.mean for metric, value in values.items()}
+        yield means, frozenset(metric for metric, value in values.items() if value.status == Status.UNDEFINED)
+
+
 @pytest.mark.parametrize("name", KINDS)
 def test_every_pattern_has_one_state_in_every_verb(name: str) -> None:
     """Through ``measure``'s battery, as an arm of ``ablate``, as the residuals of ``exact`` and in the gauge."""
     stack = KINDS[name].build(Draw(7))
     label = KINDS[name].label
-    from rankscope.verdicts.ablation import judge_ablation
-    from tests.verdicts.corpus import facts_of, table_of
-
     table, facts = table_of(stack), facts_of(stack)
     own = judge(table, **facts)
     assert own.code == label
@@ -212,6 +229,8 @@ def test_every_pattern_has_one_state_in_every_verb(name: str) -> None:
     residuals = table.filter(pc.equal(table["metric"], "relative_residual"))
     alone = judge(residuals, **facts).code
     assert alone == label or label in LESS
+    raised = any(alarm(values, undefined) >= 1 for values, undefined in gauge_layers(table))
+    assert raised == (label in {"collapsed", "floor", "vanished"}) or name in GAUGE_SEES_MEANS
 
 
 def test_exact_compares_like_with_like() -> None:

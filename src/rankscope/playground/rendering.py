@@ -7,9 +7,13 @@ import math
 from collections.abc import Iterator
 from html import escape
 
+import numpy as np
+
 from rankscope.playground.curves import SHORT, curve
 from rankscope.playground.picture import Course, Frame, Picture
 from rankscope.playground.scales import exponent
+from rankscope.verdicts.prediction import read_logs
+from rankscope.verdicts.sentences import in_words
 
 WIDE, NARROW = (540, 440), (340, 330)
 HEADLINES = {
@@ -80,8 +84,9 @@ def _slows(picture: Picture) -> bool:
 
 
 def _facts(picture: Picture) -> Iterator[tuple[str, str]]:
-    last = power(picture.course.log10_relative[-1])
-    yield f"tokens differ after block {picture.choices.depth} by", f"{last} of themselves"
+    course = picture.course.log10_relative
+    yield f"tokens differ after block {picture.choices.depth} by", f"{power(course[-1])} of themselves"
+    yield "state, as measure names it", escape(in_words(read_logs(np.array(course[1:])[:, None])))
     order = picture.course.order[-1]
     yield "order measured at the last block", f"{order:.3f}" if math.isfinite(order) else "tokens are equal"
     if picture.order != 3 and math.isfinite(picture.factor):

@@ -59,8 +59,11 @@ def classify(battery: Battery) -> NDArray[np.int64]:
     spread, typical, values = battery.spread(), battery.values["typical"], battery.values
     many = _at_least(battery.tokens, LEAST_TOKENS) & (battery.dim is None or battery.dim >= LEAST_TOKENS)
     low = np.nan_to_num(typical, nan=-np.inf) <= COLLAPSED_RESIDUAL
-    grouped = (values["copied_share"] >= CLUSTERED_SHARE) & (values["cluster_share"] <= CLUSTERED_SHARE)
-    repeated = ~(values["copied_share"] == 0.0)  # one of two tokens is half of them, and a copy of none
+    # A single cloud a little wider than the tolerance has many near pairs, but no gap around them.
+    cloud = (typical > COLLAPSED_RESIDUAL) & (typical <= 2 * COLLAPSED_RESIDUAL)
+    # One of two tokens is half of them, and a copy of none.
+    repeated = ~(values["copied_share"] == 0.0) & ~cloud
+    grouped = repeated & (values["copied_share"] >= CLUSTERED_SHARE) & (values["cluster_share"] <= CLUSTERED_SHARE)
     known = np.any([np.isfinite(grid) for part, grid in values.items() if part != "size"], axis=0)
     # Where the residual was looked for and has no value, other numbers do not speak for it.
     states = np.where((known & ~battery.undefined) | battery.floor, int(State.HEALTHY), int(State.UNKNOWN))

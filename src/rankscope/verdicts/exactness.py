@@ -114,8 +114,9 @@ def _course(table: pa.Table, stack: str | None, layers: NDArray[np.int64], logs:
     if math.isnan(first) or len(layers) < 2:
         return end, 0.0
     fall = first - last
-    way = "about as" if abs(fall) < LEVEL else "down from" if fall > 0 else "up from"
-    return f"{end}, {way} {_power(first)} after block {layers[0]}", fall
+    if abs(fall) < LEVEL:
+        return f"{end}, about what it is after block {layers[0]}", fall
+    return f"{end}, {'down' if fall > 0 else 'up'} from {_power(first)} after block {layers[0]}", fall
 
 
 def _zero_words(layers: NDArray[np.int64], logs: Floats) -> str:

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rankscope.verdicts.battery import residual_battery
+from rankscope.verdicts.battery import Floats, residual_battery
 from rankscope.verdicts.reading import Reading, read
 
 
@@ -19,6 +19,11 @@ def predicted_state(table: pa.Table, depth: int) -> Reading:
     seeds, column = np.unique(rows["sequence"].to_numpy(), return_inverse=True)
     logs = np.full((depth, seeds.size), np.nan)
     logs[rows["layer"].to_numpy(), column] = rows["value"].to_numpy()
+    return read_logs(logs)
+
+
+def read_logs(logs: Floats) -> Reading:
+    """Judge log10 of relative residuals after each block, ``(blocks, sequences)``; minus infinity is an exact zero."""
     with np.errstate(under="ignore"):
         residuals = np.power(10.0, logs)
-    return read(residual_battery(range(depth), residuals, metric="log10_relative_residual"), None, {})
+    return read(residual_battery(range(len(logs)), residuals, metric="log10_relative_residual"), None, {})

@@ -6,7 +6,7 @@ import math
 
 from rankscope._citations import Cite
 from rankscope.monitor.alarms._spec import Judgement, LayerState, alarm, fallen
-from rankscope.verdicts.states import COLLAPSED_RESIDUAL
+from rankscope.verdicts.states import COLLAPSED_RESIDUAL, DOMINANT_SHARE
 
 OF_START = 0.1
 OF_NULL_WITH_START = 0.5
@@ -14,7 +14,7 @@ OF_NULL_WITH_START = 0.5
 
 
 @alarm(
-    metrics=("relative_residual", "largest_token_share"),
+    metrics=("relative_residual",),
     title="Tokens collapse",
     cites=(Cite("dong2021attention"),),
 )
@@ -33,8 +33,12 @@ def token_collapse(layer: LayerState) -> Judgement | None:
     now = layer.now["relative_residual"]
     start, null = layer.start.get("relative_residual", math.nan), layer.null.get("relative_residual", math.nan)
     since_start = min(fallen(now, start, OF_START), fallen(now, null, OF_NULL_WITH_START))
+    # As in a verdict, a residual that one constant channel brought down is a collapse only if typical pairs agree.
+    apart = max(now, layer.now.get("typical_residual", now))
+    unsure = not layer.has("typical_residual") and layer.now.get("largest_channel_share", 0.0) > DOMINANT_SHARE
+    caution = "; one channel dominates: add typical_residual to the metrics to see the others" if unsure else ""
     return Judgement(
-        severity=max(fallen(now, 1.0, COLLAPSED_RESIDUAL), since_start),
+        severity=max(fallen(apart, 1.0, COLLAPSED_RESIDUAL), since_start),
         evidence={"relative_residual": now, "at_start": start, "random_tokens": null},
-        words=f"relative residual {now:.2g} (start of the run {start:.2g}, random tokens {null:.2g})",
+        words=f"relative residual {now:.2g} (start of the run {start:.2g}, random tokens {null:.2g}){caution}",
     )
