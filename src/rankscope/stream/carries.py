@@ -183,7 +183,7 @@ class _Replay:
             if len(known) == 1:
                 if self.sets.get(op.carried[-1], _NOTHING).all and len(op.carried) > 1:
                     self._meet_inside(op, known)  # a constant matrix from the left sums over rows
-                result = _Sets(point, point | total.linear, total.all & ~total.bent | total.reached, total.bent)
+                result = _Sets(point, point | total.linear, total.all, total.bent)
             else:
                 result = _Sets(point, point, total.all, total.all)
         if added:
