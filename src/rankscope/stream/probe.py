@@ -73,7 +73,11 @@ class _Probe(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         if not self._frames:
-            return func(*args, **kwargs)
+            before = self.tape.begin_function(func, ())
+            try:
+                return func(*args, **kwargs)
+            finally:
+                self.tape.end_function(before)
         added = [frame.see_add(func, args, kwargs) for frame in self._frames] if func in SUMS else []
         inputs = tensors_in((args, kwargs), depth=3)
         skips = [
