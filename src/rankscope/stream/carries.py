@@ -109,8 +109,9 @@ class _Replay:
     def _cross(self, edge: Edge, call: KnownCall) -> None:
         found = self.sets.get(edge.value, _NOTHING)
         if edge.begins:
-            self._enter(call.stack, call.first, found.carried)
-            self.entered |= found.carried
+            # What becomes the stream by a constant matrix (an adapter, a projection of embeddings) is the stream as well.
+            self._enter(call.stack, call.first, found.carried | found.linear)
+            self.entered |= found.carried | found.linear
             self.open.append((edge.call, found.carried, edge.tokens))
             return
         _, entry, _ = self.open.pop()
@@ -183,7 +184,7 @@ class _Replay:
             if len(known) == 1:
                 if self.sets.get(op.carried[-1], _NOTHING).all and len(op.carried) > 1:
                     self._meet_inside(op, known)  # a constant matrix from the left sums over rows
-                result = _Sets(point, point | total.linear, total.all & ~total.bent | total.reached, total.bent)
+                result = _Sets(point, point | total.linear, total.all, total.bent)
             else:
                 result = _Sets(point, point, total.all, total.all)
         if added:
@@ -200,10 +201,10 @@ class _Replay:
     def _meet(self, op: Op, given: list[_Sets], *, gates: bool) -> None:
         for one, other in permutations(given, 2):
             points = one.carried & other.reached
-            if points:
-                self._note(points, op, self.met if op.merges and not gates else self.gated)
-            elif op.merges and not gates:
-                self._note(self._projected(op, one, other), op, self.met)
+            if op.merges and not gates:
+                self._note(points | self._projected(op, one, other), op, self.met)
+            else:
+                self._note(points, op, self.gated)
 
     def _projected(self, op: Op, one: _Sets, other: _Sets) -> int:
         """Points that come through constant matrices alone, beside something that computed from them.

@@ -28,6 +28,8 @@ input. ``mixes``: anything else, above all what makes tokens meet.
 """
 
 _LINEAR = {"add", "sub", "rsub", "neg", "lerp", "where", "masked_fill", "clone", "copy", "positive"}
+_ELEMENTWISE = {"hardswish", "prelu", "_prelu_kernel", "log_sigmoid_forward", "glu", "rrelu_with_noise", "floor_divide"}
+"""Elementwise functions that torch does not mark as such."""
 _PRODUCTS = {"mul", "div", "true_divide"}
 _CARRYING = {
     "_to_copy", "_unsafe_view", "_reshape_alias", "cat", "stack", "repeat", "roll", "flip", "rot90", "constant_pad_nd",
@@ -39,7 +41,7 @@ _CARRYING = {
     "native_dropout", "avg_pool1d", "avg_pool2d", "_adaptive_avg_pool2d", "max_pool2d_with_indices",
     "upsample_nearest1d", "upsample_nearest2d", "upsample_bilinear2d", "upsample_linear1d", "upsample_bicubic2d",
     "repeat_interleave", "tril", "triu", "resize_", "set_", "lift_fresh", "_conj", "view_as_real", "view_as_complex",
-    "addcmul", "addcdiv", "split_with_sizes_copy", "unbind_copy",
+    "addcmul", "addcdiv", "split_with_sizes_copy", "unbind_copy", "bernoulli",
 }  # fmt: skip
 _STATISTICS = {
     "mean",
@@ -127,6 +129,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._known: dict[int, tuple[weakref.ref[Tensor], int]] = {}
         self._sharing: dict[int, list[weakref.ref[Tensor]]] = {}
         self._modules: list[tuple[str, bool]] = []
+        self._casts: dict[int, int] = {}
         self._func: Callable[..., Any] | None = None
         self._adds: list[tuple[int, int, Tensor]] = []
 
@@ -150,7 +153,12 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.events.append(Edge(call, self.value_of(tensor), begins, tuple(tensor.shape[:-1])))
 
     def begin_function(self, func: Callable[..., Any], adds: Sequence[tuple[int, int, Tensor]]) -> Any:
-        """The author's own call, of which the operations that follow are parts; gives what to put back after it."""
+        """The author's own call, of which the operations that follow are parts; gives what to put back after it.
+
+        Args:
+            func: the call.
+            adds: skips of which it is the sum: number of the module call, number of the add in it, and the stream.
+        """
         before = self._func, self._adds
         self._func, self._adds = func, list(adds)
         return before
@@ -215,15 +223,14 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
             elif plain in ("zero", "fill"):
                 carried = ()
         outs = tuple(self.value_of(tensor) for tensor in made)
+        if plain == "_to_copy":
+            self._casts[before[0]] = outs[0]
         if not outs:
             return
         merges = _merges(func, plain, args, given)
         call = self._func
         in_norm = (call is not None and call in NORMS) or any(is_norm for _, is_norm in self._modules)
-        adds = tuple(
-            (number, position, next((v for t, v in zip(given, before, strict=True) if t is stream), 0))
-            for number, position, stream in self._adds
-        )
+        adds = tuple((number, add, self._given_as(stream, given, before)) for number, add, stream in self._adds)
         tokens = tuple(made[0].shape[:-1])
         module = self._modules[-1][0] if self._modules else ""
         written_as = _written_as(call, name)
@@ -244,6 +251,11 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 tokens,
             )
         )
+
+    def _given_as(self, stream: Tensor, given: list[Tensor], before: list[int]) -> int:
+        """The value by which the stream went in: itself, or the cast of it that autocast puts in its place."""
+        same = (value for tensor, value in zip(given, before, strict=True) if tensor is stream)
+        return next(same, self._casts.get(self.value_of(stream), 0))
 
     def _others(self, target: Tensor) -> list[Tensor]:
         """Tensors still alive that look at the memory of another."""
@@ -280,7 +292,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return "carries", carried, tuple(value for value in before if value not in carried), False
         if func.is_view or name in _CARRYING or name in _LINEAR or name in _SIDE_BY_SIDE:
             return "carries", tuple(before), (), False
-        if torch.Tag.pointwise in func.tags:
+        if torch.Tag.pointwise in func.tags or name in _ELEMENTWISE:
             return "bends", tuple(before), (), False
         return "mixes", tuple(before), (), False
 

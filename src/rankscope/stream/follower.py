@@ -158,6 +158,8 @@ class StreamFollower(TorchFunctionMode):
             return inside_multi_head(func, args, kwargs, self._fused, self._softmax_inside)
         if func is SDPA:
             return self._fused(func, args, kwargs)
+        if not call.has_attention:
+            return func(*args, **kwargs)
         batch, tokens = call.batch_and_tokens()
         inside = self._attention_depth > 0
         if not is_over_keys(args, kwargs) or not is_attention_shaped(args[0], batch, tokens, inside):

@@ -75,6 +75,11 @@ class OpenCall(StreamFrame):
         """Whether a norm met now is the final norm of the stack, and not one of a block."""
         return self.call.final_norm_inside and self._adds_seen == len(self._adds)
 
+    @property
+    def has_attention(self) -> bool:
+        """Whether the probe saw attention in this call."""
+        return bool(self._attention)
+
     def next_attention(self) -> SiteRef:
         """The site of the attention call that is happening."""
         if self._attention_seen == len(self._attention):

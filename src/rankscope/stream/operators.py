@@ -60,6 +60,13 @@ CONSTANTS: frozenset[Callable[..., Any]] = frozenset(
 SHAPED_LIKE: frozenset[Callable[..., Any]] = frozenset({T.expand_as, T.view_as, T.reshape_as, T.type_as})
 """Calls that take only the shape or the type of their second argument."""
 
+PRODUCTS: frozenset[Callable[..., Any]] = frozenset(
+    {torch.matmul, T.matmul, T.__matmul__, T.__rmatmul__, torch.bmm, T.bmm, torch.baddbmm, T.baddbmm, torch.einsum}
+)
+PROJECTIONS: frozenset[Callable[..., Any]] = frozenset(
+    {F.linear, torch.addmm, T.addmm, F.conv1d, F.conv2d, F.embedding, torch.conv1d, torch.conv2d}
+)
+
 SDPA: Callable[..., Any] = F.scaled_dot_product_attention
 MULTI_HEAD: Callable[..., Any] = F.multi_head_attention_forward
 

@@ -27,7 +27,17 @@ from rankscope.stream.attention_calls import (
 )
 from rankscope.stream.dataflow import Tape
 from rankscope.stream.frames import first_tensor, output_tensor, tensors_in
-from rankscope.stream.operators import MULTI_HEAD, NORMS, SDPA, SOFTMAXES, SUMS, is_attention, is_norm
+from rankscope.stream.operators import (
+    MULTI_HEAD,
+    NORMS,
+    PRODUCTS,
+    PROJECTIONS,
+    SDPA,
+    SOFTMAXES,
+    SUMS,
+    is_attention,
+    is_norm,
+)
 from rankscope.stream.origins import CROSS_NAME, CallRecord, ProbeFrame
 
 
@@ -57,6 +67,7 @@ class _Probe(TorchFunctionMode):
         self._frames: list[ProbeFrame] = []
         self._open: list[ProbeFrame | None] = []
         self._attention_modules: list[str] = []
+        self._products: dict[int, weakref.ref[Tensor]] = {}
         self._returned: dict[int, list[tuple[weakref.ref[Tensor], CallRecord]]] = {}
 
     def __torch_function__(
@@ -64,7 +75,11 @@ class _Probe(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         if not self._frames:
-            return func(*args, **kwargs)
+            before = self.tape.begin_function(func, ())
+            try:
+                return func(*args, **kwargs)
+            finally:
+                self.tape.end_function(before)
         added = [frame.see_add(func, args, kwargs) for frame in self._frames] if func in SUMS else []
         inputs = tensors_in((args, kwargs), depth=3)
         skips = [
@@ -91,6 +106,8 @@ class _Probe(TorchFunctionMode):
             out = func(*args, **kwargs)
             calls = self._attention_calls(func, args, kwargs, out)
         outputs = tensors_in(out) or inputs[:1]
+        if func in PRODUCTS or (func not in PROJECTIONS and any(map(self._is_product, inputs))):
+            self._products |= {id(tensor): weakref.ref(tensor) for tensor in outputs}
         for frame in self._frames:
             frame.spread(func, inputs, outputs, len(self._attention_modules))
             frame.pass_on(func, args, out)
@@ -111,8 +128,19 @@ class _Probe(TorchFunctionMode):
             call = from_sdpa(args, kwargs)
             return [] if call is None else [call]
         over_keys = func in SOFTMAXES and is_over_keys(args, kwargs)
-        fits = over_keys and any(self._fits(out, frame) for frame in self._frames)
+        fits = over_keys and any(self._fits(out, frame) and self._are_scores(args[0], frame) for frame in self._frames)
         return [AttentionCall(weights=out)] if fits else []
+
+    def _are_scores(self, scores: Tensor, frame: ProbeFrame) -> bool:
+        """Whether a softmax over the last axis is one over keys.
+
+        As long as the stream, or the product of queries and keys: else it is over the features of a projection.
+        """
+        return self._is_product(scores) or scores.shape[-1] - frame.tokens(self._batch) in (0, 1)
+
+    def _is_product(self, tensor: Tensor) -> bool:
+        reference = self._products.get(id(tensor))
+        return reference is not None and reference() is tensor
 
     def _fits(self, probs: Tensor, frame: ProbeFrame) -> bool:
         inside = bool(self._attention_modules)
