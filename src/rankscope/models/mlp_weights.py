@@ -68,6 +68,12 @@ def mlp_weights(block: torch.nn.Module, config: Any) -> MlpWeights:
         root = family.mlp[0]
         gate, up, down = (_matrix(found, f"{root}.{name}", turn) for name in _GATED)
         if gate is not None and up is not None and down is not None:
+            biased = [name for name in _GATED[:2] if found.get(f"{root}.{name}.bias") is not None]
+            if biased:
+                raise UnsupportedConfigError(
+                    f"The gated MLP of {config.model_type!r} has biases ({', '.join(biased)}): its Lipschitz constant "
+                    "is certified only without."
+                )
             return MlpWeights(up, down, gate, activation, _radius(family, found, config))
         for first, second in _PLAIN:
             W_in, W_out = (_matrix(found, f"{root}.{name}", turn) for name in (first, second))
@@ -95,12 +101,14 @@ def _activation(config: Any) -> str:
 
 
 def _radius(family: Family, found: dict[str, torch.Tensor], config: Any) -> float:
-    r"""Root mean square 1 times the gain: :math:`\|x\| \le \sqrt d\,\max|g|`; Gemma stores g - 1."""
-    gain = found.get(f"{family.norms[-1]}.weight") if len(family.norms) == 2 else None
+    r"""Root mean square 1 times the gain, plus shift, :math:`\sqrt d\,\max|g| + \|b\|`; Gemma stores g - 1."""
+    before = family.norms[-1] if len(family.norms) == 2 and "post_feedforward" not in family.norms[-1] else None
+    gain = None if before is None else found.get(f"{before}.weight")
     if gain is None:
         raise UnsupportedConfigError(
             f"The gated MLP of {config.model_type!r} is Lipschitz only where its input is bounded, and the norm before "
             "it is not where its family has it."
         )
     size = (gain.double() + 1 if str(config.model_type).startswith("gemma") else gain.double()).abs().max()
-    return float(size * gain.numel() ** 0.5)
+    shift = found.get(f"{before}.bias")
+    return float(size * gain.numel() ** 0.5 + (0.0 if shift is None else torch.linalg.vector_norm(shift.double())))

@@ -165,8 +165,9 @@ def layer_gains(
 
 def _leak(P: Tensor, shared: Tensor, W_O: Tensor) -> Tensor:
     """What the tokens share and rows of different sums hold different amounts of, (tokens, dim) and centred."""
-    missing = P.sum(-1) - 1  # the same after centring, and without the digits that 1 would cost
-    leaked = (missing[..., None] * (shared[:, None] @ W_O)).sum(0)
+    sums = P.sum(-1)
+    uneven = sums - sums.mean(-1, keepdim=True)  # first, so that rows that all hold nearly nothing keep their digits
+    leaked = (uneven[..., None] * (shared[:, None] @ W_O)).sum(0)
     return centred(leaked)
 
 

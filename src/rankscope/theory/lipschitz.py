@@ -39,10 +39,14 @@ SLOPES: Mapping[str, float] = {
 
 @dataclass(frozen=True)
 class LipschitzConstants:
-    """Certified upper bounds: ``spectral`` for the Frobenius residual, ``composite`` for the composite one."""
+    """Certified upper bounds: ``spectral`` for the Frobenius residual, ``composite`` for the composite one.
+
+    ``radius`` is the largest norm of a token for which they hold; None where they hold for all.
+    """
 
     spectral: float
     composite: float
+    radius: float | None = None
 
 
 def spectral_bound(A: Float[Tensor, "rows columns"]) -> float:
@@ -104,7 +108,7 @@ def gated_constants(
     jacobian = spectral_bound(W_up * gate) + slope * spectral_bound(W_gate * up)
     entries = (W_up.abs() * gate + slope * W_gate.abs() * up) @ W_down.abs()
     composite = float(composite_norm(entries)) * (1 + 4 * W_up.shape[1] * _EPS)
-    return LipschitzConstants(jacobian * spectral_bound(W_down), composite)
+    return LipschitzConstants(jacobian * spectral_bound(W_down), composite, radius)
 
 
 def _slope(activation: str) -> float:

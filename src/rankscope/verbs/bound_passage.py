@@ -77,12 +77,17 @@ def passage_of(
     entropy, counts, logits = _sharpest_rows(P)
     shared = (read.mean(0) @ tensors.W_V) + tensors.b_V
     gains = None if steps is None else _gains(R, P, tensors, shared, 0.0, steps)
-    sums = skip_gain is not None and steps is not None and seen.summed is not None
     left = None if seen.given is None else centred(seen.given)
     size = float(torch.linalg.vector_norm(R))
     scores = _scores(weights, read)
     error = math.hypot(_forward_error(read, P, tensors, scores.largest), seen.beside) * floor
     rounding = math.nan if left is None else _relative(error, left)
+    sum_gains, sum_out, sum_rounding = None, math.nan, math.nan
+    if skip_gain is not None and steps is not None and seen.summed is not None:
+        kept = centred(seen.summed)
+        sum_gains = _gains(R, P, tensors, shared, skip_gain, steps)
+        sum_out = float(torch.linalg.vector_norm(kept))
+        sum_rounding = _relative(error + floor * float(torch.linalg.vector_norm(seen.summed)), kept)
     before, after = stream_state(seen.entry), stream_state(seen.out)
     steady = floor * read.shape[0] ** 0.5
     return Passage(
@@ -103,13 +108,11 @@ def passage_of(
         stream_out=after,
         log_cubic=_cubic(R, read, tensors) if cubic else None,
         gains=gains,
-        sum_gains=_gains(R, P, tensors, shared, skip_gain, steps) if sums else None,
-        sum_out=float(torch.linalg.vector_norm(centred(seen.summed))) if sums else math.nan,
+        sum_gains=sum_gains,
+        sum_out=sum_out,
         at_floor=size <= floor * float(torch.linalg.vector_norm(read)) or not rounding < MOST_ROUNDING,
         rounding=rounding,
-        sum_rounding=_relative(error + floor * float(torch.linalg.vector_norm(seen.summed)), centred(seen.summed))
-        if sums
-        else math.nan,
+        sum_rounding=sum_rounding,
         heads_gap=math.nan if left is None else _departure(left, _made_up(R, P, tensors, shared)),
         row_gap=float((P.sum(-1) - 1).abs().max()),
         outside=outside,
@@ -148,9 +151,10 @@ def _score_gap(P: Tensor, edges: Tensor, scores: _Scores) -> float:
 
 
 def _made_up(R: Tensor, P: Tensor, tensors: HeadTensors, shared: Tensor) -> Tensor:
-    """The residual after attention from its heads; what tokens share enters by the rows that miss one."""
-    missing = (P.sum(-1) - 1)[..., None] * shared[:, None]
-    return centred(((P @ (R @ tensors.W_V) + missing) @ tensors.W_O).sum(0))
+    """The residual after attention from its heads; what tokens share enters where rows add up to different sums."""
+    sums = P.sum(-1)
+    uneven = (sums - sums.mean(-1, keepdim=True))[..., None] * shared[:, None]
+    return centred(((P @ (R @ tensors.W_V) + uneven) @ tensors.W_O).sum(0))
 
 
 def _forward_error(read: Tensor, P: Tensor, tensors: HeadTensors, scores: float) -> float:

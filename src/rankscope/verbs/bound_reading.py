@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rankscope._errors import UnsupportedConfigError
+from rankscope._errors import InputError, UnsupportedConfigError
 from rankscope.linalg.precision import float_floor
 from rankscope.models.heads import HeadWeights, head_weights
 from rankscope.models.heads.family import family_of
@@ -92,6 +92,11 @@ class BoundReader:
     def _layers(self, block: FrozenBlock, entry: Tensor, batch: Batch) -> list[list[LayerQuantities]]:
         weights, known = self._of(block)
         out = block.out.to(torch.float64)
+        if not bool(torch.isfinite(out).all()):
+            raise InputError(
+                f"Block {block.layer} gives numbers that are not finite, and no theorem speaks of them. Find out where "
+                "they arise with rankscope.measure."
+            )
         found: list[list[LayerQuantities]] = [[] for _ in range(entry.shape[0])]
         for step in block.steps:
             if step.heads is None or step.seen is None:

@@ -122,6 +122,20 @@ def strong_mask(rng: random.Random, tokens: int) -> Tensor:
     return mask | torch.tensor([[rng.random() < more for _ in order] for _ in order])
 
 
+def turning_trees(tokens: int, depth: int) -> list[Tensor]:
+    """Trees of depth two, the root in one half and a bridge into the other; halves change places at every layer."""
+    half = tokens // 2
+    halves, found = (list(range(half)), list(range(half, tokens))), []
+    for layer in range(depth):
+        own, other = halves[layer % 2], halves[1 - layer % 2]
+        root, bridge = own[-1], other[(layer // 2) % (half - 1)]
+        mask = torch.eye(tokens, dtype=torch.bool)
+        mask[[*own, bridge], root] = True
+        mask[[t for t in other if t != bridge], bridge] = True
+        found.append(mask)
+    return found
+
+
 def design(name: str, seed: int) -> Design:
     """The network of this seed that the search on this statement starts from."""
     rng = random.Random(f"{name}:{seed}")
@@ -141,6 +155,9 @@ def design(name: str, seed: int) -> Design:
         draw = strong_mask if name == "wu_2024_layernorm" else random_mask
         masks = [draw(rng, tokens) for _ in range(rng.randint(2, 9))]
         found.masks = masks if changing else [masks[0]] * len(masks)
+        if name != "wu_2024_layernorm" and rng.random() < 0.3:
+            found.tokens = rng.choice((8, 10, 12))
+            found.masks = turning_trees(found.tokens, rng.randint(4, 9))
         found.unit = found.orthogonal = name != "wu_2024_masks"
         found.bounded = name == "wu_2024_masks"
         if found.unit:
@@ -152,6 +169,11 @@ def design(name: str, seed: int) -> Design:
             found.heads = found.groups = 1
     generator = torch.Generator().manual_seed(seed)
     found.parameters = _drawn(found, rng, generator)
+    if found.tokens > 7 or rng.random() < 0.1:
+        # two groups that hold opposite things: as far apart as the range of their columns allows
+        X = found.parameters["X"]
+        sign = torch.where(torch.arange(found.tokens) < found.tokens // 2, 1.0, -1.0).double()
+        found.parameters["X"] = sign[:, None] * X[:1].sign() + 0.1 * X
     return found
 
 
@@ -167,13 +189,17 @@ def _drawn(found: Design, rng: random.Random, generator: torch.Generator) -> dic
     X = rng.choice((0.0, 1.0, 3.0)) * rand(1, found.dim) + near * rand(found.tokens, found.dim)
     X = rand(found.tokens, found.dim).abs() if found.unit and rng.random() < 0.6 else X
     drawn = {"X": X}
+    # values that keep what they are given, and attention that is uniform over what a token sees
+    calm = found.bounded and square and rng.random() < 0.6
+    eye = torch.eye(found.dim, dtype=torch.float64)
+    sharp = 0.01 * sharp if calm else sharp
     for layer in range(found.depth):
         drawn |= {
             f"{layer}.W_Q": sharp * rand(found.heads, found.dim, d_qk),
             f"{layer}.W_K": rand(found.groups, found.dim, d_qk),
-            f"{layer}.W_V": rand(found.groups, found.dim, d_v),
-            f"{layer}.W_O": rand(found.heads, d_v, found.dim),
-            f"{layer}.b_Q": rng.choice((0.0, 1.0)) * rand(found.heads, d_qk),
+            f"{layer}.W_V": eye + 0.02 * rand(1, d_v, d_v) if calm else rand(found.groups, found.dim, d_v),
+            f"{layer}.W_O": eye + 0.02 * rand(1, d_v, d_v) if calm else rand(found.heads, d_v, found.dim),
+            f"{layer}.b_Q": (0.01 if calm else rng.choice((0.0, 1.0))) * rand(found.heads, d_qk),
         }
         if rng.random() < 0.4 and not (found.unit and rng.random() < 0.8):
             drawn |= {f"{layer}.b_V": rand(found.groups, d_v), f"{layer}.b_O": rand(found.dim)}
@@ -501,13 +527,15 @@ def attack(name: str, seed: int, steps: int = 60) -> Outcome:
     parameters = {key: value.clone().requires_grad_() for key, value in found.parameters.items()}
     outcome = judged(found, parameters)
     rng = random.Random(seed)
+    place = rng.choice((None, -1, -1, rng.randrange(100)))
     optimiser = torch.optim.Adam(list(parameters.values()), lr=10 ** rng.uniform(-2.5, -0.5))
     for step in range(1, steps + 1):
         slacks, limits = SLACKS[name](found, forward(found, parameters))
         usable = [s for s in slacks if bool(torch.isfinite(s)) and s.item() < 300]
         if not usable:
             break
-        aim = min(usable, key=lambda s: s.item()) if rng.random() < 0.8 else rng.choice(usable)
+        # a bound that is sharp and true would hold the search for ever if it always took the least slack
+        aim = min(usable, key=lambda s: s.item()) if place is None else usable[place % len(usable)]
         loss = aim + 30 * sum((torch.relu(limit) for limit in limits), start=torch.zeros(()))
         optimiser.zero_grad()
         loss.backward()

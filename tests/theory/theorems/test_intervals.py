@@ -10,9 +10,11 @@ import torch
 
 from rankscope.theory.contraction import Gains, Interval
 from rankscope.theory.lanczos import LanczosEnds
-from rankscope.theory.theorems import THEOREMS
+from rankscope.theory.theorems import THEOREMS, LayerQuantities, Network
 from rankscope.theory.theorems.contraction_interval import narrowest
-from tests.theory.theorems.networks import one_head, pick, rand, random_heads, simulate, violations
+from rankscope.verbs.bound_passage import SeenLayer, passage_of
+from rankscope.verbs.bound_quantities import head_sizes
+from tests.theory.theorems.networks import attention, one_head, pick, rand, random_heads, simulate, violations
 
 INSTANCES = 500
 
@@ -137,3 +139,117 @@ def test_over_the_depth_ends_add_up_in_logs_and_rounding_in_one_layer_is_roundin
     assert evaluation.depth.at_floor == any(floors)
     assert [b.at_floor for b in evaluation.layers] == list(floors)
     assert evaluation.depth.hypotheses[0].holds
+
+
+def with_sinks(heads, X: torch.Tensor, sinks: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+    """Attention with a learned score per head that takes part in the softmax and carries no value."""
+    scores = heads.scale * (X @ heads.W_Q) @ (X @ heads.W_K).mT
+    scores = scores if mask is None else scores.masked_fill(~mask, -torch.inf)
+    wide = torch.cat((scores, sinks[:, None, None].expand(-1, X.shape[0], 1)), -1)
+    return torch.softmax(wide, -1)[..., :-1]
+
+
+def sunk(generator: torch.Generator, size: float, skip: float = 0.0) -> tuple[Network, list[LayerQuantities]]:
+    n, dim, heads = pick(generator, 2, 7), pick(generator, 1, 5), pick(generator, 1, 3)
+    weights = random_heads(generator, dim, heads, 2, pick(generator, 1, 3))
+    weights = replace(weights, b_V_groups=rand(generator, *weights.b_V_groups.shape))
+    X = 3 * rand(generator, dim) + size * rand(generator, n, dim)
+    P = with_sinks(weights, X, rand(generator, heads) - 2)
+    given = (P @ (X @ weights.W_V + weights.b_V[:, None]) @ weights.W_O).sum(0)
+    summed = given + skip * X
+    passage = passage_of(
+        weights,
+        SeenLayer(X, X, given, summed, summed),
+        P,
+        skip_gain=skip or None,
+        position="none",
+        floor=4 * torch.finfo(torch.float64).eps,
+        steps=4,
+    )
+    layer = LayerQuantities(0, head_sizes(weights), weights.scale, passage=passage)
+    return Network(1, heads, dim, pure=not skip, has_skip=bool(skip)), [layer]
+
+
+@pytest.mark.parametrize("skip", [0.0, 1.0, -0.5])
+def test_with_sinks_the_leak_of_what_tokens_share_is_in_the_interval(skip: float) -> None:
+    generator = torch.Generator().manual_seed(11)
+    name = "skip_interval" if skip else "contraction_interval"
+    broken = leaks = 0
+    for number in range(200):
+        network, layers = sunk(generator, 0.3 ** (number % 8), skip)
+        evaluation = THEOREMS[name].function(network, layers)
+        assert evaluation.applies, evaluation.failed
+        assert violations(evaluation) == []
+        gains = layers[0].passage.sum_gains if skip else layers[0].passage.gains
+        leaks += gains.leak > 0
+        bare = narrowest(gains)[1] - gains.leak
+        broken += math.exp(evaluation.layers[0].log_measured) > bare * (1 + 1e-9)
+    assert leaks > 150
+    assert broken > (20 if skip else 100)  # the interval of rows that add up to one is wrong here
+
+
+def test_rows_that_do_not_add_up_to_one_silence_what_needs_them() -> None:
+    generator = torch.Generator().manual_seed(12)
+    network, layers = sunk(generator, 0.3)
+    for name in ("dong_2021_multi_head", "cubic_law_interval", "wu_2024_masks", "zhai_2023_entropy"):
+        failed = THEOREMS[name].function(network, layers).failed
+        assert "rows of attention add up to one" in failed, name
+
+
+@pytest.mark.parametrize("twist", ["temperature", "cap", "distance"])
+def test_attention_that_is_not_the_softmax_of_its_scores_is_noticed(twist: str) -> None:
+    """A family description that does not tell: the statements that start from weights look at attention itself."""
+    generator = torch.Generator().manual_seed(13)
+    weights, X = random_heads(generator, 3, 2, 2, 2), rand(generator, 5, 3)
+    scores = weights.scale * (X @ weights.W_Q) @ (X @ weights.W_K).mT
+    place = torch.arange(5.0).double()
+    scores = {
+        "temperature": 3 * scores,
+        "cap": torch.tanh(scores),
+        "distance": scores - (place[:, None] - place).abs(),
+    }[twist]
+    P = torch.softmax(scores, -1)
+    given = (P @ (X @ weights.W_V) @ weights.W_O).sum(0)
+    passage = passage_of(
+        weights, SeenLayer(X, X, given, given, given), P, skip_gain=None, position="none", floor=1e-15, steps=None
+    )
+    layers = [LayerQuantities(0, head_sizes(weights), weights.scale, passage=passage)]
+    for name in ("dong_2021_multi_head", "cubic_law_interval"):
+        evaluation = THEOREMS[name].function(Network(1, 2, 3, pure=True), layers)
+        assert "attention is the softmax of query times key" in evaluation.failed
+
+
+def test_what_is_measured_is_what_the_model_gave() -> None:
+    """Attention's output scaled by 1.5 behind the back of its heads: the measured value follows, and it is noticed."""
+    generator = torch.Generator().manual_seed(14)
+    weights, X = random_heads(generator, 3, 2, 2, 2), rand(generator, 5, 3)
+    P = attention(weights, X, None)
+    given = 1.5 * (P @ (X @ weights.W_V) @ weights.W_O).sum(0)
+    passage = passage_of(
+        weights, SeenLayer(X, X, given, given, given), P, skip_gain=None, position="none", floor=1e-15, steps=0
+    )
+    layers = [LayerQuantities(0, head_sizes(weights), weights.scale, passage=passage)]
+    found = THEOREMS["contraction_interval"].function(Network(1, 2, 3, pure=True), layers)
+    want = float((given - given.mean(0)).norm() / (X - X.mean(0)).norm())
+    assert math.exp(found.layers[0].log_measured) == pytest.approx(want, rel=1e-12)
+    assert found.failed == ("what attention gives is the sum of its heads",)
+
+
+def test_attention_to_tokens_that_do_not_count_is_noticed() -> None:
+    generator = torch.Generator().manual_seed(15)
+    weights, X = random_heads(generator, 3, 1, 2, 2), rand(generator, 5, 3)
+    P, keep = attention(weights, X, None), slice(0, 4)
+    given = (P @ (X @ weights.W_V) @ weights.W_O).sum(0)[keep]
+    passage = passage_of(
+        weights,
+        SeenLayer(X[keep], X[keep], given, given, given),
+        P[:, keep, keep],
+        skip_gain=None,
+        position="none",
+        floor=1e-15,
+        steps=0,
+        outside=float(P[:, keep, 4].max()),
+    )
+    layers = [LayerQuantities(0, head_sizes(weights), weights.scale, passage=passage)]
+    found = THEOREMS["contraction_interval"].function(Network(1, 1, 3), layers)
+    assert "attention stays within the tokens that count" in found.failed

@@ -10,7 +10,7 @@ import torch
 
 from rankscope._errors import InputError
 from rankscope.theory.theorems import THEOREMS
-from rankscope.theory.theorems._decay import log_rate
+from rankscope.theory.theorems._decay import log_rate, windows
 from rankscope.theory.theorems._evaluation import powers_of_ten
 from rankscope.theory.theorems.wu_2024_equilibria import attended, equilibrium, equilibrium_values
 from tests.theory.theorems.networks import one_head, pick, rand, simulate, violations
@@ -228,3 +228,114 @@ def test_attention_that_underflowed_on_an_edge_gives_no_rate() -> None:
     assert log_rate(1.0, 2) == -math.inf
     assert log_rate(0.5, 2, sources=3, power=2) == pytest.approx(math.log(1 - 3 / 16))
     assert log_rate(0.9, 1, sources=5) == -math.inf
+
+
+def alternating_trees(depth: int, tokens: int = 16) -> list[torch.Tensor]:
+    """Trees of depth two: the root in one half, one bridge into the other; halves change places at every layer."""
+    half = tokens // 2
+    first, second = list(range(half)), list(range(half, tokens))
+    found = []
+    for layer in range(depth):
+        own, other = (first, second) if layer % 2 == 0 else (second, first)
+        root, bridge = own[-1], other[(layer // 2) % (half - 1)]
+        mask = torch.eye(tokens, dtype=torch.bool)
+        mask[own, root] = True
+        mask[bridge, root] = True
+        mask[[t for t in other if t != bridge], bridge] = True
+        found.append(mask)
+    return found
+
+
+def test_thm_1_under_masks_that_change_between_layers() -> None:
+    """Each tree has radius 2, and yet no two of them bring one token to all: the radius of the paper breaks."""
+    row = torch.tensor([1.0, -1.0] * 4, dtype=torch.float64)
+    X = torch.cat((row.expand(8, 8), -row.expand(8, 8)))
+    found = simulate(flat(8, torch.eye(8, dtype=torch.float64)), X, mask=alternating_trees(8))
+    evaluation = THEOREMS["wu_2024_masks"].function(found.network, found.layers)
+    assert {layer.passage.graph.radius for layer in found.layers} == {2}
+    start = math.sqrt(16) / 2 * float((X.amax(0) - X.amin(0)).norm())
+    assert found.layers[-1].passage.stream_out.mu > 2.8 * start * (1 - 0.5**2) ** 4
+    assert evaluation.applies, evaluation.failed
+    assert evaluation.violated == ()
+    assert violations(evaluation) == []
+
+
+def test_cor_1_under_masks_that_change_between_layers() -> None:
+    first = torch.tensor([1.0, -1.0] * 4, dtype=torch.float64)
+    second = torch.tensor([1.0, 1.0, -1.0, -1.0] * 2, dtype=torch.float64) + 0.02 * first
+    X = unit_rows(torch.cat((first.expand(8, 8), second.expand(8, 8))))
+    found = simulate(flat(60, torch.eye(8, dtype=torch.float64)), X, mask=alternating_trees(60), unit=True)
+    evaluation = THEOREMS["wu_2024_nonnegative"].function(found.network, found.layers)
+    assert evaluation.applies, evaluation.failed
+    assert violations(evaluation) == []
+    old = 0.5 * math.log(15 * (1 - float((X @ X.T).min()))) + 0.5 * 30 * log_rate(0.5, 2, power=2)
+    assert math.log(found.layers[-1].passage.stream_out.unit_mu) > old
+
+
+@pytest.mark.parametrize("name", ["wu_2024_masks", "wu_2024_nonnegative", "wu_2024_layernorm"])
+def test_random_masks_that_change_between_layers(name: str) -> None:
+    generator = torch.Generator().manual_seed(7)
+    shrinks = 0
+    for _ in range(100):
+        n, depth = pick(generator, 3, 7), pick(generator, 3, 8)
+        changing = [
+            (torch.rand(n, n, generator=generator) < 0.4)
+            | torch.eye(n, dtype=torch.bool)
+            | torch.eye(n).roll(1, 0).bool()
+            for _ in range(depth)
+        ]
+        weights = [one_head(0.3 * rand(generator, n, n), orthogonal(generator, n)) for _ in range(depth)]
+        unit = name != "wu_2024_masks"
+        X = unit_rows(rand(generator, n, n).abs()) if unit else rand(generator, n, n)
+        found = simulate(weights, X, mask=changing, unit=unit)
+        evaluation = THEOREMS[name].function(found.network, found.layers)
+        assert [h for h in evaluation.failed if "norm at most 1" not in h] == []
+        assert violations(evaluation) == []
+        shrinks += evaluation.layers[-1].log_factor < 0
+    assert shrinks > 50
+
+
+def test_under_one_mask_a_window_is_as_long_as_the_radius_and_the_diameter() -> None:
+    for mask in masks(7)[:4]:
+        layers = simulate(flat(14, torch.eye(2, dtype=torch.float64)), rand(torch.Generator(), 7, 2), mask=mask).layers
+        seen, graph = [layer.passage for layer in layers], layers[0].passage.graph
+        assert {w.length for w in windows(seen)} == {graph.radius}
+        assert {w.sources for w in windows(seen)} == {graph.centres}
+        everyone = {w.length for w in windows(seen, all_sources=True)}
+        assert everyone == (set() if graph.diameter is None else {graph.diameter})
+
+
+def test_a_bias_breaks_the_theorems_on_the_sphere_and_is_a_hypothesis() -> None:
+    """Close tokens, and an output bias that takes off what they share: they fall apart, whatever the cosines were."""
+    generator = torch.Generator().manual_seed(8)
+    X = unit_rows(torch.eye(4, dtype=torch.float64)[:1] + 0.05 * rand(generator, 4, 4))
+    heads = flat(1, torch.eye(4, dtype=torch.float64))[0]
+    biased = replace(heads, b_O=-0.9 * X.mean(0))
+    found = simulate([biased], X, mask=masks(4)[1], unit=True)
+    for name in ("wu_2024_nonnegative", "wu_2024_layernorm"):
+        evaluation = THEOREMS[name].function(found.network, found.layers)
+        assert "no value or output bias" in evaluation.failed
+        assert evaluation.layers[0].is_violated
+        assert evaluation.violated == ()
+
+
+def test_tokens_that_differ_by_less_than_a_cosine_shows_still_have_a_start() -> None:
+    """At 1e-10 apart all cosines are 1 to rounding, and a bound from 1 - cosine would be zero."""
+    generator = torch.Generator().manual_seed(9)
+    X = unit_rows(torch.eye(4, dtype=torch.float64)[:1] + 1e-10 * rand(generator, 4, 4))
+    found = simulate(flat(3, torch.eye(4, dtype=torch.float64)), X, mask=masks(4)[1], unit=True)
+    evaluation = THEOREMS["wu_2024_nonnegative"].function(found.network, found.layers)
+    assert not evaluation.layers[0].at_floor
+    assert evaluation.applies, evaluation.failed
+    assert violations(evaluation) == []
+
+
+def test_a_block_that_does_more_than_scale_its_tokens_is_noticed_on_its_output() -> None:
+    """A norm that takes off the mean over features, claimed to be scaling to unit length only."""
+    generator = torch.Generator().manual_seed(10)
+    X = unit_rows(rand(generator, 4, 4).abs())
+    heads = flat(1, torch.eye(4, dtype=torch.float64))
+    found = simulate(heads, X, mlp=lambda Y: Y - Y.mean(-1, keepdim=True), unit=True)
+    network = replace(found.network, row_scaling=True)
+    evaluation = THEOREMS["wu_2024_nonnegative"].function(network, found.layers)
+    assert evaluation.failed == ("the block is attention and scaling to unit length",)

@@ -53,7 +53,9 @@ def dong_2021_mlp(network: Network, layers: Sequence[LayerQuantities]) -> Evalua
 
 
 def _layer(network: Network, layer: LayerQuantities) -> LayerBound:
-    known = claim("MLP with a certified Lipschitz constant", layer.mlp is not None)
+    # without norms nothing keeps the tokens within the radius of a gated MLP
+    certified = layer.mlp is not None and (layer.mlp.radius is None or not network.only_mlp)
+    known = claim("MLP with a certified Lipschitz constant", certified)
     if layer.mlp is None:
         return LayerBound(layer.layer, hypotheses=(known,))
     bound = cubic_layer(network, layer, len(layer.heads), math.log(layer.mlp.composite))

@@ -18,6 +18,8 @@ from rankscope.theory.theorems._quantities import LayerQuantities, Network
 from rankscope.theory.theorems._spec import theorem
 
 TOKENS = 8
+ROUNDING = 1e-14
+"""Of the logarithm of a residual of the example after one layer in float64."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,10 +82,10 @@ def dong_2021_skip(network: Network, layers: Sequence[LayerQuantities]) -> Evalu
     example = skip_example(beta if 0 < beta < math.inf else 1.0)
     residuals = [log(float(composite_residual(X))) for X in example.layers(min(network.depth, 64))]
     bounds = tuple(
-        LayerBound(layer.layer, log_lower=before, log_measured=after)
+        LayerBound(layer.layer, log_lower=before, log_measured=after, log_rounding=ROUNDING)
         for layer, before, after in zip(layers, residuals, residuals[1:], strict=False)
     )
-    depth = LayerBound(None, log_lower=residuals[0], log_measured=residuals[-1])
+    depth = LayerBound(None, log_lower=residuals[0], log_measured=residuals[-1], log_rounding=64 * ROUNDING)
     hypotheses = (
         Hypothesis("beta of the example", example.beta, beta * (1 + 1e-12)),
         claim("a skip around attention", network.has_skip is not False),
