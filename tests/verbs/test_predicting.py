@@ -13,6 +13,7 @@ import torch
 import rankscope
 from rankscope._errors import InputError, LoadError, RankscopeError, UnsupportedConfigError
 from rankscope.models.designs import design_of
+from rankscope.results.prediction import predicted_sentence
 from rankscope.results.run import load_run
 from rankscope.theory.designs.design import Design
 from rankscope.verbs.phase_map import axis_of, phase_map
@@ -236,6 +237,14 @@ def test_a_context_sampled_in_part_is_not_told_as_the_whole(monkeypatch: pytest.
     run = rankscope.predict(design, seeds=3, most_blocks=design.depth)
     assert any("64 of the 512 tokens" in note for note in run.notes)
     assert run.extra["final"]["extrapolation"] > 0
+
+
+def test_no_collapse_is_not_claimed_where_seeds_cannot_tell() -> None:
+    agreement = agreement_of([follow(strong(), 0, 16, 2, 2)])
+    undecided = predicted_sentence("a design", 2, "no collapse", 0.97, agreement, -0.4, (-0.6, -0.2))
+    assert undecided.startswith("No collapse seen: late factor 0.97 per block, which these seeds cannot tell from 1;")
+    flat = rankscope.predict(strong(mlp="none"), {"value_std": 0.0}, seeds=1, most_blocks=6)
+    assert flat.verdict.startswith("No collapse seen: late factor 1 per block;")
 
 
 def test_each_block_cubes_only_where_it_does() -> None:

@@ -82,7 +82,7 @@ def _statuses(specs: Sequence[MetricSpec], values: Tensor, view: Tokens | Attent
         statuses.masked_fill_(
             declared([spec.needs == "spectrum" for spec in specs]) & estimated, _CODE[Status.ESTIMATE]
         )
-    if isinstance(view, Tokens):
+    if isinstance(view, Tokens) and any(spec.floors_itself for spec in specs):
         few_digits = floors_itself & (values < least_with_six_digits(view.dtype))
         statuses.masked_fill_(few_digits, _CODE[Status.ESTIMATE])
     statuses.masked_fill_(at_floor, _CODE[Status.FLOOR])

@@ -7,6 +7,7 @@ import math
 from torch import Tensor
 
 from rankscope._citations import Cite
+from rankscope.linalg.precision import is_wide
 from rankscope.linalg.tokens import Tokens
 from rankscope.metrics._spec import CHANNEL_ORDER, ROTATION, SCALE, SHIFT, TOKEN_ORDER, token_metric
 
@@ -35,6 +36,8 @@ def mean_cosine(tokens: Tokens) -> Tensor:
     """
     sums = tokens.linear_sums
     mean = _mean_over_pairs(sums.direction, sums.row)
+    if not is_wide(tokens.dtype):
+        return mean
     # Beside a token 2^1022 times its size another is zero in every unit, and its direction is lost.
     return mean.masked_fill((sums.row > 0).sum(-1) != tokens.directed, math.nan)
 

@@ -101,7 +101,8 @@ def predicted_sentence(
         else "Order 3 once tokens nearly agree, which they do not within its blocks",
         "order 1": f"Order 1: each block multiplies what tokens differ by, late by {factor:.4g}",
         "slower than exponential": f"Slower than exponential: the factor, {factor:.4g} per block at last, tends to 1",
-        "no collapse": f"No collapse: late factor {factor:.4g} per block",
+        "no collapse": f"No collapse seen: late factor {factor:.4g} per block"
+        + (", which these seeds cannot tell from 1" if factor < 1 else ""),
     }[kind]
     if agreement.depth is None:
         when = (

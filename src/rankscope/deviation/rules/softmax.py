@@ -74,9 +74,7 @@ def _rows_differ(common: Tensor, axis: int) -> bool:
     return axis == common.dim() - 1 > 0 and common.shape[-2] > 1
 
 
-def _at_order_one(
-    common: Tensor, terms: list[Term], axis: int
-) -> tuple[Tensor, list[Term], Tensor, list[Term]]:
+def _at_order_one(common: Tensor, terms: list[Term], axis: int) -> tuple[Tensor, list[Term], Tensor, list[Term]]:
     """A row of weights near all rows, by how much rows depart from it, their scores so far, and the terms left over.
 
     The row takes in what is not small, so that if all rows settle on one weight, it does too, and their differences are
@@ -102,7 +100,9 @@ def _at_order_one(
 
 
 def _row(x: Tensor, place: Tensor) -> Tensor:
-    x = x.expand([max(size, other) for size, other in zip(x.shape[:-2], place.shape[:-2], strict=True)] + [*x.shape[-2:]])
+    x = x.expand(
+        [max(size, other) for size, other in zip(x.shape[:-2], place.shape[:-2], strict=True)] + [*x.shape[-2:]]
+    )
     if x.shape[-2] == 1:
         return x
     return x.gather(-2, place.expand(*x.shape[:-2], 1, x.shape[-1]))
