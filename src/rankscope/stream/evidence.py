@@ -531,6 +531,11 @@ class _Watch(TorchFunctionMode):
                 first, taken = first_tensor(args, kwargs), stream_in(stack.stream, args, kwargs)
                 if first is None or taken is None:
                     return
+                if torch._C._functorch.is_functorch_wrapped_tensor(first):
+                    raise LayoutError(
+                        f"{name} runs inside torch.func (vmap, grad): what it takes is one part of a tensor whose "
+                        "further axes are hidden. Call it on whole batches."
+                    )
                 found = self.seen[stack.name]
                 slots = {slot: ref() for slot, ref in self._slots.get(stack.name, {}).items()}
                 given = [value for value in tensors_in((args, kwargs)) if value.shape == first.shape]
