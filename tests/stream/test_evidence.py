@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from rankscope import Stream, ablate, decompose, doctor, exact, measure, operate
 from rankscope._errors import InputError, LayoutError, RankscopeError, UnsupportedConfigError, UnsupportedOperationError
+from rankscope.models.loading import load
 from rankscope.monitor.gauge import Gauge
 from tests.own_models import GPT
 from tests.own_models import ids as own_ids
@@ -469,6 +470,16 @@ def test_padding_behind_a_token_that_the_model_puts_first(padded: bool) -> None:
             measure(Class(Block), inputs)
     else:
         assert measure(Class(Block), inputs, metrics=["relative_residual"]).provenance.lengths == (13, 13)
+
+
+def test_padding_of_an_encoder_is_not_taken_for_that_of_a_longer_decoder() -> None:
+    model = load("init:tiny-t5").model
+    inputs = {"input_ids": given(10, 2), "decoder_input_ids": given(14, 2)}
+    assert measure(model, inputs, metrics=["relative_residual"]).table.num_rows > 0
+    mask = torch.ones(2, 10, dtype=torch.long)
+    mask[1, 6:] = 0
+    with pytest.raises(InputError, match=r"ids of several lengths \(10, 14\)"):
+        measure(model, {**inputs, "attention_mask": mask})
 
 
 def test_operating_on_a_declared_stream_is_the_cut_by_hand_or_refused() -> None:
