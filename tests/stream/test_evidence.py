@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from rankscope import Stream, ablate, decompose, doctor, exact, measure, operate
 from rankscope._errors import InputError, LayoutError, RankscopeError, UnsupportedConfigError, UnsupportedOperationError
+from rankscope.models.loading import load
 from rankscope.monitor.gauge import Gauge
 from tests.own_models import GPT
 from tests.own_models import ids as own_ids
@@ -416,23 +417,40 @@ def test_attention_in_windows_is_not_read_as_attention_of_sequences() -> None:
     assert any("9 matrices of 4 queries per head for 3 sequences" in note for note in run.notes)
 
 
+class Masked(Attention):
+    """Attention that does not look at padding."""
+
+    content = torch.ones(1, 1, dtype=torch.bool)
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = (part.unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=Masked.content[:, None, None])
+        return self.out(mixed.transpose(1, 2).flatten(2))
+
+
+class Pooled(Net):
+    """Pairs of tokens become one behind each block."""
+
+    def loop(self, x: Tensor, keep: Callable[[Tensor], None]) -> Tensor:
+        for layer in self.layers:
+            x = layer(x).unflatten(1, (-1, 2)).mean(2)
+            Masked.content = Masked.content[:, ::2]
+        return x
+
+    def forward(self, ids: Tensor, attention_mask: Tensor) -> Tensor:  # type: ignore[override]
+        Masked.content = attention_mask == 1
+        return super().forward(ids)
+
+
 def test_padding_that_cannot_be_placed_is_refused() -> None:
-    class Pooled(Net):
-        def loop(self, x: Tensor, keep: Callable[[Tensor], None]) -> Tensor:
-            for layer in self.layers:
-                x = layer(x).unflatten(1, (-1, 2)).mean(2)
-            return x
-
-        def forward(self, ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:  # type: ignore[override]
-            return super().forward(ids)
-
     whole = torch.ones(2, 16, dtype=torch.long)
-    run = measure(Pooled(Block), {"ids": given(16, 2), "attention_mask": whole}, metrics=["relative_residual"])
+    model = Pooled(lambda: Block(Masked))
+    run = measure(model, {"ids": given(16, 2), "attention_mask": whole}, metrics=["relative_residual"])
     assert run.provenance.lengths == (16, 16)
     padded = whole.clone()
-    padded[1, 9:] = 0
+    padded[1, 8:] = 0
     with pytest.raises(InputError, match="padding cannot be left out"):
-        measure(Pooled(Block), {"ids": given(16, 2), "attention_mask": padded})
+        measure(model, {"ids": given(16, 2), "attention_mask": padded})
 
 
 @pytest.mark.parametrize("padded", [False, True])
@@ -452,6 +470,16 @@ def test_padding_behind_a_token_that_the_model_puts_first(padded: bool) -> None:
             measure(Class(Block), inputs)
     else:
         assert measure(Class(Block), inputs, metrics=["relative_residual"]).provenance.lengths == (13, 13)
+
+
+def test_padding_of_an_encoder_is_not_taken_for_that_of_a_longer_decoder() -> None:
+    model = load("init:tiny-t5").model
+    inputs = {"input_ids": given(10, 2), "decoder_input_ids": given(14, 2)}
+    assert measure(model, inputs, metrics=["relative_residual"]).table.num_rows > 0
+    mask = torch.ones(2, 10, dtype=torch.long)
+    mask[1, 6:] = 0
+    with pytest.raises(InputError, match=r"ids of several lengths \(10, 14\)"):
+        measure(model, {**inputs, "attention_mask": mask})
 
 
 def test_operating_on_a_declared_stream_is_the_cut_by_hand_or_refused() -> None:

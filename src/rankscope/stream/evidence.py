@@ -192,9 +192,15 @@ def _too_few(stack: Stack, facts: _Facts) -> list[str]:
 
 
 def _check_places(stack: Stack, facts: _Facts) -> None:
-    """Raise where a token of the input is at another place in the stream, behind one that the model puts first."""
+    """Raise where a token of the input is at another place in the stream, or in another stream."""
     stream = replace(stack.stream, streams="join")
-    if not facts.only_ids or len(facts.lengths) != 1 or facts.changed is None:
+    if facts.only_ids and len(facts.lengths) > 1:
+        raise InputError(
+            f"The inputs have ids of several lengths ({', '.join(map(str, sorted(facts.lengths)))}), and which tokens "
+            f"are padding is known of one of them, so that it is not known for {stack.calls[0].module_name}. Pass ids "
+            "of one length, or none that are padding."
+        )
+    if not facts.only_ids or not facts.lengths or facts.changed is None:
         return
     words, sizes = stream.unfolded(facts.shape, facts.rows)
     place = _changed_place(min(facts.lengths))
@@ -531,6 +537,11 @@ class _Watch(TorchFunctionMode):
                 first, taken = first_tensor(args, kwargs), stream_in(stack.stream, args, kwargs)
                 if first is None or taken is None:
                     return
+                if torch._C._functorch.is_functorch_wrapped_tensor(first):
+                    raise LayoutError(
+                        f"{name} runs inside torch.func (vmap, grad): what it takes is one part of a tensor whose "
+                        "further axes are hidden. Call it on whole batches."
+                    )
                 found = self.seen[stack.name]
                 slots = {slot: ref() for slot, ref in self._slots.get(stack.name, {}).items()}
                 given = [value for value in tensors_in((args, kwargs)) if value.shape == first.shape]
