@@ -143,8 +143,8 @@ class StreamFrame:
                 self.follow(out) if self._is_in(self._aliases, source) else self.follow_normed(out)
         elif func in MULTIPLICATIONS and len(args) == 2:
             left, right = args
-            if self._any_form and self._is_in(self._aliases, left) != self._is_in(self._aliases, right):
-                self._follow_gated(left if self._is_in(self._aliases, left) else right, out)
+            if self._any_form and self.is_stream(left) != self.is_stream(right):
+                self._follow_gated(left if self.is_stream(left) else right, out)
             else:
                 self._follow_scaled(*((left, right) if _is_gain(right) else (right, left)), out)
         elif self._any_form and func in DIFFERENCES and len(args) == 2 and isinstance(args[1], Tensor):
@@ -155,8 +155,8 @@ class StreamFrame:
 
     def _follow_gated(self, gated: object, out: Tensor) -> None:
         """Follow the stream through any gain, also one that is computed."""
-        if self._is_in(self._aliases, gated) and isinstance(gated, Tensor) and out.shape == gated.shape:
-            self.follow(out)
+        if self.is_stream(gated) and isinstance(gated, Tensor) and out.shape == gated.shape:
+            self.follow_normed(out) if self.is_normed(gated) else self.follow(out)
 
     def _follow_scaled(self, scaled: object, gain: object, out: Tensor) -> None:
         """Follow the stream through a gain a block puts on its skip.
