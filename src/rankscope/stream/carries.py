@@ -84,6 +84,9 @@ class _Replay:
     """Points that came in with a block, and not only out of a sum inside one."""
     reached: dict[int, int] = field(default_factory=dict)
     open: list[tuple[int, int, tuple[int, ...]]] = field(default_factory=list)
+    """Of each block call under way: points it took as they are, or through matrices, and the axes of its tokens."""
+    false_cuts: int = 0
+    """Sums taken for skips in which nothing was computed from the stream."""
     met: list[_Meeting] = field(default_factory=list)
     gated: list[_Meeting] = field(default_factory=list)
     normed: list[_Meeting] = field(default_factory=list)
@@ -109,12 +112,12 @@ class _Replay:
     def _cross(self, edge: Edge, call: KnownCall) -> None:
         found = self.sets.get(edge.value, _NOTHING)
         if edge.begins:
-            # What becomes the stream by a constant matrix (an adapter, a projection of embeddings) is the stream as well.
+            # What becomes the stream by a constant matrix (an adapter, projected embeddings) is the stream as well.
             self._enter(call.stack, call.first, found.carried | found.linear)
             self.entered |= found.carried | found.linear
-            self.open.append((edge.call, found.carried, edge.tokens))
+            self.open.append((found.carried, found.carried | found.linear, edge.tokens))
             return
-        _, entry, _ = self.open.pop()
+        entry, _, _ = self.open.pop()
         through = entry & found.carried & found.reached
         if through:
             # A product of the stream and a gate is no sum, but a block that gives it back hands the stream on.
@@ -147,10 +150,11 @@ class _Replay:
             self.sets[value] = sets
         for before, after in op.written:
             self.sets[after] = self.sets.get(before, _NOTHING) | sets
-        for call, position, _ in cut:
+        for call, position, stream in cut:
             layer, is_cut = call.adds[position]
             if is_cut:
                 self._enter(call.stack, layer, sets.carried)
+                self.false_cuts += not self.sets.get(stream, _NOTHING).carried & sets.reached
 
     def _is_statistic(self, op: Op, *, some: bool = False) -> bool:
         values = [value for value in (*op.carried, *op.read) if self.sets.get(value, _NOTHING).all]
@@ -237,11 +241,27 @@ def _bits(mask: int) -> Iterable[int]:
         mask ^= lowest
 
 
-def carries_of(tape: Tape, calls: Mapping[int, KnownCall], stacks: int) -> tuple[list[list[Carry]], list[list[Carry]]]:
-    """For each stack: what carries it around its blocks beside the skips known, and the norms written by hand in it."""
+@dataclass(frozen=True)
+class Found:
+    """What a pass shows.
+
+    Attributes:
+        carries: for each stack, what carries it around its blocks beside the skips known.
+        norms: for each stack, the norms written out in it.
+        all_true: whether in every skip known the branch was computed from the stream, by more than a statistic.
+    """
+
+    carries: list[list[Carry]]
+    norms: list[list[Carry]]
+    all_true: bool
+
+
+def carries_of(tape: Tape, calls: Mapping[int, KnownCall], stacks: int) -> Found:
+    """Go through a recorded pass with the skips of these calls cut."""
     replay = _Replay(calls)
     replay.run(tape.events, tape.inputs)
-    return _located(replay, replay.met, stacks), _located(replay, replay.normed, stacks, inside=True)
+    norms = _located(replay, replay.normed, stacks, inside=True)
+    return Found(_located(replay, replay.met, stacks), norms, not replay.false_cuts)
 
 
 def _located(replay: _Replay, met: list[_Meeting], stacks: int, *, inside: bool = False) -> list[list[Carry]]:

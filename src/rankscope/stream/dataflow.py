@@ -56,11 +56,16 @@ _STATISTICS = {
     "norm",
     "prod",
 }
+_SORTED = {"max", "min", "topk", "sort", "median", "kthvalue", "logsumexp", "argmax", "argmin", "argsort"}
 _MATRIX_PRODUCTS = {"mm", "bmm", "addmm", "baddbmm", "addbmm", "linear", "mv", "addmv", "matmul"}
 _ADDED_PRODUCTS = {"addmm", "baddbmm", "addbmm", "addmv"}
 _CONDITIONED = {"where": 0, "masked_fill": 1, "masked_scatter": 1, "masked_select": 1}
 """Operations with an argument that only chooses, and its position."""
-_INDEXED = {"index", "_unsafe_index", "index_put", "_unsafe_index_put", "index_select", "gather", "index_add"}
+_INDEXED = {
+    "index", "_unsafe_index", "index_put", "_unsafe_index_put", "index_select", "gather", "index_add", "index_copy",
+    "index_fill", "scatter", "scatter_add", "scatter_reduce", "take_along_dim",
+}  # fmt: skip
+"""Operations with integers among their arguments, which only choose."""
 _SIDE_BY_SIDE = {"cat", "stack"}
 _CONSTANT = {
     "zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "randn_like", "new_zeros", "new_ones",
@@ -271,6 +276,9 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if name in _STATISTICS:
             light = _is_over_channels(args, given, made)
             return ("bends" if light else "mixes"), tuple(before), (), light
+        if name in _SORTED:
+            light = _is_over_channels(args, given, made) or (name in ("topk", "sort") and len(args) < 3)
+            return ("bends" if light else "mixes"), tuple(before), (), False
         if name in _MATRIX_PRODUCTS:
             added = int(name in _ADDED_PRODUCTS)
             return "matrix", tuple(before[added:]), tuple(before[:added]), False

@@ -45,13 +45,13 @@ def discover(
     Raises:
         DiscoveryError: when nothing in the model looks like a block; the message lists containers to choose from.
     """
-    plain, records = _stacks(model, run, batch, blocks, stream, "plain")
+    plain, records, _ = _stacks(model, run, batch, blocks, stream, "plain")
     uncut = _uncut(plain)
     if plain and not uncut:
         return ModelView(model, plain)
     # Skips that are not plain sums: look again, through every form of a sum, and keep what explains more.
-    wide, _ = _stacks(model, run, batch, blocks, stream, "any")
-    found = wide if wide and (not plain or _uncut(wide) < uncut) else plain
+    wide, _, all_true = _stacks(model, run, batch, blocks, stream, "any")
+    found = wide if wide and all_true and (not plain or _uncut(wide) < uncut) else plain
     if not found:
         raise DiscoveryError(_nothing_found(model, records, blocks))
     return ModelView(model, found)
@@ -68,8 +68,8 @@ def _stacks(
     blocks: str | Sequence[str] | None,
     stream: Stream | None,
     sums: Sums,
-) -> tuple[tuple[Stack, ...], list[CallRecord]]:
-    """The stacks, as one pass shows them; none where no module looks like a block."""
+) -> tuple[tuple[Stack, ...], list[CallRecord], bool]:
+    """The stacks, as one pass shows them (none where no module looks like a block), and whether its skips are true."""
     records, tape = probe(model, run, batch, stream, sums)
     chosen = _named(records, blocks) if blocks is not None else _found(records)
     stacks: dict[str, list[CallRecord]] = {}
@@ -83,11 +83,12 @@ def _stacks(
         for position, (stack, key) in enumerate(zip(found, stacks, strict=True))
         for call, record in zip(stack.calls, stacks[key], strict=True)
     }
-    carries, norms = carries_of(tape, calls, len(found))
-    return tuple(
-        replace(stack, sums=sums, carries=tuple(carries[position]), own_norms=tuple(norms[position]))
+    seen = carries_of(tape, calls, len(found))
+    complete = tuple(
+        replace(stack, sums=sums, carries=tuple(seen.carries[position]), own_norms=tuple(seen.norms[position]))
         for position, stack in enumerate(found)
-    ), records
+    )
+    return complete, records, seen.all_true
 
 
 def _known(stack: int, call: BlockCall) -> KnownCall:

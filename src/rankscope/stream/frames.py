@@ -125,7 +125,11 @@ class StreamFrame:
             return (*branches[0].shape[:-1], branches[1].shape[-1]) == tuple(shape)
         if all(branch.shape == shape for branch in branches):
             return True
-        return self._any_form and all(_broadcasts(branch.shape, shape) for branch in branches)
+        return (
+            self._any_form
+            and all(_broadcasts(branch.shape, shape) for branch in branches)
+            and not (_is_statistic(branches, shape))
+        )
 
     def pass_on(self, func: Callable[..., Any], args: Sequence[Any], out: Any) -> None:
         """Follow the stream through calls that keep its values, normalise it, or scale it by a gain of the block."""
@@ -140,17 +144,20 @@ class StreamFrame:
                 self.follow(out) if self._is_in(self._aliases, source) else self.follow_normed(out)
         elif func in MULTIPLICATIONS and len(args) == 2:
             left, right = args
-            if self._any_form and self._is_in(self._aliases, left) != self._is_in(self._aliases, right):
-                self._follow_gated(left if self._is_in(self._aliases, left) else right, out)
+            if self._any_form and self.is_stream(left) != self.is_stream(right):
+                self._follow_gated(left if self.is_stream(left) else right, out)
             else:
                 self._follow_scaled(*((left, right) if _is_gain(right) else (right, left)), out)
+        elif self._any_form and func in DIFFERENCES and len(args) == 2 and isinstance(args[1], Tensor):
+            if _is_statistic(args[1:], out.shape):  # x - x.mean(-1): the stream, centred
+                self._follow_gated(source, out)
         elif self._any_form and (func in DIVISIONS or func in NEGATIONS or _adds_nothing(func, args)):
             self._follow_gated(source, out)
 
     def _follow_gated(self, gated: object, out: Tensor) -> None:
         """Follow the stream through any gain, also one that is computed."""
-        if self._is_in(self._aliases, gated) and isinstance(gated, Tensor) and out.shape == gated.shape:
-            self.follow(out)
+        if self.is_stream(gated) and isinstance(gated, Tensor) and out.shape == gated.shape:
+            self.follow_normed(out) if self.is_normed(gated) else self.follow(out)
 
     def _follow_scaled(self, scaled: object, gain: object, out: Tensor) -> None:
         """Follow the stream through a gain a block puts on its skip.
@@ -197,6 +204,11 @@ def _broadcasts(shape: torch.Size, to: torch.Size) -> bool:
     if len(shape) > len(to):
         return False
     return all(length in (1, wanted) for length, wanted in zip(shape[::-1], to[::-1], strict=False))
+
+
+def _is_statistic(branches: Sequence[Tensor], shape: torch.Size) -> bool:
+    """One number per token."""
+    return shape[-1] > 1 and all(branch.dim() == len(shape) and branch.shape[-1] == 1 for branch in branches)
 
 
 def _adds_nothing(func: Callable[..., Any], args: Sequence[Any]) -> bool:

@@ -51,6 +51,7 @@ class Operator(StreamFollower):
         self._operations = operations
         self._hand = GraftHand(grafts)
         self._softmax_at: Spot | None = None
+        self._norm_depth = 0
         self._touched: set[tuple[str, int]] = set()
         """What was changed in the call under way, and in which block."""
 
@@ -114,8 +115,8 @@ class Operator(StreamFollower):
         return out
 
     def on_branch_norm(self, call: OpenCall, x: Tensor, out: Tensor) -> Tensor:
-        """Replace a norm function on a branch; those inside attention are part of it."""
-        return out if self._attention_depth else self._normed(call, x, out)
+        """Replace a norm function on a branch; those inside attention are part of it, norm modules have their hook."""
+        return out if self._attention_depth or self._norm_depth else self._normed(call, x, out)
 
     def _normed(self, call: OpenCall, x: Tensor, out: Tensor) -> Tensor:
         choice = self._norm_choice(call)
@@ -222,6 +223,7 @@ class Operator(StreamFollower):
 
     def _begin_pass(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         super()._begin_pass(module, args)
+        self._norm_depth = 0
         self._hand.reset()
 
     def _end_pass(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
@@ -243,8 +245,12 @@ class Operator(StreamFollower):
                 yield module.register_forward_pre_hook(self._read_whole)
             if module is not block:
                 yield module.register_forward_pre_hook(self._refuse_parts)
+            if is_norm(module):
+                yield module.register_forward_pre_hook(self._enter_norm)
+                yield module.register_forward_hook(self._leave_norm, always_call=True)
             if is_norm(module) and id(module) not in inside_mixing:
-                yield module.register_forward_hook(self._branch_norm, with_kwargs=True)
+                hook = partial(self._branch_norm, "." not in name)
+                yield module.register_forward_hook(hook, with_kwargs=True)
 
     def _note_attention_input(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         given = first_tensor(args, kwargs)
@@ -266,10 +272,23 @@ class Operator(StreamFollower):
                 "backward pass, and there it cannot be told which block is meant. Checkpoint whole blocks."
             )
 
-    def _branch_norm(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        """A norm on a branch (sandwich norms); norms of the stream are dealt with where they are met."""
+    def _enter_norm(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        self._norm_depth += 1
+
+    def _leave_norm(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        self._norm_depth -= 1
+
+    def _branch_norm(
+        self, is_own: bool, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    ) -> Any:
+        """A norm on a branch (sandwich norms); norms of the stream are dealt with where they are met.
+
+        One of another width inside an MLP is a part of it, and not one of the block's own (``is_own``).
+        """
         call, out, x = self._open, output_tensor(output), first_tensor(args, kwargs)
         if call is None or out is None or x is None or call.is_stream(x):
+            return None
+        if not is_own and out.shape[-1] != call.entry_shape[-1]:
             return None
         new = self._normed(call, x, out)
         return with_output_tensor(output, new) if new is not out else None
