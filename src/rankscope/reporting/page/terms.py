@@ -91,8 +91,8 @@ OWN_TERMS = (
         "log10_slack",
         r"\log_{10} (\mathrm{bound} / \mathrm{measured})",
         "Decades between the bound and what was measured.",
-        "**Exact.** 0 where the bound is sharp. Below 0 the bound is broken, which is possible only where a hypothesis "
-        "is not met.",
+        "**Exact.** 0 where the bound is sharp. Below 0 by more than rounding the bound is broken: a hypothesis is "
+        "not met, or the verdict says that it is violated.",
         "0 and up",
     ),
     Term(
