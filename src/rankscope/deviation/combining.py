@@ -11,6 +11,7 @@ from rankscope.deviation.registry import refuse
 from rankscope.deviation.tensor import Deviation
 from rankscope.deviation.terms import LOST, Term, exp, one_row, summed
 
+
 def merged(x: Deviation) -> Deviation:
     """The same value with one term at most; small terms are rounded in the units of the largest."""
     if len(x.terms) < 2:
