@@ -147,7 +147,7 @@ class Deviation(Tensor):
         return _log(float(torch.linalg.vector_norm(_kept(values.expand(self.shape), keep)))) + scale
 
     def _centred(self, keep: Tensor | None) -> tuple[Tensor, list[tuple[Term, float]]]:
-        """Mean of the kept rows, and what departs from it: terms with their norms over the kept rows, none of them 0."""
+        """Mean of the kept rows, and what departs from it: terms with their norms over the kept rows, not 0."""
         base, terms = one_row(self.base), by_scale(self.terms)
         if any(size != 1 for size in base.shape[:-1]):
             center, values = _split(base.expand(self.shape), keep)

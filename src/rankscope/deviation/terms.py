@@ -17,7 +17,7 @@ APART = 3.0
 LOST = 10.0
 # Terms of one shape and scales this near are added up: if what is larger cancels later, nine digits are left.
 _NEAR = 8.0
-# So many terms of one shape are kept: what attention under a mask leaves of first, second and third order, and one more.
+# So many terms of one shape are kept: what attention under a mask leaves of first to third order, and one more.
 _ORDERS = 4
 
 # Terms whose numbers are all smaller than this get the rest of it in their scale.

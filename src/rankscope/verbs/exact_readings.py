@@ -145,7 +145,7 @@ def _agree(value: float, again: float) -> bool:
     """Whether two logarithms are of one number; both minus infinity, or both no number, are."""
     if value == again or (math.isnan(value) and math.isnan(again)):
         return True
-    return abs(value - again) <= AGREEMENT * max(1.0, abs(value))
+    return math.isfinite(value) and abs(value - again) <= AGREEMENT * max(1.0, abs(value))
 
 
 def _ratio(numerator: float, denominator: float) -> float:

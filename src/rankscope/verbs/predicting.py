@@ -242,7 +242,13 @@ def _estimate_at(place: int, runs: Sequence[Followed], fewer: Sequence[Followed]
 
 def _facts(final: Estimate) -> dict[str, Any]:
     low, high = final.interval
-    facts = {"mean": final.mean, "spread": final.spread, "extrapolation": final.extrapolation, "low": low, "high": high}
+    facts = {
+        "mean": final.mean,
+        "spread": final.spread,
+        "extrapolation": final.extrapolation,
+        "low": low,
+        "high": min(high, 0.0),  # in this order NaN stays NaN
+    }
     return {name: value if math.isfinite(value) else None for name, value in facts.items()}
 
 

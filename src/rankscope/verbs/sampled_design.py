@@ -146,7 +146,8 @@ def estimate(values: Floats, fewer: Floats | None = None, doublings: float = 0.0
     """Mean and spread of one value per seed; with ``fewer``, values at half the tokens, extrapolated ``doublings`` on.
 
     The mean is taken to go on as it did from half the tokens to all that were sampled, in the logarithm of their
-    number. **Heuristic**: the whole of that step, and what it owes to the seeds, counts as its error.
+    number, if that step is more than the noise of the seeds. **Heuristic**: the whole of the step and its noise count
+    as its error.
 
     Example:
         >>> found = estimate(np.array([-3.0, -3.0]), np.array([-2.0, -2.0]), doublings=2)
@@ -161,7 +162,8 @@ def estimate(values: Floats, fewer: Floats | None = None, doublings: float = 0.0
         return Estimate(mean, spread, 0.0, seeds)
     step = mean - float(fewer.mean())
     noise = math.sqrt((values.var(ddof=1) + fewer.var(ddof=1)) / seeds) if seeds > 1 else 0.0
-    return Estimate(mean + doublings * step, spread, doublings * (abs(step) + noise), seeds)
+    moved = doublings * step if abs(step) > 2 * noise else 0.0
+    return Estimate(mean + moved, spread, doublings * (abs(step) + noise), seeds)
 
 
 def _student(freedom: int) -> float:

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from rankscope.deviation.combining import joined
-from rankscope.deviation.registry import rule
+from rankscope.deviation.registry import refuse, rule
 from rankscope.deviation.tensor import Deviation
 from rankscope.deviation.terms import Term, exp
 
@@ -47,7 +47,11 @@ def smooth(x: Deviation, function: Function, derivative: Function) -> Deviation:
     if not size < min(1.0, 2.0**-10 * max(1.0, largest(value))):
         return Deviation(value, (Term(0.0, function(torch.add(x.base, d, alpha=e)) - value),), x.shape)
     nodes = next(count for limit, count in _NODES if size < limit)
-    return Deviation(value, (Term(scale, d * _mean_slope(derivative, x.base, d, e, nodes)),), x.shape)
+    out = d * _mean_slope(derivative, x.base, d, e, nodes)
+    if largest(out) == 0.0 < largest(d):
+        # Not flat but flatter than the least number: a zero here would be read as tokens that are equal.
+        refuse("an activation", "it is so far in its flat part that its slope underflows float64")
+    return Deviation(value, (Term(scale, out),), x.shape)
 
 
 def _mean_slope(derivative: Function, b: Tensor, d: Tensor, e: float, nodes: int) -> Tensor:
@@ -91,13 +95,39 @@ def silu(x: Deviation) -> Deviation:
 @rule(aten.tanh)
 def tanh(x: Deviation) -> Deviation:
     """Hyperbolic tangent."""
-    return smooth(x, torch.tanh, _sech2)
+    return _saturating(x, torch.tanh, 1.0)
 
 
 @rule(aten.sigmoid)
 def sigmoid(x: Deviation) -> Deviation:
-    """Logistic function."""
-    return smooth(x, torch.sigmoid, lambda t: torch.sigmoid(t) * torch.sigmoid(-t))
+    """Logistic function, ``(1 + tanh(x/2))/2``."""
+    return _saturating(x, torch.sigmoid, 0.5)
+
+
+def _saturating(x: Deviation, function: Function, half: float) -> Deviation:
+    r"""``tanh(half x)`` times ``half``, up to a constant.
+
+    Its difference is :math:`\sinh d / (\cosh b \cosh(b + d))`, in logarithms: both values may be 1 to all digits.
+    """
+    x = joined(x)
+    value = function(x.base)
+    if not x.terms:
+        return Deviation(value, (), x.shape)
+    scale, b, d = x.terms[0].log_scale, x.base * half, x.terms[0].values * half
+    e = exp(scale)
+    change = e * d
+    far = change.abs() >= 1.0
+    log_size = _log_sech(b) + _log_sech(b + change)
+    log_size = torch.where(far, log_size + change.abs() + torch.log1p(-torch.exp(-2 * change.abs())), log_size)
+    unit = float(log_size.max())
+    unit = 0.0 if unit > -20.0 else unit
+    near = d * torch.where(change == 0, 1.0, torch.sinh(change.clamp(-1.0, 1.0)) / change)
+    sign = torch.where(far, change.sign() / (2 * e) if e > 0 else 0.0, near)
+    return Deviation(value, (Term(scale + unit, sign * torch.exp(log_size - unit) * half),), x.shape)
+
+
+def _log_sech(t: Tensor) -> Tensor:
+    return math.log(2.0) - t.abs() - torch.log1p(torch.exp(-2 * t.abs()))
 
 
 @rule(aten.softplus)

@@ -33,24 +33,21 @@ def clamp(x: Deviation, low: Any = None, high: Any = None) -> Deviation:
     if not x.terms:
         return Deviation(value, (), x.shape)
     scale, d = x.terms[0]
-    e = exp(scale)
     room_up = torch.inf if high is None else high - x.base
     room_down = -torch.inf if low is None else low - x.base
-    if e < 1e-250:
-        return Deviation(value, (Term(scale, _one_sided(d, room_down, room_up)),), x.shape)
     # With the distance to either bound in units of the scale, clamp(b+d) - clamp(b) needs no subtraction of values.
-    up, down = torch.as_tensor(room_up) / e, torch.as_tensor(room_down) / e
+    # The base can be as small as the deviation (behind attention that settles on a sink), so no scale is too small.
+    up, down = (_in_units(torch.as_tensor(room, dtype=d.dtype), scale) for room in (room_up, room_down))
     moved = torch.minimum(torch.maximum(d, down), up)
     start = torch.minimum(torch.maximum(torch.zeros_like(x.base), down), up)
-    return Deviation(value, (Term(scale, moved - start),), x.shape)
+    # A base infinitely far beyond a bound in these units stays there, and what it did there does not show.
+    return Deviation(value, (Term(scale, torch.where(start.isinf(), 0.0, moved - start)),), x.shape)
 
 
-def _one_sided(d: Tensor, down: Any, up: Any) -> Tensor:
-    """The limit of small deviations: those at a bound move only away from it."""
-    low, high = torch.as_tensor(down, dtype=d.dtype), torch.as_tensor(up, dtype=d.dtype)
-    moved = torch.where((low < 0) & (high > 0), d, 0.0)
-    moved = torch.where(low == 0, d.clamp(min=0), moved)
-    return torch.where(high == 0, d.clamp(max=0), moved)
+def _in_units(room: Tensor, scale: float) -> Tensor:
+    """``room`` over ``e^scale``, which may underflow."""
+    e = exp(scale)
+    return room / e if e > 1e-290 else room.sign() * torch.exp(torch.log(room.abs()) - scale)
 
 
 @rule(aten.clamp_min)

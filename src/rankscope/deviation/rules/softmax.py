@@ -4,10 +4,10 @@ With :math:`\pi` the softmax of what rows have in common and E the rest at scale
 :math:`D_{ij} = \pi_j (\hat E_{ij} - z_i) / (1 + \epsilon z_i)`, :math:`\hat E = (e^{\epsilon E} - 1)/\epsilon`,
 :math:`z_i = \sum_j \pi_j \hat E_{ij}`. Exact. Parts that are constant along the axis cancel, and are dropped unseen.
 
-A saturated softmax, of which one weight is all but 1 and the others are tiny, needs two things more. E may be shifted by
-a number per row: it is shifted to zero at the largest weight, so that the tiny ones are never added to a number near 1.
-And D at the largest weight is minus the sum of D elsewhere, not a difference of two numbers near 1. The tiny weights get
-a log-scale, so that they do not underflow.
+A saturated softmax, of which one weight is all but 1 and the others are tiny, needs two things more. E may be shifted
+by a number per row: it is shifted to zero at the largest weight, so that the tiny ones are never added to a number near
+1. And D at the largest weight is minus the sum of D elsewhere, not a difference of two numbers near 1. The tiny weights
+get a log-scale, so that they do not underflow.
 
 Rows that differ by mask or position have their differences taken in steps: first those of the rows at the common point,
 then those of each scale, largest first, so that a later product can cancel one without losing the next.
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from rankscope.deviation.registry import rule
-from rankscope.deviation.rounding import are_moved, fingerprint, moved
+from rankscope.deviation.rounding import are_moved, fingerprint, moved, summed_along
 from rankscope.deviation.rules.activations import largest
 from rankscope.deviation.rules.arithmetic import relative_expm1
 from rankscope.deviation.tensor import Deviation
@@ -130,7 +130,7 @@ def _departure(common: Tensor, scale: float, E: Tensor, total: Tensor, axis: int
     if are_moved():
         # Weights near 1 that differ by less than their last digit are told apart by the scores they came from.
         D = moved(D, fingerprint(torch.where(total == -torch.inf, 0.0, total), axis))
-    return [normalised(Term(scale + unit, D.scatter(axis, pivot, -D.sum(dim=axis, keepdim=True))))]
+    return [normalised(Term(scale + unit, D.scatter(axis, pivot, -summed_along(D, axis))))]
 
 
 def _unit(*log_weights: Tensor) -> float:
