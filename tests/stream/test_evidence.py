@@ -374,6 +374,11 @@ def test_as_many_sequences_as_tokens_and_channels(first: bool, size: int) -> Non
     )
 
 
+def test_as_many_global_tokens_as_tokens_are_no_second_stream() -> None:
+    run = measure("init:tiny-pegasus-x", sequences=4, tokens=4, metrics=["relative_residual"])
+    assert run.provenance.layout is None
+
+
 def test_a_skip_around_two_blocks_is_refused() -> None:
     class Around(Net):
         def loop(self, x: Tensor, keep: Callable[[Tensor], None]) -> Tensor:

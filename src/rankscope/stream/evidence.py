@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -54,8 +54,21 @@ _TURNS = frozenset(
     }
 )  # fmt: skip
 _ROUNDINGS = 256
+_SHORT = 8
 _REORDERED = 16
 """By so many roundings of the largest number a sum may differ that was formed in another order, as experts do."""
+
+
+class _Mark(NamedTuple):
+    """On a tensor outside of blocks: made from what a call took (``in``), or from a slot of what it gave (``out``)."""
+
+    side: Literal["in", "out"]
+    stack: str | None
+    number: int
+    slot: str = ""
+
+
+_Marks = frozenset[_Mark]
 
 
 @dataclass
@@ -67,14 +80,12 @@ class _Call:
         left: what left, likewise; None where there is no such slot.
         carries: marks of earlier calls that the tensor which entered still carries, around the blocks.
         takes: slots of the call before that are among the arguments of this one, shaped like the stream.
-        is_slot: the slot of the call before that entered as it was.
     """
 
     name: str
     entry: Tensor
-    carries: frozenset[str]
+    carries: _Marks
     takes: tuple[str, ...]
-    is_slot: str | None
     left: Tensor | None = None
 
 
@@ -113,7 +124,7 @@ class _Seen:
     by_norms: set[int] = field(default_factory=set)
     by_maps: set[int] = field(default_factory=set)
     attention: set[tuple[int, int, int]] = field(default_factory=set)
-    added_behind: set[frozenset[str]] = field(default_factory=set)
+    added_behind: set[_Marks] = field(default_factory=set)
 
     @property
     def channels(self) -> int | None:
@@ -142,6 +153,8 @@ def agreed(view: ModelView, batch: Batch, rows: int, *, some_count: bool = False
     for stack in view.stacks:
         found = seen[stack.name]
         _check_flow(stack, found)
+        if stack.stream.has_plain_blocks:
+            _check_slots(view, batch, stack, found)
         before, (entry, left) = found.calls[0], after.get(stack.name, (None, None))
         facts = _Facts(
             before.entry.shape,
@@ -366,13 +379,13 @@ def _check_flow(stack: Stack, seen: _Seen) -> None:
     Raises:
         LayoutError: the stream goes around the blocks, or is in another slot than the one that is read.
     """
-    calls, stream = seen.calls, stack.stream
-    pairs = list(zip(range(len(calls)), calls, calls[1:], strict=False))
-    around = bool(pairs) and all(f"in {i}" in after.carries for i, _, after in pairs)
+    calls, stream, pairs = seen.calls, stack.stream, _pairs(seen)
+    around = bool(pairs) and all(_Mark("in", stack.name, number) in after.carries for number, _, after in pairs)
     # Blocks without skips of their own, and a stream that passes some of them by: it is outside, over several at once.
     bare = not any(plan.skips for plan in stack.plans)
-    around |= bare and any(mark.startswith("in ") for _, _, after in pairs for mark in after.carries)
-    alone = not pairs and any("in 0" in marks and "out 0 0" in marks for marks in seen.added_behind)
+    around |= bare and any(mark[:2] == ("in", stack.name) for _, _, after in pairs for mark in after.carries)
+    meet = {_Mark("in", stack.name, 0), _Mark("out", stack.name, 0, "0")}
+    alone = not pairs and any(meet <= marks for marks in seen.added_behind)
     if (around or alone) and stream.skips == "inside" and stream.slot == 0:
         sums = [_is_sum(before, after) for _, before, after in pairs]
         raise LayoutError(
@@ -392,29 +405,64 @@ def _check_flow(stack: Stack, seen: _Seen) -> None:
                 f"stream=Stream(skips='around') says that what {wrong} takes is the sum of what the block before it "
                 "took and gave back, and it is not. Leave skips out, or write the skip into the block's module."
             )
-    if stream.slot == 0 and stream.skips == "inside":
-        _check_slots(pairs, seen)
 
 
-def _check_slots(pairs: Sequence[tuple[int, _Call, _Call]], seen: _Seen) -> None:
-    for i, before, after in pairs:
-        first = next(iter(sorted(mark.split()[2] for mark in after.carries if mark.startswith(f"out {i} "))), None)
-        others = [slot for slot in after.takes if slot != "0"]
-        carried = sorted(mark.split()[2] for mark in after.carries if mark.startswith(f"out {i} "))
-        taken = sorted({*others, *(slot for slot in carried if slot != "0")})
-        if not taken or first is None:
+def _check_slots(view: ModelView, batch: Batch, stack: Stack, seen: _Seen) -> None:
+    """Raise where blocks hand on more than the stream, shaped like it; at two lengths, if the input has a length.
+
+    Raises:
+        LayoutError: the stream is in another slot than the one that is read, or in several.
+    """
+    why, other = _other_slots(stack, seen), _of_another_length(batch)
+    if why is None:
+        return
+    # As many global tokens as tokens (PEGASUS-X) are no second stream.
+    if other is not None and _other_slots(stack, _watch(view, other)[stack.name]) is None:
+        return
+    raise LayoutError(why)
+
+
+def _of_another_length(batch: Batch) -> Batch | None:
+    """The same ids twice in a row, or the first half of many; None where the input is something else."""
+    ids = _ids(batch)
+    lengths = {value.shape[1 - batch.axis] for value in ids}
+    if len(lengths) != 1 or any(_is_data(name, value) for name, value in _named(batch)):
+        return None
+    axis, length = 1 - batch.axis, lengths.pop()
+
+    def cut(value: Any) -> Any:
+        if not isinstance(value, Tensor) or value.dim() != 2 or value.shape[axis] != length:
+            return value
+        return value.narrow(axis, 0, length // 2) if length > _SHORT else torch.cat([value, value], dim=axis)
+
+    inputs = {name: cut(value) for name, value in batch.inputs.items()}
+    return replace(batch, inputs=inputs, arguments=tuple(map(cut, batch.arguments)))
+
+
+def _pairs(seen: _Seen) -> list[tuple[int, _Call, _Call]]:
+    """Each call that is followed by another, and that one."""
+    return list(zip(range(len(seen.calls)), seen.calls, seen.calls[1:], strict=False))
+
+
+def _other_slots(stack: Stack, seen: _Seen) -> str | None:
+    """What blocks hand on besides the first tensor that they give back, in words; None where it is that alone."""
+    for number, before, after in _pairs(seen):
+        carried = {mark.slot for mark in after.carries if mark == _Mark("out", stack.name, number, mark.slot)}
+        taken = sorted({*carried, *after.takes} - {"0"})
+        if not taken or not carried:
             continue
         if "0" in {*carried, *after.takes}:
-            raise LayoutError(
+            return (
                 f"{before.name} gives back several tensors of one shape, and {after.name} reads the first and slot "
                 f"{taken[0]}: the residual stream is not the first alone. If it is their sum, as in blocks that hand "
                 "on (hidden, residual), declare stream=rankscope.Stream(slot='sum'), --layout slot=sum; if it is one "
                 f"of them, stream=rankscope.Stream(slot={_spelled(taken[0])}), --layout slot={taken[0]}."
             )
-        raise LayoutError(
+        return (
             f"{after.name} goes on with slot {taken[0]} of what {before.name} gives back, not with the first tensor in "
             f"it. Declare it: stream=rankscope.Stream(slot={_spelled(taken[0])}), --layout slot={taken[0]}."
         )
+    return None
 
 
 def _spelled(slot: str) -> str:
@@ -437,7 +485,7 @@ class _Watch(TorchFunctionMode):
         super().__init__()
         self.seen = {stack.name: _Seen() for stack in view.stacks}
         self._open: list[tuple[Stack, _Call]] = []
-        self._marks: dict[int, tuple[weakref.ref[Tensor], frozenset[str]]] = {}
+        self._marks: dict[int, tuple[weakref.ref[Tensor], _Marks]] = {}
         self._axes: dict[int, tuple[weakref.ref[Tensor], tuple[int, ...]]] = {}
         self._slots: dict[str | None, dict[str, weakref.ref[Tensor]]] = {}
         self._made_from: dict[int, tuple[weakref.ref[Tensor], list[weakref.ref[Tensor]]]] = {}
@@ -460,7 +508,7 @@ class _Watch(TorchFunctionMode):
             made = made if parent is not None and parent() is tensor else []
             self._made_from[id(tensor)] = (weakref.ref(tensor), [*made, *map(weakref.ref, outputs)])
         known = [self._marks_of(tensor) for tensor in inputs]
-        union = frozenset[str]().union(*known)
+        union = _Marks().union(*known)
         if not union:
             return
         if func in ADDS:
@@ -469,7 +517,7 @@ class _Watch(TorchFunctionMode):
         for tensor in outputs:
             self._marks[id(tensor)] = (weakref.ref(tensor), union)
 
-    def _mark_all_made_from(self, tensor: Tensor, mark: str) -> None:
+    def _mark_all_made_from(self, tensor: Tensor, mark: _Mark) -> None:
         """Mark a tensor, and what was made from it before a block takes it (``0.5 * x + block(x)``)."""
         waiting = [tensor]
         while waiting:
@@ -481,7 +529,7 @@ class _Watch(TorchFunctionMode):
                 if parent is not None and parent() is current:
                     waiting += [child for reference in made if (child := reference()) is not None]
 
-    def _marks_of(self, tensor: Tensor) -> frozenset[str]:
+    def _marks_of(self, tensor: Tensor) -> _Marks:
         entry = self._marks.get(id(tensor))
         return entry[1] if entry is not None and entry[0]() is tensor else frozenset()
 
@@ -546,9 +594,8 @@ class _Watch(TorchFunctionMode):
                 slots = {slot: ref() for slot, ref in self._slots.get(stack.name, {}).items()}
                 given = [value for value in tensors_in((args, kwargs)) if value.shape == first.shape]
                 takes = tuple(s for s, tensor in slots.items() if any(value is tensor for value in given))
-                same = next((slot for slot, tensor in slots.items() if tensor is first), None)
-                call = _Call(name, taken.clone(), self._marks_of(first), takes, same)
-                self._mark_all_made_from(first, f"in {len(found.calls)}")
+                call = _Call(name, taken.clone(), self._marks_of(first), takes)
+                self._mark_all_made_from(first, _Mark("in", stack.name, len(found.calls)))
                 found.calls.append(call)
                 self._open.append((stack, call))
                 self._axes.clear()
@@ -576,7 +623,7 @@ class _Watch(TorchFunctionMode):
                 }
                 self._slots[stack.name] = {slot: weakref.ref(tensor) for slot, tensor in alike.items()}
                 for slot, tensor in alike.items():
-                    self._marks[id(tensor)] = (weakref.ref(tensor), frozenset({f"out {number} {slot}"}))
+                    self._marks[id(tensor)] = (weakref.ref(tensor), frozenset({_Mark("out", stack.name, number, slot)}))
 
         return hook
 
