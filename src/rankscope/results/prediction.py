@@ -73,13 +73,7 @@ class OracleAnswer:
 
 
 def predicted_sentence(
-    name: str,
-    depth: int,
-    kind: CollapseName,
-    factor: float,
-    agreement: Agreement,
-    final: tuple[float, float],
-    state: str,
+    name: str, depth: int, kind: CollapseName, factor: float, agreement: Agreement, final: tuple[float, float]
 ) -> str:
     """One sentence: does it collapse, how, and when do tokens agree.
 
@@ -90,7 +84,6 @@ def predicted_sentence(
         factor: late factor per block.
         agreement: depth of agreement.
         final: mean and spread of log10 of the relative residual after the last block.
-        state: what the tokens look like within its depth, in words.
     """
     words = {
         "order 3": "Order 3: each block cubes what tokens differ by",
@@ -109,7 +102,7 @@ def predicted_sentence(
         when = (
             f"tokens agree to {agreement.level:g} at depth {agreement.depth:.1f}{spread}, {inside} its {depth} blocks"
         )
-    return f"{words}; {when}. After block {depth} the relative residual is {_power(final[0])}: {state}."
+    return f"{words}; {when}. After block {depth} the relative residual is {_power(final[0])}."
 
 
 def _power(log10: float) -> str:
