@@ -80,7 +80,6 @@ def predicted_sentence(
     agreement: Agreement,
     final: float,
     interval: tuple[float, float],
-    state: str,
 ) -> str:
     """One sentence: does it collapse, how, and when do tokens agree.
 
@@ -92,7 +91,6 @@ def predicted_sentence(
         agreement: depth of agreement.
         final: mean of log10 of the relative residual after the last block.
         interval: what holds it in 95% of initialisations; nan where that is not known.
-        state: what the tokens look like within its depth, in words.
     """
     cubing = final <= math.log10(agreement.level)
     words = {
@@ -117,7 +115,7 @@ def predicted_sentence(
         )
     low, high = interval
     within = "" if math.isnan(low) else f" ({_power(low)} to {_power(min(0.0, high))} in 95% of initialisations)"
-    return f"{words}; {when}. After block {depth} the relative residual is {_power(final)}{within}: {state}."
+    return f"{words}; {when}. After block {depth} the relative residual is {_power(final)}{within}."
 
 
 def _power(log10: float) -> str:

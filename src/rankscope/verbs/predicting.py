@@ -40,8 +40,7 @@ from rankscope.verbs.sampled_design import (
     late_factor,
     visible_in,
 )
-from rankscope.verdicts.prediction import predicted_state
-from rankscope.verdicts.sentences import in_words
+from rankscope.verdicts.prediction import with_state
 
 METRIC = "log10_relative_residual"
 SAMPLED = "sampled"
@@ -136,21 +135,17 @@ def predict(
         "oracles": [_with_agreement(answer) for answer in answers],
         "map": mapped,
     }
-    table = _table(runs, answers, None if fewer is None else [place.mean for place in curve])
-    state = predicted_state(table, chosen.depth)
-    return Run(
+    run = Run(
         kind="predict",
         provenance=_provenance(name, chosen, seed, seeds, sampled_tokens, time.perf_counter() - started),
         floor=exact_floors("float64"),
-        verdict=predicted_sentence(
-            name, chosen.depth, kind, factor, agreement, final.mean, final.interval, in_words(state)
-        ),
-        code=state.state.code,
+        verdict=predicted_sentence(name, chosen.depth, kind, factor, agreement, final.mean, final.interval),
         evidence=_evidence(agreement, final.mean, chosen.depth),
-        table=table,
+        table=_table(runs, answers, None if fewer is None else [place.mean for place in curve]),
         notes=notes,
         extra=extra,
     )
+    return with_state(run, chosen.depth)
 
 
 def _read(

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
 
+from rankscope.results.run import Run
 from rankscope.verdicts.battery import Floats, residual_battery
 from rankscope.verdicts.reading import Reading, read
+from rankscope.verdicts.sentences import in_words
 
 
-def predicted_state(table: pa.Table, depth: int) -> Reading:
-    """Judge the relative residuals of the first ``depth`` blocks: extrapolated to the context, else one per seed."""
-    curves = set(table["curve"].to_pylist())
-    curve = "extrapolated" if "extrapolated" in curves else "sampled"
-    keep = pc.and_(pc.equal(table["curve"], curve), pc.equal(table["site"], "block.out"))
-    rows = table.filter(pc.and_(keep, pc.less(table["layer"], depth)))
+def with_state(run: Run, depth: int) -> Run:
+    """A prediction that also names the state within ``depth`` blocks: of the extrapolated residuals, else the sampled."""
+    curve = "extrapolated" if "extrapolated" in run.table["curve"].to_pylist() else "sampled"
+    rows = run.table.filter(pc.and_(pc.equal(run.table["curve"], curve), pc.equal(run.table["site"], "block.out")))
+    rows = rows.filter(pc.less(rows["layer"], depth))
     seeds, column = np.unique(rows["sequence"].to_numpy(), return_inverse=True)
     logs = np.full((depth, seeds.size), np.nan)
     logs[rows["layer"].to_numpy(), column] = rows["value"].to_numpy()
-    return read_logs(logs)
+    reading = read_logs(logs)
+    state = in_words(reading).replace("sequences", "seeds")  # one sequence per seed
+    return replace(run, verdict=f"{run.verdict} State within {depth} blocks: {state}.", code=reading.state.code)
 
 
 def read_logs(logs: Floats) -> Reading:
