@@ -139,6 +139,8 @@ def test_a_graft_needs_a_place_to_take_hold() -> None:
         (("sums",), view(PLAIN, BARE), "^block 1 has no skip onto which a branch is added"),
         (("norms", "reads"), view(PLAIN, MIXER), "^block 1 has no norm that could be changed"),
         (("reads",), view(PLAIN, PLAIN, inline=True), "several blocks in one module call"),
+        (("adds",), carried(PLAIN, PLAIN), "what is put at the skips would leave in place"),
+        (("norms",), carried(PLAIN, PLAIN), "What is put at the norms would leave norms in place"),
     ):
         with pytest.raises(UnsupportedOperationError, match=reason):
             _check_places(touching(*places), model)

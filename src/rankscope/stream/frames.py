@@ -101,6 +101,8 @@ class StreamFrame:
 
     def match(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> SkipSum | None:
         """The sum, if this call, one of ``sums``, adds something to the stream."""
+        if not kwargs and not any(map(self.is_stream, args)):
+            return None  # most sums of a model: taking them apart would cost more than the sum
         terms = _terms(func, args, kwargs)
         if terms is None:
             return None

@@ -26,7 +26,7 @@ def check_operable(operation: Operation, view: ModelView) -> None:
     if {operation.attention_skip, operation.mlp_skip} != {1.0}:
         check_carries(view, "a gain on the skips", operation)
     if operation.norm != "keep":
-        _check_own_norms(operation, view)
+        check_own_norms(view, f"norm={operation.norm!r}", operation)
     for where, plan in meant.items():
         _check_block(operation, where, plan)
     if operation.mlp == "drop":
@@ -89,11 +89,21 @@ def check_carries(view: ModelView, what: str, operation: Operation | None = None
         )
 
 
-def _check_own_norms(operation: Operation, view: ModelView) -> None:
+def check_own_norms(view: ModelView, what: str, operation: Operation | None = None) -> None:
+    """Raise if a norm of the stream is written out, where no norm module or function shows it.
+
+    Args:
+        view: the model.
+        what: is to be done, in words.
+        operation: which blocks are meant; None for all.
+
+    Raises:
+        UnsupportedOperationError: some norms would be left as they are; the message says where.
+    """
     found = _in_meant(operation, [(stack, stack.own_norms) for stack in view.stacks])
     if found:
         raise UnsupportedOperationError(
-            f"norm={operation.norm!r} would leave norms in place that are written out instead of being a norm module "
+            f"{what} would leave norms in place that are written out instead of being a norm module "
             f"or a norm function of torch. {_listed(found)}. Write them as a module with Norm in its class name."
         )
 

@@ -14,7 +14,7 @@ from rankscope.verdicts.sentences import in_words
 
 
 def with_state(run: Run, depth: int) -> Run:
-    """A prediction that also names the state within ``depth`` blocks: of the extrapolated residuals, else the sampled."""
+    """A prediction that also names its state within ``depth`` blocks, extrapolated to the context where it was."""
     curve = "extrapolated" if "extrapolated" in run.table["curve"].to_pylist() else "sampled"
     rows = run.table.filter(pc.and_(pc.equal(run.table["curve"], curve), pc.equal(run.table["site"], "block.out")))
     rows = rows.filter(pc.less(rows["layer"], depth))
