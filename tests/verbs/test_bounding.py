@@ -17,6 +17,7 @@ from rankscope.models.loading import load
 from rankscope.models.pretrained import pretrained_folder
 from rankscope.results.bounds import grid_of, theorems_in
 from rankscope.theory.theorems import THEOREMS, Evaluation, LayerQuantities, Network
+from rankscope.verbs.bound_quantities import mlp_size
 from tests.theory.theorems.test_wu_2024 import alternating_trees
 
 FAMILIES = ("bert", "gpt2", "llama", "albert", "qwen3", "gpt-neox", "t5", "bloom", "vit", "opt")
@@ -315,3 +316,31 @@ def test_what_attention_gives_is_seen_before_norms_and_gains_and_beside_parallel
     assert run.extra["applies"]["contraction_interval"], run.extra["failed_hypotheses"]
     assert np.isfinite(grid_of(run.table, "contraction_interval").values["log10_measured"]).all()
     assert inside(run).all()
+
+
+def test_a_gated_mlp_is_certified_only_behind_a_norm_and_without_biases() -> None:
+    """OLMo 2 norms what its MLP gives, not what it reads; a bias lets the gate be larger than its input allows."""
+    from transformers import LlamaConfig, LlamaModel
+
+    olmo = load("init:tiny-olmo2")
+    assert mlp_size(olmo.model.layers[0], olmo.config)[0] is None
+    sizes = {"vocab_size": 50, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
+    config = LlamaConfig(**sizes, num_attention_heads=2, num_key_value_heads=2, mlp_bias=True)
+    found, note = mlp_size(LlamaModel(config).layers[0], config)
+    assert found is None
+    assert "has biases (gate_proj, up_proj)" in note
+    plain = LlamaConfig(**sizes, num_attention_heads=2, num_key_value_heads=2)
+    known, _ = mlp_size(LlamaModel(plain).layers[0], plain)
+    assert known is not None
+    assert known.radius == pytest.approx(8**0.5)
+
+
+def test_the_shift_of_the_norm_before_a_gated_mlp_counts_in_its_radius() -> None:
+    stable = load("init:tiny-stablelm")
+    block = stable.model.layers[0]
+    before, _ = mlp_size(block, stable.config)
+    assert before is not None
+    with torch.no_grad():
+        block.post_attention_layernorm.bias.fill_(2.0)
+    after, _ = mlp_size(block, stable.config)
+    assert after.radius - before.radius == pytest.approx(2.0 * block.post_attention_layernorm.bias.numel() ** 0.5)

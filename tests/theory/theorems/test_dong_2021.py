@@ -10,7 +10,7 @@ import torch
 
 from rankscope._errors import InputError
 from rankscope.theory.composite_norms import composite_norm, composite_residual
-from rankscope.theory.lipschitz import mlp_constants
+from rankscope.theory.lipschitz import LipschitzConstants, mlp_constants
 from rankscope.theory.theorems import THEOREMS
 from rankscope.theory.theorems._cubic import LARGEST_SPREAD, least_gamma
 from rankscope.theory.theorems.dong_2021_skip import skip_example
@@ -293,3 +293,15 @@ def test_equal_scores_need_no_gamma_and_meet_the_hypothesis_on_heads(scores: flo
     assert heads_together.holds
     assert (heads_together.value == 0.0) == (scores == 0.0)
     assert (evaluation.layers[0].log_upper == -math.inf) == (scores == 0.0)
+
+
+def test_constants_on_a_ball_do_not_certify_a_network_without_norms() -> None:
+    generator = torch.Generator().manual_seed(21)
+    dim = 3
+    W = rand(generator, dim, dim)
+    ball = LipschitzConstants(2.0, 2.0, radius=1.0)
+    found = simulate(
+        [random_heads(generator, dim, 1, 2, 2)], rand(generator, 4, dim), mlp=lambda X: X @ W, constants=ball
+    )
+    evaluation = THEOREMS["dong_2021_mlp"].function(found.network, found.layers)
+    assert "MLP with a certified Lipschitz constant" in evaluation.failed

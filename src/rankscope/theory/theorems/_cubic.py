@@ -100,7 +100,7 @@ def cubic_depth(bounds: Sequence[LayerBound], layers: Sequence[LayerQuantities])
 
 def sum_of_rounding(layers: Sequence[LayerQuantities]) -> float:
     """Over the depth rounding of every layer counts, and each later layer cubes it."""
-    return sum(3.0 ** (len(layers) - 1 - n) * x.passage.log_rounding for n, x in enumerate(layers) if x.passage)
+    return sum(3.0 ** min(len(layers) - 1 - n, 600) * x.passage.log_rounding for n, x in enumerate(layers) if x.passage)
 
 
 def cubic_sentence(bounds: Sequence[LayerBound], layers: Sequence[LayerQuantities]) -> str:

@@ -77,6 +77,9 @@ def narrowest(gains: Gains) -> tuple[float, float]:
 def _said(known: Sequence[LayerBound], layers: Sequence[LayerQuantities]) -> str:
     if not known:
         return "The gains of no layer were computed."
+    known = [b for b in known if not b.at_floor]
+    if not known:
+        return "The residual after attention is rounding in every layer: nothing can be compared."
     ten = math.log(10)
     slacks = sorted(b.log_slack / ten for b in known if b.log_slack is not None)
     widths = sorted(b.log_width / ten for b in known if b.log_width is not None)

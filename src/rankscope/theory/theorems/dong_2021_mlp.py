@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -41,8 +40,8 @@ def dong_2021_mlp(network: Network, layers: Sequence[LayerQuantities]) -> Evalua
         last = bounds[-1]
         depth = replace(last, layer=None, log_upper=log_bound, hypotheses=(), log_rounding=sum_of_rounding(layers))
     said = (
-        f"The MLPs multiply the factor by certified constants between {powers_of_ten(math.log(min(constants)))} and "
-        f"{powers_of_ten(math.log(max(constants)))}."
+        f"The MLPs multiply the factor by certified constants between {powers_of_ten(log(min(constants)))} and "
+        f"{powers_of_ten(log(max(constants)))}."
         if constants
         else f"No MLP could be read: {next((layer.mlp_note for layer in layers if layer.mlp_note), 'none was found')}."
     )
@@ -58,7 +57,7 @@ def _layer(network: Network, layer: LayerQuantities) -> LayerBound:
     known = claim("MLP with a certified Lipschitz constant", certified)
     if layer.mlp is None:
         return LayerBound(layer.layer, hypotheses=(known,))
-    bound = cubic_layer(network, layer, len(layer.heads), math.log(layer.mlp.composite))
+    bound = cubic_layer(network, layer, len(layer.heads), log(layer.mlp.composite))
     bound = replace(bound, hypotheses=(*bound.hypotheses, known))
     if not network.only_mlp or layer.passage is None:
         return replace(bound, log_measured=None)
