@@ -133,8 +133,8 @@ class Deviation(Tensor):
         """
         base, terms = self._centred(keep)
         out = []
-        for (scale, values), norm in terms:
-            log_scale = min(scale + _log(norm), 0.0) if math.isfinite(norm) else scale
+        for (scale, values), log_norm in terms:
+            log_scale = min(scale + log_norm, 0.0) if math.isfinite(log_norm) else scale
             out.append(Term(log_scale, values * exp(scale - log_scale)))
         return Deviation(base, gathered(out), self.shape)
 
@@ -144,10 +144,10 @@ class Deviation(Tensor):
         if not terms:
             return -math.inf
         scale, values = summed(terms)
-        return _log(float(torch.linalg.vector_norm(_kept(values.expand(self.shape), keep)))) + scale
+        return _log_norm(_kept(values.expand(self.shape), keep)) + scale
 
     def _centred(self, keep: Tensor | None) -> tuple[Tensor, list[tuple[Term, float]]]:
-        """Mean of the kept rows, and what departs from it: terms with their norms over the kept rows, not 0."""
+        """Mean of the kept rows, and what departs from it: terms and the logarithms of their norms."""
         base, terms = one_row(self.base), by_scale(self.terms)
         if any(size != 1 for size in base.shape[:-1]):
             center, values = _split(base.expand(self.shape), keep)
@@ -159,9 +159,9 @@ class Deviation(Tensor):
         for scale, values in terms:
             mean, values = _split(values.expand(self.shape), keep)
             base = base + scaled(scale, mean)
-            norm = float(torch.linalg.vector_norm(_kept(values, keep)))
-            if norm != 0.0:
-                kept.append((Term(scale, values), norm))
+            log_norm = _log_norm(_kept(values, keep))
+            if log_norm != -math.inf:
+                kept.append((Term(scale, values), log_norm))
         return base, kept
 
     def check_exact(self, keep: Tensor | None = None) -> None:
@@ -179,7 +179,7 @@ class Deviation(Tensor):
 
     def log_norm(self, keep: Tensor | None = None) -> float:
         r"""Natural logarithm of :math:`\|X\|_F` over the kept rows; minus infinity at zero."""
-        return _log(float(torch.linalg.vector_norm(_kept(self.to_plain(), keep))))
+        return _log_norm(_kept(self.to_plain(), keep))
 
     def to_plain(self) -> Tensor:
         """The value in ordinary float64, where small terms are lost."""
@@ -201,8 +201,12 @@ def _moved(function: Callable[..., Any], out: Any) -> Any:
     return Deviation(moved(out.base), terms, out.shape, null_axis=out.null_axis, base_sum=out.base_sum)
 
 
-def _log(norm: float) -> float:
-    return -math.inf if norm == 0 else math.log(norm) if math.isfinite(norm) else norm
+def _log_norm(rows: Tensor) -> float:
+    """Logarithm of the Euclidean norm, whose squares would leave the range of float64 long before it does."""
+    size = float(rows.abs().max()) if rows.numel() else 0.0
+    if size == 0.0:
+        return -math.inf
+    return math.log(size) + math.log(float(torch.linalg.vector_norm(rows / size))) if math.isfinite(size) else size
 
 
 def _check_above_rounding(center: Tensor, departures: Tensor, keep: Tensor | None) -> None:

@@ -53,7 +53,7 @@ def summed(terms: Sequence[Term]) -> Term:
     """All terms in one, small ones rounded in the units of the largest."""
     if len(terms) == 1:
         return terms[0]
-    out, *rest = sorted(terms, key=lambda term: -term.log_scale)
+    out, *rest = sorted(_live(terms), key=lambda term: -term.log_scale)
     for term in rest:
         out = _sum(out, term)
     return out
@@ -66,7 +66,7 @@ def gathered(terms: Sequence[Term]) -> tuple[Term, ...]:
     very different scales, of which a later operation may cancel the large one.
     """
     groups: dict[torch.Size, list[Term]] = {}
-    for term in terms:
+    for term in _live(terms):
         groups.setdefault(term.values.shape, []).append(term)
     alike = [part for group in groups.values() for part in by_scale(group)]
     kept: list[Term] = []
@@ -83,7 +83,7 @@ def gathered(terms: Sequence[Term]) -> tuple[Term, ...]:
 def by_scale(terms: Sequence[Term]) -> list[Term]:
     """Terms with scales near each other added up, largest scale first; what comes after the fourth is added to it."""
     out: list[Term] = []
-    for term in sorted(terms, key=lambda term: -term.log_scale):
+    for term in sorted(_live(terms), key=lambda term: -term.log_scale):
         if out and (out[-1].log_scale - term.log_scale < _NEAR or len(out) == _ORDERS):
             out[-1] = _sum(out[-1], term)
         else:
@@ -127,6 +127,13 @@ def added(large: Tensor, small: Tensor, log_factor: float) -> Tensor:
     part = small * factor
     whole = (out - large == part) & (out - part == large) & (factor != 0.0)
     return moved(out, *(torch.where(whole, 0.0, lost) for lost in (large, small)))
+
+
+def _live(terms: Sequence[Term]) -> Sequence[Term]:
+    """Terms with scales that can be compared: those that are zero are gone, as long as one is left."""
+    if len(terms) < 2:
+        return terms
+    return [normalised(term) for term in terms if bool(term.values.any())] or terms[:1]
 
 
 def normalised(term: Term) -> Term:

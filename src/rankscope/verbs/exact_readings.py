@@ -138,7 +138,11 @@ def _checked(
         logs, norms = _log_residuals(view, batch, log_shrink, states)
     with through(f"{lane}, moved"), last_digits_moved():
         again, _ = _log_residuals(view, batch, log_shrink)
-    return _Checked(logs, norms, frozenset(ref for ref, value in logs.items() if not _agree(value, again[ref])))
+    lost: set[SiteRef] = set()
+    for ref, value in logs.items():  # in the order of the pass: a zero after a loss may be what was lost
+        if not _agree(value, again[ref]) or (lost and value == -math.inf):
+            lost.add(ref)
+    return _Checked(logs, norms, frozenset(lost))
 
 
 def _agree(value: float, again: float) -> bool:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from rankscope.deviation.combining import joined
 from rankscope.deviation.registry import refuse, rule
+from rankscope.deviation.rounding import moved
 from rankscope.deviation.tensor import Deviation
 from rankscope.deviation.terms import Term, exp
 
@@ -24,6 +25,8 @@ Function = Callable[[Tensor], Tensor]
 
 # Nodes that leave an error below 1e-14 for arguments up to this size, where derivatives are of order one.
 _NODES = ((2.0**-54, 0), (2.0**-25, 1), (2.0**-10, 2), (2.0**-5, 3), (0.25, 5), (1.0, 8))
+# From here on exponentials are below the last digit, also over half the way to zero.
+_STRAIGHT = 128.0
 _LEGENDRE = {count: np.polynomial.legendre.leggauss(count) for count in {nodes for _, nodes in _NODES if nodes}}
 
 
@@ -35,17 +38,27 @@ def largest(values: Tensor) -> float:
     return max(-float(low), float(high))
 
 
-def smooth(x: Deviation, function: Function, derivative: Function) -> Deviation:
-    """The deviation of ``function(x)``, for a function whose derivatives are of order one."""
+def smooth(x: Deviation, function: Function, derivative: Function, *, straight: float = math.inf) -> Deviation:
+    """The deviation of ``function(x)``, for a function whose derivatives are of order one.
+
+    Args:
+        x: the argument.
+        function: what is taken of it.
+        derivative: its slope.
+        straight: how far from zero the function is a straight line to all digits; large deviations there, small beside
+            a larger base, are not subtracted.
+    """
     x = joined(x)
-    value = function(x.base)
+    value = moved(function(x.base), x.base)
     if not x.terms:
         return Deviation(value, (), x.shape)
     scale, d = x.terms[0]
     e = exp(scale)
     size = e * largest(d)
     if not size < min(1.0, 2.0**-10 * max(1.0, largest(value))):
-        return Deviation(value, (Term(0.0, function(torch.add(x.base, d, alpha=e)) - value),), x.shape)
+        change = function(torch.add(x.base, d, alpha=e)) - value
+        far = (x.base.abs() > straight) & (e * d.abs() < x.base.abs() / 2)
+        return Deviation(value, (Term(0.0, torch.where(far, e * d * derivative(x.base), change)),), x.shape)
     nodes = next(count for limit, count in _NODES if size < limit)
     out = d * _mean_slope(derivative, x.base, d, e, nodes)
     if largest(out) == 0.0 < largest(d):
@@ -68,7 +81,7 @@ def _mean_slope(derivative: Function, b: Tensor, d: Tensor, e: float, nodes: int
 def gelu(x: Deviation, *, approximate: str = "none") -> Deviation:
     """GELU, exact and by tanh."""
     slope = _gelu_slope if approximate == "none" else _gelu_tanh_slope
-    return smooth(x, lambda t: F.gelu(t, approximate=approximate), slope)
+    return smooth(x, lambda t: F.gelu(t, approximate=approximate), slope, straight=_STRAIGHT)
 
 
 def _gelu_slope(t: Tensor) -> Tensor:
@@ -89,7 +102,7 @@ def _sech2(t: Tensor) -> Tensor:
 @rule(aten.silu)
 def silu(x: Deviation) -> Deviation:
     """``x sigmoid(x)``."""
-    return smooth(x, F.silu, lambda t: torch.sigmoid(t) * (1 + t * torch.sigmoid(-t)))
+    return smooth(x, F.silu, lambda t: torch.sigmoid(t) * (1 + t * torch.sigmoid(-t)), straight=_STRAIGHT)
 
 
 @rule(aten.tanh)
@@ -110,7 +123,7 @@ def _saturating(x: Deviation, function: Function, half: float) -> Deviation:
     Its difference is :math:`\sinh d / (\cosh b \cosh(b + d))`, in logarithms: both values may be 1 to all digits.
     """
     x = joined(x)
-    value = function(x.base)
+    value = moved(function(x.base), x.base)
     if not x.terms:
         return Deviation(value, (), x.shape)
     scale, b, d = x.terms[0].log_scale, x.base * half, x.terms[0].values * half
@@ -168,7 +181,7 @@ def mish(x: Deviation) -> Deviation:
         inner = F.softplus(t)
         return torch.tanh(inner) + t * _sech2(inner) * torch.sigmoid(t)
 
-    return smooth(x, F.mish, slope)
+    return smooth(x, F.mish, slope, straight=_STRAIGHT)
 
 
 @rule(aten.log1p)
