@@ -72,7 +72,9 @@ def structure_of(model: nn.Module, inputs: Any = None, blocks: str | Sequence[st
             f"operate() has to see {type(model).__name__} run once, to find its blocks. Pass inputs= with something it "
             "runs on, or measure it first."
         )
-    return view_of(model, prepare_inputs(loaded, inputs, sequences=2, tokens=16, batch=2)[0], blocks=blocks)
+    # Where the blocks are does not depend on which tokens count.
+    prepared = prepare_inputs(loaded, inputs, sequences=2, tokens=16, batch=2, padding="none")
+    return view_of(model, prepared[0], blocks=blocks)
 
 
 def operations_on(model: nn.Module) -> tuple[dict[str, Any], ...]:
