@@ -12,7 +12,7 @@ embedding) or an input of the model; sets are bits of an integer.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import permutations
 from typing import Any, NamedTuple
 
@@ -44,6 +44,7 @@ class _Sets(NamedTuple):
 
 
 _NOTHING = _Sets()
+_UNSEEN = Op("mixes", (), (), (), (), True, False, False, False, (), "a kernel that cannot be followed", "", ())
 
 
 @dataclass(frozen=True)
@@ -118,6 +119,10 @@ class _Replay:
             self.open.append((found.carried, found.carried | found.linear, edge.tokens))
             return
         entry, _, _ = self.open.pop()
+        if entry and not found.all:
+            # What a block gives back seems to come from nowhere: it was computed where no operation shows.
+            unseen = replace(_UNSEEN, module=edge.module)
+            self.met.append(_Meeting(entry, unseen, dict(self.reached)))
         through = entry & found.carried & found.reached
         if through:
             # A product of the stream and a gate is no sum, but a block that gives it back hands the stream on.
@@ -169,6 +174,8 @@ class _Replay:
             return _NOTHING if not steering else _Sets(0, 0, steering, steering)
         if op.kind == "mixes":
             self._meet_inside(op, carried)
+            if op.is_foreign:  # may well be a fused sum
+                self._meet(op, carried, gates=False)
             point = self.new_point()
             return _Sets(point, point, union.all | steering, union.all | steering)
         self._meet(op, carried, gates=op.kind == "scales")
