@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import rankscope as rs
 from tests.hostile import twin as plain
-from tests.hostile.case import READS, case
-from tests.hostile.parts import DIM, Attention, Block, Mlp, Net
+from tests.hostile.case import ALL, READS, SKIPS, case
+from tests.hostile.parts import DIM, Attention, Block, Mlp, Net, ids
 from tests.hostile.skips import NoSkip
 from tests.hostile.twin import Cut, Twin
+
+CORE = SKIPS | {"doctor", "mlp", "norm", "decompose", "bound"}
+put = partial(case, core=CORE)
 
 
 class LongSkips(Net):
@@ -400,24 +405,234 @@ class AttributeOfTheModel(LongSkips):
         return self.close(x)
 
 
+class SumOfBranches(Net):
+    """No stream is ever added to: what a branch reads is the sum of the list of all branches before it."""
+
+    def __init__(self) -> None:
+        super().__init__(Block, depth=3)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        seen = [self.start(ids)]
+        for block in self.blocks:
+            seen.append(block.attention(block.norm1(torch.stack(seen).sum(0))))
+            seen.append(block.mlp(block.norm2(torch.stack(seen).sum(0))))
+        return self.close(torch.stack(seen).sum(0))
+
+
+class DepthWeighted(Net):
+    """Each block reads a weighted mean of all outputs before it (DenseFormer)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.Parameter(torch.empty(3, 4))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.start(ids)
+        seen = [x]
+        for layer, block in enumerate(self.blocks):
+            seen.append(block(x))
+            x = torch.einsum("s,sbtd->btd", self.weights[layer, : layer + 2], torch.stack(seen))
+        return self.close(x)
+
+    def twin(self, cut: Cut, ids: Tensor) -> Twin:
+        x = self.start_twin(ids)
+        seen = [x]
+        for layer, block in enumerate(self.blocks):
+            gain = cut.at(layer).skip
+            seen.append(block.twin(x, cut.at(layer)))
+            x = self.weights[layer, layer + 1] * seen[-1]
+            for number, old in enumerate(seen[:-1]):
+                x = x + gain * self.weights[layer, number] * old
+        return Twin(self.close_twin(x), seen[1:])
+
+
+class Reversible(Net):
+    """Two streams that are each other's branch (Reformer)."""
+
+    def __init__(self) -> None:
+        super().__init__(_Reversible)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = y = self.start(ids)
+        for block in self.blocks:
+            x, y = block(x, y)
+        return self.close((x + y) / 2)
+
+    def twin(self, cut: Cut, ids: Tensor) -> Twin:
+        x = y = self.start_twin(ids)
+        states = []
+        for layer, block in enumerate(self.blocks):
+            now = cut.at(layer)
+            x = now.skip * x + block.attention.by_hand(plain.norm(block.norm1, y, now), now)
+            if now.mlp:
+                y = now.skip * y + block.mlp.by_hand(plain.norm(block.norm2, x, now))
+            states.append(torch.cat([x, y], dim=-1))
+        return Twin(self.close_twin((x + y) / 2), states)
+
+
+class _Reversible(Block):
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        x = x + self.attention(self.norm1(y))
+        return x, y + self.mlp(self.norm2(x))
+
+
+class OnlyWhenLong(Net):
+    """A skip that a short input does not show."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.positions = nn.Parameter(torch.empty(24, DIM))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = first = self.start(ids)
+        for block in self.blocks:
+            x = block(x)
+            if ids.shape[1] > 16:
+                x = x + first
+        return self.close(x)
+
+    def twin(self, cut: Cut, ids: Tensor) -> Twin:
+        x = first = self.start_twin(ids)
+        states = []
+        for layer, block in enumerate(self.blocks):
+            x = block.twin(x, cut.at(layer))
+            states.append(x)
+            x = x + cut.at(layer).skip * first
+        return Twin(self.close_twin(x), states)
+
+
+class _Walker(nn.Module):
+    """Pairs of attention and MLP in a list of lists, added by the loop, as many vision models have it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.ModuleList([nn.LayerNorm(DIM), Attention(), nn.LayerNorm(DIM), Mlp()]) for _ in range(3)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        for norm1, attention, norm2, mlp in self.layers:
+            x = attention(norm1(x)) + x
+            x = mlp(norm2(x)) + x
+        return x
+
+
+class PairsInAList(Net):
+    def __init__(self) -> None:
+        super().__init__(Block, depth=0)
+        self.transformer = _Walker()
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.close(self.transformer(self.start(ids)))
+
+    def twin(self, cut: Cut, ids: Tensor) -> Twin:
+        x, states = self.start_twin(ids), []
+        for layer, (norm1, attention, norm2, mlp) in enumerate(self.transformer.layers):
+            now = cut.at(layer)
+            x = now.skip * x + attention.by_hand(plain.norm(norm1, x, now), now)
+            if now.mlp:
+                x = now.skip * x + mlp.by_hand(plain.norm(norm2, x, now))
+            states.append(x)
+        return Twin(self.close_twin(x), states)
+
+
+class ByHook(LoopSkip):
+    """The skip around a block is a hook on it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for block in self.blocks:
+            block.register_forward_hook(_add_what_went_in)
+
+    forward = Net.forward
+
+
+def _add_what_went_in(module: nn.Module, args: tuple[Tensor, ...], out: Tensor) -> Tensor:
+    return out + args[0]
+
+
+class UnderVmap(Net):
+    """Each sequence by itself, all at once."""
+
+    def __init__(self) -> None:
+        super().__init__(_OneSequence)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.start(ids)
+        for block in self.blocks:
+            x = torch.vmap(block)(x)
+        return self.close(x)
+
+
+class _OneSequence(Block):
+    def to_tokens(self, x: Tensor) -> Tensor:
+        return x[None]
+
+    def from_tokens(self, x: Tensor) -> Tensor:
+        return x[0]
+
+
+class StackedWeights(Net):
+    """One module runs with the weights of one layer after the other."""
+
+    def __init__(self) -> None:
+        super().__init__(Block, depth=1)
+        shapes = {name: parameter.shape for name, parameter in self.blocks[0].named_parameters()}
+        self.stacked = nn.ParameterDict(
+            {name.replace(".", "/"): nn.Parameter(torch.empty(3, *shape)) for name, shape in shapes.items()}
+        )
+
+    def _of(self, layer: int) -> dict[str, Tensor]:
+        return {name.replace("/", "."): rows[layer] for name, rows in self.stacked.items()}
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.start(ids)
+        for layer in range(3):
+            x = torch.func.functional_call(self.blocks[0], self._of(layer), (x,))
+        return self.close(x)
+
+    def twin(self, cut: Cut, ids: Tensor) -> Twin:
+        x, states, block = self.start_twin(ids), [], Block().to(self.embed.weight.dtype)
+        for layer in range(3):
+            block.load_state_dict(self._of(layer))
+            x = block.twin(x, cut.at(layer))
+            states.append(x)
+        return Twin(self.close_twin(x), states)
+
+
+class InInferenceMode(Net):
+    def forward(self, ids: Tensor) -> Tensor:
+        with torch.inference_mode():
+            return super().forward(ids)
+
+
 def around() -> object:
     return rs.Stream(skips="around")
 
 
-case("long_skips", LongSkips, equal=READS)
-case("long_skips_by_cat", LongSkipsByCat, equal=READS)
-case("back_to_the_input", BackToTheInput, equal=READS)
-case("input_as_argument", InputAsArgument, equal=READS)
-case("injected", Injected, equal=READS)
-case("injected_by_cat", InjectedByCat, equal=READS)
-case("bottleneck", Bottleneck, equal=READS)
-case("loop_skip", LoopSkip, equal=frozenset(), declared={"stream": around, "blocks": "blocks.*"})
-case("loop_skips", LoopSkips, equal=frozenset())
-case("loop_skips_alpha", LoopSkipsAlpha, equal=frozenset())
-case("around_two", AroundTwo, equal=frozenset())
-case("around_two_with_own", AroundTwoWithOwn, equal=READS)
-case("embedding_at_the_end", EmbeddingAtTheEnd, equal=READS)
-case("sum_of_all_blocks", SumOfAllBlocks, equal=READS)
-case("value_residual", ValueResidual, equal=READS)
-case("checkpointed", Checkpointed)
-case("attribute_of_the_model", AttributeOfTheModel, equal=READS)
+put("long_skips", LongSkips, equal=READS)
+put("long_skips_by_cat", LongSkipsByCat, equal=READS)
+put("back_to_the_input", BackToTheInput, equal=READS)
+put("input_as_argument", InputAsArgument, equal=READS)
+put("injected", Injected, equal=READS)
+put("injected_by_cat", InjectedByCat, equal=READS)
+put("bottleneck", Bottleneck, equal=READS)
+put("loop_skip", LoopSkip, equal=frozenset(), declared={"stream": around, "blocks": "blocks.*"})
+put("loop_skips", LoopSkips, equal=frozenset())
+put("loop_skips_alpha", LoopSkipsAlpha, equal=frozenset())
+put("around_two", AroundTwo, equal=frozenset())
+put("around_two_with_own", AroundTwoWithOwn, equal=READS)
+put("embedding_at_the_end", EmbeddingAtTheEnd, equal=READS)
+put("sum_of_all_blocks", SumOfAllBlocks, equal=READS)
+put("value_residual", ValueResidual, equal=READS)
+put("checkpointed", Checkpointed)
+put("attribute_of_the_model", AttributeOfTheModel, equal=READS)
+put("sum_of_branches", SumOfBranches, equal=frozenset())
+put("depth_weighted", DepthWeighted, equal=READS)
+put("reversible", Reversible, equal=frozenset())
+put("only_when_long", OnlyWhenLong, equal=READS, inputs=lambda: ids(2, 20))
+put("pairs_in_a_list", PairsInAList, equal=ALL - {"norm", "ablate"})
+put("by_hook", ByHook, equal=frozenset())
+put("under_vmap", UnderVmap, equal=frozenset())
+put("stacked_weights", StackedWeights)
+put("in_inference_mode", InInferenceMode, equal=ALL - {"exact", "exact_whole"})

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.hostile import twin as plain
-from tests.hostile.case import ALL, READS, SKIPS, case
+from tests.hostile.case import ALL, READS, SKIPS, block_case, case
 from tests.hostile.parts import DIM, HEADS, TOKENS, Attention, Block, Net
-from tests.hostile.skips import skip
 from tests.hostile.twin import Cut, Twin
+
+CORE = frozenset({"doctor", "skip0", "mlp", "uniform", "exact"})
+put = partial(case, core=CORE)
+put_block = partial(block_case, core=CORE)
 
 BUT_UNIFORM = ALL - {"uniform"}
 ONLY_READ = READS - {"exact_whole"}
@@ -548,35 +553,35 @@ class _Reader(Block):
         return self.mlp_twin(x, cut)
 
 
-skip("kernel", block_with(Kernel))
-skip("kernel_causal", block_with(CausalKernel))
-skip("causal", block_with(Attention, mask=True))
-skip("torch_attention", block_with(Torch))
-skip("torch_attention_with_weights", block_with(TorchWithWeights))
-skip("torch_attention_tokens_first", block_with(TorchTokensFirst))
-skip("softmax_over_axis_one", block_with(SoftmaxOverAxisOne), equal=BUT_UNIFORM)
-skip("heads_last", block_with(HeadsLast), equal=BUT_UNIFORM)
-skip("folded_heads", block_with(FoldedHeads))
-skip("by_exponentials", block_with(ByExponentials), equal=BUT_UNIFORM)
-skip("by_log_softmax", block_with(ByLogSoftmax), equal=BUT_UNIFORM - {"exact", "exact_whole"})
-skip("head_by_head", block_with(HeadByHead), equal=BUT_UNIFORM)
-skip("sink", block_with(Sink), equal=BUT_UNIFORM)
-skip("sink_token", block_with(SinkToken), equal=BUT_UNIFORM)
-skip("biased", block_with(Biased))
-skip("talking_heads", block_with(TalkingHeads), equal=BUT_UNIFORM - {"exact", "exact_whole"})
-skip("differential", block_with(Differential), equal=BUT_UNIFORM)
-skip("linear_attention", block_with(Linear), equal=BUT_UNIFORM - {"exact", "exact_whole"})
-skip("feature_softmax", block_with(FeatureSoftmax), equal=BUT_UNIFORM - {"exact", "exact_whole"})
-skip("sigmoid_attention", block_with(Sigmoid), equal=BUT_UNIFORM - {"exact", "exact_whole"})
-skip("convolution", block_with(Convolution), equal=ONLY_READ)
-skip("token_mlp", block_with(TokenMlp), equal=ONLY_READ)
-skip("fourier", block_with(Fourier), equal=ONLY_READ)
-skip("grouped_keys", block_with(GroupedKeys))
-skip("two_attentions", TwoAttentions)
-skip("attention_and_convolution", AttentionAndConvolution, equal=BUT_UNIFORM)
-skip("attention_only", AttentionOnly, equal=READS | SKIPS - {"ablate"} | {"norm", "uniform"})
-case("own_layers", OwnLayers)
-case("own_layers_post_norm", OwnLayersPostNorm)
-case("nameless", Nameless)
-case("misleading_names", MisleadingNames, equal=READS | SKIPS - {"ablate"})
-case("encoder_decoder", EncoderDecoder, equal=ALL - {"exact", "exact_whole"})
+put_block("kernel", block_with(Kernel))
+put_block("kernel_causal", block_with(CausalKernel))
+put_block("causal", block_with(Attention, mask=True))
+put_block("torch_attention", block_with(Torch))
+put_block("torch_attention_with_weights", block_with(TorchWithWeights))
+put_block("torch_attention_tokens_first", block_with(TorchTokensFirst))
+put_block("softmax_over_axis_one", block_with(SoftmaxOverAxisOne), equal=BUT_UNIFORM)
+put_block("heads_last", block_with(HeadsLast), equal=BUT_UNIFORM)
+put_block("folded_heads", block_with(FoldedHeads))
+put_block("by_exponentials", block_with(ByExponentials), equal=BUT_UNIFORM)
+put_block("by_log_softmax", block_with(ByLogSoftmax), equal=BUT_UNIFORM - {"exact", "exact_whole"})
+put_block("head_by_head", block_with(HeadByHead), equal=BUT_UNIFORM)
+put_block("sink", block_with(Sink), equal=BUT_UNIFORM)
+put_block("sink_token", block_with(SinkToken), equal=BUT_UNIFORM)
+put_block("biased", block_with(Biased))
+put_block("talking_heads", block_with(TalkingHeads), equal=BUT_UNIFORM - {"exact", "exact_whole"})
+put_block("differential", block_with(Differential), equal=BUT_UNIFORM)
+put_block("linear_attention", block_with(Linear), equal=BUT_UNIFORM - {"exact", "exact_whole"})
+put_block("feature_softmax", block_with(FeatureSoftmax), equal=BUT_UNIFORM - {"exact", "exact_whole"})
+put_block("sigmoid_attention", block_with(Sigmoid), equal=BUT_UNIFORM - {"exact", "exact_whole"})
+put_block("convolution", block_with(Convolution), equal=ONLY_READ)
+put_block("token_mlp", block_with(TokenMlp), equal=ONLY_READ)
+put_block("fourier", block_with(Fourier), equal=ONLY_READ)
+put_block("grouped_keys", block_with(GroupedKeys))
+put_block("two_attentions", TwoAttentions)
+put_block("attention_and_convolution", AttentionAndConvolution, equal=BUT_UNIFORM)
+put_block("attention_only", AttentionOnly, equal=READS | SKIPS - {"ablate"} | {"norm", "uniform"})
+put("own_layers", OwnLayers)
+put("own_layers_post_norm", OwnLayersPostNorm)
+put("nameless", Nameless)
+put("misleading_names", MisleadingNames, equal=READS | SKIPS - {"ablate"})
+put("encoder_decoder", EncoderDecoder, equal=ALL - {"exact", "exact_whole"})

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from tests.hostile.parts import drawn, ids
+from tests.hostile.parts import Block, Net, drawn, ids
 from tests.hostile.twin import Cut, Twin
 
 READS = frozenset({"doctor", "measure", "exact_whole"})
@@ -28,7 +28,7 @@ class Case:
         build: makes the module; its parameters are drawn afterwards.
         equal: verbs whose answer must be that of the twin. All others may be refused by name instead.
         inputs: keyword arguments of ``forward``, or its one tensor.
-        verbs: those that are run at all; None for every one.
+        core: verbs that run with every change; the others are marked slow.
         declared: arguments of ``measure`` that tell it how to read the stream; with them it must be right.
         blocks: the ``blocks=`` argument of every verb.
         dtype: of the weights.
@@ -38,7 +38,7 @@ class Case:
     build: Callable[[], nn.Module]
     equal: frozenset[str] = ALL
     inputs: Callable[[], Tensor | dict[str, Any]] = ids
-    verbs: frozenset[str] | None = None
+    core: Collection[str] = ALL
     declared: Mapping[str, Any] | None = None
     blocks: str | None = None
     dtype: torch.dtype = torch.float64
@@ -82,3 +82,8 @@ def case(name: str, build: Callable[[], nn.Module], **facts: Any) -> None:
     """Put a network into the suite."""
     assert name not in CASES, name
     CASES[name] = Case(name, build, **facts)
+
+
+def block_case(name: str, block: type[Block], **facts: Any) -> None:
+    """Put a stack of blocks into the suite."""
+    case(name, lambda: Net(block), **facts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -10,6 +11,9 @@ from torch import Tensor
 from tests.hostile.case import ALL, READS, case
 from tests.hostile.parts import TOKENS, Attention, Block, Net, ids
 from tests.hostile.twin import Cut, Twin
+
+CORE = {"doctor", "measure", "measure_cut", "uniform", "exact", "ablate"}
+put = partial(case, core=CORE)
 
 LENGTHS = torch.tensor([4, TOKENS])
 """The first sequence is padded."""
@@ -120,20 +124,17 @@ class OddName(SrcKeyPaddingMask):
 
 
 class PaddingId(Masked):
-    """No argument at all: the id 0 is padding."""
+    """No argument at all: the id 0 is padding. Without a word from the user, every token counts."""
+
+    def twin(self, cut: Cut, ids: Tensor, **given: Tensor) -> Twin:
+        told = super().twin(cut, ids)
+        return told._replace(counts=None, told=told.counts)
 
     def pads(self, given: Tensor) -> Tensor:
         return given == 0
 
     def forward(self, ids: Tensor) -> Tensor:
         return self.run(ids, ids)
-
-
-class PaddingIdUntold(PaddingId):
-    """The same; without a word from the user, every token counts."""
-
-    def twin(self, cut: Cut, ids: Tensor, **given: Tensor) -> Twin:
-        return super().twin(cut, ids)._replace(counts=None)
 
 
 class NoPadding(Masked):
@@ -177,31 +178,30 @@ def additive() -> Tensor:
 
 NAMED = {"padding": padding}
 
-case("attention_mask", AttentionMask, inputs=given("attention_mask", lambda: content().long()))
-case("attention_mask_bool", AttentionMask, inputs=given("attention_mask", content))
-case("attention_mask_float", AttentionMask, inputs=given("attention_mask", lambda: content().double()))
-case("src_key_padding_mask", SrcKeyPaddingMask, inputs=given("src_key_padding_mask", padding), declared=NAMED)
-case("key_padding_mask", KeyPaddingMask, inputs=given("key_padding_mask", padding), declared=NAMED)
-case("padding_mask", PaddingMask, inputs=given("padding_mask", padding), declared={"padding": "padding_mask=1"})
-case("padding_mask_keeps", PaddingMaskKeeps, equal=frozenset(), inputs=given("padding_mask", content), declared=NAMED)
-case("mask_keeps", MaskKeeps, equal=frozenset(), inputs=given("mask", content), declared={"padding": "mask=0"})
-case("mask_drops", MaskDrops, equal=frozenset(), inputs=given("mask", padding), declared={"padding": "mask=1"})
-case("additive_mask", AdditiveMask, equal=frozenset(), inputs=given("attn_mask", additive), declared=NAMED)
-case(
+put("attention_mask", AttentionMask, inputs=given("attention_mask", lambda: content().long()))
+put("attention_mask_bool", AttentionMask, inputs=given("attention_mask", content))
+put("attention_mask_float", AttentionMask, inputs=given("attention_mask", lambda: content().double()))
+put("src_key_padding_mask", SrcKeyPaddingMask, inputs=given("src_key_padding_mask", padding), declared=NAMED)
+put("key_padding_mask", KeyPaddingMask, inputs=given("key_padding_mask", padding), declared=NAMED)
+put("padding_mask", PaddingMask, inputs=given("padding_mask", padding), declared={"padding": "padding_mask=1"})
+put("padding_mask_keeps", PaddingMaskKeeps, equal=frozenset(), inputs=given("padding_mask", content), declared=NAMED)
+put("mask_keeps", MaskKeeps, equal=frozenset(), inputs=given("mask", content), declared={"padding": "mask=0"})
+put("mask_drops", MaskDrops, equal=frozenset(), inputs=given("mask", padding), declared={"padding": "mask=1"})
+put("additive_mask", AdditiveMask, equal=frozenset(), inputs=given("attn_mask", additive), declared=NAMED)
+put(
     "pair_mask",
     PairMask,
     equal=frozenset(),
     inputs=given("attn_mask", lambda: content()[:, None, :].expand(-1, TOKENS, -1)),
     declared=NAMED,
 )
-case("lengths", Lengths, equal=frozenset(), inputs=given("lengths", lambda: LENGTHS), declared=NAMED)
-case("odd_name", OddName, equal=frozenset(), inputs=given("ignore", padding), declared=NAMED)
-case("padding_id", PaddingId, verbs=frozenset(), inputs=padded_ids, declared=NAMED)
-case("padding_id_untold", PaddingIdUntold, inputs=padded_ids)
-case(
+put("lengths", Lengths, equal=frozenset(), inputs=given("lengths", lambda: LENGTHS), declared=NAMED)
+put("odd_name", OddName, equal=frozenset(), inputs=given("ignore", padding), declared=NAMED)
+put("padding_id", PaddingId, inputs=padded_ids, declared=NAMED)
+put(
     "no_padding",
     NoPadding,
     equal=ALL,
     inputs=given("key_padding_mask", lambda: torch.zeros(2, TOKENS, dtype=torch.bool)),
 )
-case("causal_and_padded", CausalAndPadded, equal=READS, inputs=given("attention_mask", content))
+put("causal_and_padded", CausalAndPadded, equal=READS, inputs=given("attention_mask", content))

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.hostile import twin as plain
-from tests.hostile.case import ALL, case
+from tests.hostile.case import ALL, block_case, case
 from tests.hostile.parts import DIM, Attention, Block, Net
-from tests.hostile.skips import PostNorm, skip
+from tests.hostile.skips import PostNorm
 from tests.hostile.twin import Cut
+
+CORE = {"doctor", "skip0", "norm", "exact", "ablate"}
+put = partial(case, core=CORE)
+put_block = partial(block_case, core=CORE)
 
 BUT_NORM = ALL - {"norm", "ablate"}
 
@@ -304,26 +310,26 @@ class NormedEmbedding(Net):
         return plain.norm(self.first, super().start_twin(ids))
 
 
-skip("rms_eps_none", RmsEpsNone)
-skip("rms_eps_none_float32", RmsEpsNone, dtype=torch.float32)
-case("rms_eps_none_small_float32", lambda: Small(RmsEpsNoneSmall), dtype=torch.float32)
-skip("rms_eps", RmsEps)
-skip("weightless_norm", Weightless)
-skip("norm_without_bias", NoBias)
-skip("hand_written_norm", HandWritten)
-skip("hand_written_norm_unnamed", HandWrittenUnnamed, equal=BUT_NORM)
-skip("scale_norm", Scaled, equal=BUT_NORM - {"exact", "exact_whole"})
-skip("group_norm", Group, equal=BUT_NORM - {"exact", "exact_whole"})
-skip("group_norm_per_token", GroupPerToken, equal=BUT_NORM - {"exact", "exact_whole"})
-skip("batch_norm", Batch, equal=BUT_NORM - {"exact", "exact_whole"})
-skip("functional_norm", Functional)
-skip("functional_post_norm", FunctionalPostNorm)
-skip("in_line_norm", InLine, equal=BUT_NORM)
-skip("in_line_post_norm", InLinePostNorm, equal=frozenset({"doctor", "measure", "exact_whole"}))
-skip("var_mean_norm", VarMean, equal=BUT_NORM - {"exact", "exact_whole"})
-skip("no_norm", NoNorm, equal=BUT_NORM)
-skip("one_norm_of_two", OneNormOfTwo, equal=BUT_NORM)
-skip("tanh_norm", Tanh, equal=BUT_NORM)
-skip("qk_norm", QkNorm)
-skip("sub_norm", SubNorm)
-case("normed_embedding", NormedEmbedding)
+put_block("rms_eps_none", RmsEpsNone)
+put_block("rms_eps_none_float32", RmsEpsNone, dtype=torch.float32)
+put("rms_eps_none_small_float32", lambda: Small(RmsEpsNoneSmall), dtype=torch.float32)
+put_block("rms_eps", RmsEps)
+put_block("weightless_norm", Weightless)
+put_block("norm_without_bias", NoBias)
+put_block("hand_written_norm", HandWritten)
+put_block("hand_written_norm_unnamed", HandWrittenUnnamed, equal=BUT_NORM)
+put_block("scale_norm", Scaled, equal=BUT_NORM - {"exact", "exact_whole"})
+put_block("group_norm", Group, equal=BUT_NORM - {"exact", "exact_whole"})
+put_block("group_norm_per_token", GroupPerToken, equal=BUT_NORM - {"exact", "exact_whole"})
+put_block("batch_norm", Batch, equal=BUT_NORM - {"exact", "exact_whole"})
+put_block("functional_norm", Functional)
+put_block("functional_post_norm", FunctionalPostNorm)
+put_block("in_line_norm", InLine, equal=BUT_NORM)
+put_block("in_line_post_norm", InLinePostNorm, equal=frozenset({"doctor", "measure", "exact_whole"}))
+put_block("var_mean_norm", VarMean, equal=BUT_NORM - {"exact", "exact_whole"})
+put_block("no_norm", NoNorm, equal=BUT_NORM)
+put_block("one_norm_of_two", OneNormOfTwo, equal=BUT_NORM)
+put_block("tanh_norm", Tanh, equal=BUT_NORM)
+put_block("qk_norm", QkNorm)
+put_block("sub_norm", SubNorm, equal=BUT_NORM)
+put("normed_embedding", NormedEmbedding)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from torch import nn
 
-from tests.hostile.case import case
+from tests.hostile.case import ALL, case
 from tests.hostile.parts import Attention, Block, Mlp, Net
 from tests.hostile.skips import Alpha, PostNorm
+
+CORE = ALL
+put = partial(case, core=CORE)
 
 
 class OneBlock(Net):
@@ -56,11 +61,11 @@ class TiedNorms(Net):
             block.norm1 = block.norm2 = self.norm
 
 
-case("one_block", OneBlock)
-case("one_block_alpha", lambda: OneBlock(Alpha))
-case("one_block_post_norm", lambda: OneBlock(PostNorm))
-case("alternating", Alternating)
-case("out_of_order", OutOfOrder)
-case("shared_attention", lambda: SharedPart("attention", Attention))
-case("shared_mlp", lambda: SharedPart("mlp", Mlp))
-case("tied_norms", TiedNorms)
+put("one_block", OneBlock)
+put("one_block_alpha", lambda: OneBlock(Alpha))
+put("one_block_post_norm", lambda: OneBlock(PostNorm))
+put("alternating", Alternating)
+put("out_of_order", OutOfOrder)
+put("shared_attention", lambda: SharedPart("attention", Attention))
+put("shared_mlp", lambda: SharedPart("mlp", Mlp))
+put("tied_norms", TiedNorms)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.hostile import twin as plain
-from tests.hostile.case import READS, case
-from tests.hostile.parts import DIM, Block, Net
+from tests.hostile.case import READS, block_case
+from tests.hostile.parts import DIM, Attention, Block, Mlp
 from tests.hostile.twin import Cut
 
-
-def skip(name: str, block: type[Block], **facts: object) -> None:
-    case(name, lambda: Net(block), **facts)
+CORE = {"doctor", "skip0", "skip05", "one_block", "mlp", "norm", "exact", "ablate"}
+put_block = partial(block_case, core=CORE)
 
 
 class BranchFirst(Block):
@@ -601,63 +602,190 @@ class NormedSkip(Block):
         return cut.skip * x + self.mlp.by_hand(x) if cut.mlp else x
 
 
-skip("plain", Block)
-skip("branch_first", BranchFirst)
-skip("torch_add", TorchAdd)
-skip("alpha_one", AlphaOne)
-skip("alpha", Alpha)
-skip("alpha_on_stream", AlphaOnStream)
-skip("input_keyword", InputKeyword)
-skip("in_place", InPlace)
-skip("in_place_alpha", InPlaceAlpha)
-skip("into_the_branch", IntoTheBranch)
-skip("out_buffer", OutBuffer, equal=READS - {"exact_whole"})
-skip("scalar_gain", ScalarGain)
-skip("divided_gain", DividedGain, equal=READS)
-skip("divided_stream", DividedStream, equal=READS)
-skip("channel_gain", ChannelGain)
-skip("layer_scale", LayerScale)
-skip("learned_scalar", LearnedScalar)
-skip("computed_scalar", ComputedScalar)
-skip("tensor_gain", TensorGain)
-skip("gated", Gated, equal=READS)
-skip("gated_branch", GatedBranch)
-skip("highway", Highway, equal=READS)
-skip("addcmul_onto", AddcmulOnto, equal=READS)
-skip("addcmul_carries", AddcmulCarries, equal=READS)
-skip("lerp", Lerp, equal=READS - {"exact_whole"})
-skip("sub_negative", SubNegative)
-skip("sub_stream", SubStream, equal=READS)
-skip("where", Where, equal=READS)
-skip("stack_sum", StackSum, equal=READS)
-skip("sum_of_list", SumOfList)
-skip("einsum_mix", EinsumMix, equal=READS)
-skip("cat_projection", CatProjection, equal=READS)
-skip("projected_skip", ProjectedSkip, equal=READS)
-skip("baddbmm", Baddbmm, equal=READS)
-skip("addmm", Addmm, equal=READS)
-skip("dropout", Dropout)
-skip("views", Views, equal=READS)
-skip("chunks", Chunks, equal=READS)
-skip("slice_add", SliceAdd, equal=READS)
-skip("index_add", IndexAdd, equal=READS)
-skip("scripted", Scripted, equal=READS - {"exact_whole"})
-skip("own_function", OwnFunction, equal=READS - {"exact_whole"})
-skip("activated", Activated, equal=READS)
-skip("activated_skip", ActivatedSkip, equal=READS)
-skip("attribute", Attribute)
-skip("in_a_tuple", InATuple)
-skip("positions_before", PositionsBefore)
-skip("positions_in_the_branch", PositionsInTheBranch)
-skip("one_skip", OneSkip, equal=READS)
-skip("skip_from_the_entry", SkipFromTheEntry, equal=READS)
-skip("twice_the_stream", TwiceTheStream, equal=READS)
-skip("no_skip", NoSkip, equal=READS | {"norm", "uniform"})
-skip("parallel", Parallel)
-skip("parallel_at_once", ParallelAtOnce)
-skip("parallel_alpha", ParallelAlpha)
-skip("post_norm", PostNorm)
-skip("deep_norm", DeepNorm)
-skip("sandwich", Sandwich)
-skip("norm_after_branch", NormAfterBranch)
-skip("normed_skip", NormedSkip, equal=READS)
+class _BertAttention(nn.Module):
+    """The skip and its norm are inside the attention module, as in BERT."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.norm = Attention(), nn.LayerNorm(DIM)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.inner(x) + x)
+
+
+class InsideTheParts(Block):
+    """Both skips are inside the parts; the block only calls them one after the other."""
+
+    def __init__(self) -> None:
+        nn.Module.__init__(self)
+        self.attention, self.output = _BertAttention(), _BertOutput()
+
+    def forward(self, x: Tensor, hidden: Tensor | None = None) -> Tensor:
+        x = self.attention(x)
+        return self.output(x, x)
+
+    def twin(self, x: Tensor, cut: Cut, hidden: Tensor | None = None) -> Tensor:
+        attention, output = self.attention, self.output
+        x = plain.norm(attention.norm, cut.skip * x + attention.inner.by_hand(x, cut), cut)
+        return plain.norm(output.norm, cut.skip * x + output.mlp.by_hand(x) if cut.mlp else x, cut)
+
+
+class _BertOutput(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mlp, self.norm = Mlp(), nn.LayerNorm(DIM)
+
+    def forward(self, x: Tensor, carried: Tensor) -> Tensor:
+        return self.norm(self.mlp(x) + carried)
+
+
+class _Residual(nn.Module):
+    def __init__(self, norm: nn.Module, inner: nn.Module) -> None:
+        super().__init__()
+        self.norm, self.inner = norm, inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.inner(self.norm(x))
+
+
+class ResidualWrappers(Block):
+    """A block is a sequence of two wrappers that add what they hold."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.both = nn.Sequential(_Residual(self.norm1, self.attention), _Residual(self.norm2, self.mlp))
+
+    def forward(self, x: Tensor, hidden: Tensor | None = None) -> Tensor:
+        return self.both(x)
+
+
+class GruGate(Block):
+    """A gated recurrent unit in the place of the sum (GTrXL)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.update, self.new = nn.Linear(2 * DIM, DIM), nn.Linear(2 * DIM, DIM)
+
+    def join(self, x: Tensor, branch: Tensor) -> Tensor:
+        pair = torch.cat([x, branch], dim=-1)
+        z = torch.sigmoid(self.update(pair))
+        return (1 - z) * x + z * torch.tanh(self.new(pair))
+
+    def joined(self, x: Tensor, branch: Tensor, gain: float) -> Tensor:
+        pair = torch.cat([x, branch], dim=-1)
+        z = 1 / (1 + (-plain.linear(self.update, pair)).exp())
+        return gain * (1 - z) * x + z * torch.tanh(plain.linear(self.new, pair))
+
+
+@torch.library.custom_op("hostile::fused_add", mutates_args=())
+def _fused_add(x: Tensor, branch: Tensor) -> Tensor:
+    return x + branch
+
+
+@torch.library.custom_op("hostile::fused_add_into", mutates_args=("x",))
+def _fused_add_into(x: Tensor, branch: Tensor) -> None:
+    x.add_(branch)
+
+
+class CustomOp(Block):
+    """An operation of somebody's own, as fused kernels are: nothing sees what is inside."""
+
+    def join(self, x: Tensor, branch: Tensor) -> Tensor:
+        return _fused_add(x, branch)
+
+
+class CustomOpInPlace(Block):
+    def join(self, x: Tensor, branch: Tensor) -> Tensor:
+        x = x.clone()
+        _fused_add_into(x, branch)
+        return x
+
+
+class ThroughNumpy(Block):
+    """The sum is made outside of torch."""
+
+    def join(self, x: Tensor, branch: Tensor) -> Tensor:
+        return torch.from_numpy(x.detach().numpy() + branch.detach().numpy())
+
+
+class ChosenTokens(Block):
+    """The branch is added for some of the tokens alone; the others are carried as they are."""
+
+    def join(self, x: Tensor, branch: Tensor) -> Tensor:
+        chosen = torch.arange(x.shape[1]) % 3 != 0
+        out = x.clone()
+        out[:, chosen] = x[:, chosen] + branch[:, chosen]
+        return out
+
+    def joined(self, x: Tensor, branch: Tensor, gain: float) -> Tensor:
+        chosen = (torch.arange(x.shape[1]) % 3 != 0).to(x.dtype)[:, None]
+        return gain * x + chosen * branch
+
+
+put_block("plain", Block)
+put_block("branch_first", BranchFirst)
+put_block("torch_add", TorchAdd)
+put_block("alpha_one", AlphaOne)
+put_block("alpha", Alpha)
+put_block("alpha_on_stream", AlphaOnStream)
+put_block("input_keyword", InputKeyword)
+put_block("in_place", InPlace)
+put_block("in_place_alpha", InPlaceAlpha)
+put_block("into_the_branch", IntoTheBranch)
+put_block("out_buffer", OutBuffer, equal=READS - {"exact_whole"})
+put_block("scalar_gain", ScalarGain)
+put_block("divided_gain", DividedGain, equal=READS)
+put_block("divided_stream", DividedStream, equal=READS)
+put_block("channel_gain", ChannelGain)
+put_block("layer_scale", LayerScale)
+put_block("learned_scalar", LearnedScalar)
+put_block("computed_scalar", ComputedScalar)
+put_block("tensor_gain", TensorGain)
+put_block("gated", Gated, equal=READS)
+put_block("gated_branch", GatedBranch)
+put_block("highway", Highway, equal=READS)
+put_block("addcmul_onto", AddcmulOnto, equal=READS)
+put_block("addcmul_carries", AddcmulCarries, equal=READS)
+put_block("lerp", Lerp, equal=READS - {"exact_whole"})
+put_block("sub_negative", SubNegative)
+put_block("sub_stream", SubStream, equal=READS)
+put_block("where", Where, equal=READS)
+put_block("stack_sum", StackSum, equal=READS)
+put_block("sum_of_list", SumOfList)
+put_block("einsum_mix", EinsumMix, equal=READS)
+put_block("cat_projection", CatProjection, equal=READS)
+put_block("projected_skip", ProjectedSkip, equal=READS)
+put_block("baddbmm", Baddbmm, equal=READS)
+put_block("addmm", Addmm, equal=READS)
+put_block("dropout", Dropout)
+put_block("views", Views, equal=READS)
+put_block("chunks", Chunks, equal=READS)
+put_block("slice_add", SliceAdd, equal=READS)
+put_block("index_add", IndexAdd, equal=READS)
+put_block("scripted", Scripted, equal=READS - {"exact_whole"})
+put_block("own_function", OwnFunction, equal=READS - {"exact_whole"})
+put_block("activated", Activated, equal=READS)
+put_block("activated_skip", ActivatedSkip, equal=READS)
+put_block("attribute", Attribute)
+put_block("in_a_tuple", InATuple)
+put_block("positions_before", PositionsBefore)
+put_block("positions_in_the_branch", PositionsInTheBranch)
+put_block("one_skip", OneSkip, equal=READS)
+put_block("skip_from_the_entry", SkipFromTheEntry, equal=READS)
+put_block("twice_the_stream", TwiceTheStream, equal=READS)
+put_block("no_skip", NoSkip, equal=READS | {"norm", "uniform"})
+put_block("parallel", Parallel)
+put_block("parallel_at_once", ParallelAtOnce)
+put_block("parallel_alpha", ParallelAlpha)
+put_block("post_norm", PostNorm)
+put_block("deep_norm", DeepNorm)
+put_block("sandwich", Sandwich)
+put_block("norm_after_branch", NormAfterBranch)
+put_block("normed_skip", NormedSkip, equal=READS)
+put_block("inside_the_parts", InsideTheParts)
+put_block("residual_wrappers", ResidualWrappers)
+put_block("gru_gate", GruGate, equal=READS)
+put_block("custom_op", CustomOp, equal=frozenset())
+put_block("custom_op_in_place", CustomOpInPlace, equal=frozenset())
+put_block("through_numpy", ThroughNumpy, equal=frozenset())
+put_block("chosen_tokens", ChosenTokens, equal=READS - {"exact_whole"})

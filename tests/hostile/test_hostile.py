@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext, suppress
+
 import pytest
 import torch
 
+import rankscope as rs
 from tests.hostile.case import ALL
-from tests.hostile.harness import VERBS, Setting, assert_close, measure_declared, outcome
+from tests.hostile.harness import (
+    VERBS,
+    Setting,
+    assert_close,
+    assert_residuals,
+    fingerprint,
+    measure_declared,
+    names_a_part,
+    outcome,
+    same,
+)
 from tests.hostile.suite import CASES
 from tests.hostile.twin import WHOLE
 
@@ -21,7 +34,11 @@ def test_the_twin_is_the_network(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "verb"),
-    [(name, verb) for name, case in CASES.items() for verb in VERBS if case.verbs is None or verb in case.verbs],
+    [
+        pytest.param(name, verb, marks=() if verb in case.core else pytest.mark.slow)
+        for name, case in CASES.items()
+        for verb in VERBS
+    ],
 )
 def test_equal_or_refused(name: str, verb: str) -> None:
     case = CASES[name]
@@ -33,6 +50,53 @@ def test_equal_or_refused(name: str, verb: str) -> None:
 def test_right_with_the_declaration(name: str) -> None:
     case = CASES[name]
     measure_declared(Setting(case, case.model(), case.given()))
+
+
+@pytest.mark.parametrize("verb", ["doctor", "measure", "exact_whole", "ablate"])
+@pytest.mark.parametrize("name", ["batch_norm", "dropout"])
+def test_a_model_in_training_is_read_as_in_evaluation_and_left_in_training(name: str, verb: str) -> None:
+    """Running statistics do not move, dropout does not fall, and some modules that are in evaluation stay there."""
+    case = CASES[name]
+    model, given = case.model().train(), case.given()
+    model.blocks[1].eval()
+    before = fingerprint(model)
+    with nullcontext() if verb in case.equal else suppress(rs.RankscopeError):
+        VERBS[verb](Setting(case, model, given))
+    after = fingerprint(model)
+    assert [key for key, value in before.items() if not same(value, after[key])] == []
+
+
+@pytest.mark.parametrize(
+    ("message", "is_named"),
+    [
+        ("block 2: no skip to scale", True),
+        ("blocks.1.attention has a kernel of its own", True),
+        ("blocks.* do not fit", True),
+        ("Attention hides its keys", True),
+        ("the argument ids is not clear", True),
+        ("something went wrong", False),
+        ("blockage 2", False),
+    ],
+)
+def test_a_refusal_has_to_name_a_part(message: str, is_named: bool) -> None:
+    assert names_a_part(message, CASES["plain"].model()) == is_named
+
+
+def test_the_harness_sees_a_silent_difference() -> None:
+    """An answer that is off by more than the tolerance, a missing block, NaN: each fails."""
+    case = CASES["plain"]
+    theirs = case.twin(case.model(), case.given(), WHOLE)
+    right = {
+        (layer, sequence): value
+        for layer, row in enumerate(theirs.relative_residuals())
+        for sequence, value in enumerate(row)
+    }
+    assert assert_residuals(right, theirs, case) == 0.0
+    for wrong in ({**right, (1, 0): right[1, 0] * (1 + 3e-6)}, {**right, (1, 0): float("nan")}, {(0, 0): right[0, 0]}):
+        with pytest.raises(AssertionError):
+            assert_residuals(wrong, theirs, case)
+    with pytest.raises(AssertionError):
+        assert_close(theirs.output * (1 + 3e-6), theirs.output)
 
 
 def test_the_suite_is_large_and_its_verbs_are_known() -> None:

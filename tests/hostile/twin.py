@@ -34,15 +34,19 @@ WHOLE = Cut()
 
 
 class Twin(NamedTuple):
-    """Output and hidden states (batch tokens dim), one for each block; ``counts`` marks the tokens that are content."""
+    """Output and hidden states (batch tokens dim), one for each block; ``counts`` marks the tokens that are content.
+
+    ``told`` does so where only the user's declaration can say it.
+    """
 
     output: Tensor
     states: list[Tensor]
     counts: Tensor | None = None
+    told: Tensor | None = None
 
     def first(self) -> Twin:
         """The first sequence alone."""
-        return Twin(self.output[:1], [x[:1] for x in self.states], None if self.counts is None else self.counts[:1])
+        return self._replace(states=[x[:1] for x in self.states])
 
     def relative_residuals(self) -> list[list[float]]:
         """By layer and sequence: distance from the mean token over the norm."""
