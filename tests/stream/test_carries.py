@@ -70,7 +70,20 @@ def into_a_buffer(x: Tensor, y: Tensor) -> Tensor:
     return out
 
 
+@torch.library.custom_op("rankscope_tests::fused_sum", mutates_args=())
+def fused_sum(x: Tensor, y: Tensor) -> Tensor:
+    return x + y
+
+
+def in_numpy(x: Tensor, y: Tensor) -> Tensor:
+    return torch.from_numpy(x.numpy() + y.numpy())
+
+
 UNSEEN = {
+    "custom operator": fused_sum,
+    "computed in NumPy": in_numpy,
+    "data": lambda x, y: x.data + y,
+    "through NumPy": lambda x, y: torch.from_numpy(x.numpy()) + y,
     "scripted": scripted_sum,
     "through shared memory": through_memory,
     "out=": into_a_buffer,

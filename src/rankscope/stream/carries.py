@@ -12,7 +12,7 @@ embedding) or an input of the model; sets are bits of an integer.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import permutations
 from typing import Any, NamedTuple
 
@@ -44,6 +44,7 @@ class _Sets(NamedTuple):
 
 
 _NOTHING = _Sets()
+_UNSEEN = Op("mixes", (), (), (), (), True, False, False, False, (), "a kernel that cannot be followed", "", ())
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,8 @@ class _Replay:
     calls: Mapping[int, KnownCall]
     sets: dict[int, _Sets] = field(default_factory=dict)
     statistics: set[int] = field(default_factory=set)
+    derived: set[int] = field(default_factory=set)
+    """Values that come from the input, were nothing cut."""
     origins: dict[int, dict[int, int]] = field(default_factory=dict)
     """Of each stack, the first block whose stream each point was part of."""
     entered: int = 0
@@ -103,6 +106,7 @@ class _Replay:
         for value in sorted(inputs):
             point = self.new_point()
             self.sets[value] = _Sets(point, point)
+            self.derived.add(value)
         for event in events:
             if isinstance(event, Op):
                 self._apply(event)
@@ -118,6 +122,10 @@ class _Replay:
             self.open.append((found.carried, found.carried | found.linear, edge.tokens))
             return
         entry, _, _ = self.open.pop()
+        if entry and edge.value not in self.derived:
+            # What a block gives back seems to come from nowhere: it was computed where no operation shows.
+            unseen = replace(_UNSEEN, module=edge.module)
+            self.met.append(_Meeting(entry, unseen, dict(self.reached)))
         through = entry & found.carried & found.reached
         if through:
             # A product of the stream and a gate is no sum, but a block that gives it back hands the stream on.
@@ -146,10 +154,15 @@ class _Replay:
             stream = sets.carried
             if stream:
                 self.normed.append(_Meeting(stream, op, dict(self.reached)))
+        is_derived = not self.derived.isdisjoint((*op.carried, *op.read))
+        if is_derived:
+            self.derived.update(op.out)
         for value in op.out:
             self.sets[value] = sets
         for before, after in op.written:
             self.sets[after] = self.sets.get(before, _NOTHING) | sets
+            if is_derived or before in self.derived:
+                self.derived.add(after)
         for call, position, stream in cut:
             layer, is_cut = call.adds[position]
             if is_cut:
@@ -169,6 +182,8 @@ class _Replay:
             return _NOTHING if not steering else _Sets(0, 0, steering, steering)
         if op.kind == "mixes":
             self._meet_inside(op, carried)
+            if op.is_foreign:  # may well be a fused sum
+                self._meet(op, carried, gates=False)
             point = self.new_point()
             return _Sets(point, point, union.all | steering, union.all | steering)
         self._meet(op, carried, gates=op.kind == "scales")

@@ -91,6 +91,7 @@ class Op:
         name: as the author of the model wrote it.
         module: qualified name of the module that did it.
         tokens: the leading axes of what came out.
+        is_foreign: whether torch does not know what it does: a kernel of the model's own.
     """
 
     kind: Kind
@@ -106,13 +107,19 @@ class Op:
     name: str
     module: str
     tokens: tuple[int, ...]
+    is_foreign: bool = False
+
+
+def _view_of(sources: tuple[int, ...], value: int, tokens: tuple[int, ...]) -> Op:
+    return Op("carries", sources, (), (value,), (), False, False, False, False, (), "a view", "", tokens)
 
 
 @dataclass(frozen=True)
 class Edge:
-    """A module call begins or ends: its number, and the value it took or gave back."""
+    """A module call begins or ends: its number and name, and the value it took or gave back."""
 
     call: int
+    module: str
     value: int
     begins: bool
     tokens: tuple[int, ...]
@@ -150,12 +157,12 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """These came in with the model's own arguments."""
         self.inputs |= {self.value_of(tensor) for tensor in tensors_in(values, depth=4)}
 
-    def note_edge(self, call: int, tensor: Tensor | None, *, begins: bool) -> None:
+    def note_edge(self, call: int, module: str, tensor: Tensor | None, *, begins: bool) -> None:
         """A module call begins with this tensor, or gives it back."""
         if tensor is None:
-            self.events.append(Edge(call, 0, begins, ()))
+            self.events.append(Edge(call, module, 0, begins, ()))
         else:
-            self.events.append(Edge(call, self.value_of(tensor), begins, tuple(tensor.shape[:-1])))
+            self.events.append(Edge(call, module, self.value_of(tensor), begins, tuple(tensor.shape[:-1])))
 
     def begin_function(self, func: Callable[..., Any], adds: Sequence[tuple[int, int, Tensor]]) -> Any:
         """The author's own call, of which the operations that follow are parts; gives what to put back after it.
@@ -175,7 +182,14 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def value_of(self, tensor: Tensor) -> int:
         """The number of the value a tensor holds now."""
         entry = self._known.get(id(tensor))
-        return entry[1] if entry is not None and entry[0]() is tensor else self._new_value(tensor)
+        if entry is not None and entry[0]() is tensor:
+            return entry[1]
+        # A tensor from nowhere that looks at known memory (x.data, a round trip through NumPy) is a view of it.
+        sources = tuple(self.value_of(other) for other in self._others(tensor))
+        value = self._new_value(tensor)
+        if sources:
+            self.events.append(_view_of(sources, value, tuple(tensor.shape[:-1])))
+        return value
 
     def _new_value(self, tensor: Tensor) -> int:
         self._values += 1
@@ -254,6 +268,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 written_as,
                 module,
                 tokens,
+                func.namespace not in ("aten", "prims", "prim"),
             )
         )
 
@@ -339,7 +354,8 @@ def _memory_of(tensor: Tensor) -> int | None:
     """Which memory a tensor looks at; None for those that have none of their own (sparse ones, other subclasses)."""
     if tensor.layout is not torch.strided or type(tensor) not in (Tensor, nn.Parameter):
         return None
-    return int(tensor.untyped_storage()._cdata)
+    storage = tensor.untyped_storage()
+    return int(storage.data_ptr() or storage._cdata)  # tensors without memory (meta) are told by their storage
 
 
 def _written_as(func: Callable[..., Any] | None, name: str) -> str:

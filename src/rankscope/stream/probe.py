@@ -165,7 +165,7 @@ class _Probe(TorchFunctionMode):
                 parent = next((f.record for f in reversed(self._open) if f is not None), None)
                 record = CallRecord(name, module, parent, entry.shape, fed_by=self._givers_of(entry))
                 self.numbers[id(record)] = len(self.records)
-                self.tape.note_edge(len(self.records), entry, begins=True)
+                self.tape.note_edge(len(self.records), name, entry, begins=True)
                 self.records.append(record)
                 opened = ProbeFrame(entry, record, len(self._attention_modules), self._sums)
                 self._frames.append(opened)
@@ -184,7 +184,7 @@ class _Probe(TorchFunctionMode):
             self.tape.leave()
             if frame is not None:
                 self._frames.remove(frame)
-                self.tape.note_edge(self.numbers[id(frame.record)], out, begins=False)
+                self.tape.note_edge(self.numbers[id(frame.record)], name, out, begins=False)
                 if out is not None:
                     frame.record.output_shape = out.shape
                     frame.record.post_norm = frame.adds_to_normed
