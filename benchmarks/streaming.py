@@ -7,7 +7,7 @@
 Peaks are VmHWM of a process of its own (mapped files count). ``--checks`` runs the model streamed and whole, holds the
 rows against each other bit by bit, then kills a streamed run with signal 9 half-way and takes it up again. ``--rounds``
 times, interleaved in one process: a bare loop that reads the shards with safetensors and runs the blocks, the same loop
-with the next shard read in a thread, and ``measure(stream=True)`` with its default battery. Speeds are taken within a
+with the next shard read in a thread, and ``measure(offload=True)`` with its default battery. Speeds are taken within a
 round; their median, and in brackets their quartiles.
 """
 
@@ -51,7 +51,7 @@ def child(kind: str, given: argparse.Namespace) -> dict[str, Any]:
         run = measure(given.folder, **shape)
     else:
         work = given.out / "work" if kind in ("killed", "resumed") else None
-        run = measure(given.folder, **shape, stream=True, memory=given.memory, work=work)
+        run = measure(given.folder, **shape, offload=True, memory=given.memory, work=work)
     run.save(given.out / kind)
     return {"seconds": time.perf_counter() - started, "peak": peak_bytes(), **dict(run.extra.get("stream", {}))}
 
@@ -171,7 +171,7 @@ def race(given: argparse.Namespace) -> None:
         "bare": bare_loop(given.folder, ids, given.batch, ahead=False),
         "bare, reading ahead": bare_loop(given.folder, ids, given.batch, ahead=True),
         # Without a budget, since the bare loops leave more in this process than it allows; peaks are ``--checks``.
-        "measure, streamed": lambda: measure(given.folder, **shape, stream=True),
+        "measure, streamed": lambda: measure(given.folder, **shape, offload=True),
     }
     times: dict[str, list[float]] = {name: [] for name in contestants}
     for number in range(given.rounds + 1):

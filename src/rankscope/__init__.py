@@ -15,6 +15,7 @@ from rankscope._version import __version__
 if TYPE_CHECKING:
     from rankscope.metrics import METRICS
     from rankscope.models.loading import load
+    from rankscope.models.stream import Stream
     from rankscope.monitor.gauge import Gauge
     from rankscope.reporting.atlas_page import atlas
     from rankscope.reporting.pages import report
@@ -42,6 +43,7 @@ __all__ = [
     "Gauge",
     "RankscopeError",
     "Run",
+    "Stream",
     "__version__",
     "ablate",
     "atlas",
@@ -69,6 +71,7 @@ _HOME = {
     "Gauge": "rankscope.monitor.gauge",
     "Design": "rankscope.theory.designs.design",
     "Run": "rankscope.results.run",
+    "Stream": "rankscope.models.stream",
     "ablate": "rankscope.verbs.ablating",
     "atlas": "rankscope.reporting.atlas_page",
     "bound": "rankscope.verbs.bounding",

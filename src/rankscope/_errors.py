@@ -5,6 +5,7 @@ RankscopeError
 ├── LoadError              a spec that does not lead to a model
 ├── InputError             inputs a verb cannot work with
 ├── DiscoveryError         blocks could not be found, or not without doubt
+│   └── LayoutError        the residual stream does not lie as it would be read
 ├── UnsupportedConfigError a family file met configuration it has not understood
 ├── UnsupportedOperationError surgery a model cannot undergo
 ├── UnsupportedArithmeticError an operation that exact arithmetic has no rule for
@@ -47,6 +48,10 @@ class InputError(RankscopeError):
 
 class DiscoveryError(RankscopeError):
     """The blocks of a model could not be found; the message tells how to name them."""
+
+
+class LayoutError(DiscoveryError):
+    """The residual stream does not lie as it would be read; the message tells how to declare it."""
 
 
 class UnsupportedConfigError(RankscopeError):

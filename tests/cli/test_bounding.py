@@ -31,7 +31,19 @@ def test_bound_hands_over_every_option(cli, monkeypatch: pytest.MonkeyPatch, tmp
 
     monkeypatch.setitem(vars(rankscope), "bound", fake)
     words = "--theorems a,b --theorems c --weights-only --lanczos 7 --random-tokens --sequences 3 --tokens 9 --batch 2"
-    outcome = cli("bound", str(tmp_path), *words.split(), "--dtype", "float64", "--seed", "5", "--blocks", "layers.*")
+    outcome = cli(
+        "bound",
+        str(tmp_path),
+        *words.split(),
+        "--dtype",
+        "float64",
+        "--seed",
+        "5",
+        "--blocks",
+        "layers.*",
+        "--layout",
+        "batch dim tokens",
+    )
     assert outcome.code == 2
     assert given == {
         "words": (str(tmp_path), None),
@@ -45,7 +57,8 @@ def test_bound_hands_over_every_option(cli, monkeypatch: pytest.MonkeyPatch, tmp
         "dtype": "float64",
         "seed": 5,
         "blocks": "layers.*",
-        "stream": False,
+        "stream": "batch dim tokens",
+        "offload": False,
         "memory": None,
         "work": None,
         "progress": False,

@@ -70,7 +70,8 @@ def test_measure_hands_over_every_option(cli, measured: Fake, tmp_path: Path) ->
         "--sequences 2 --tokens 16 --batch 1 --metrics stable_rank,mean_cosine --metrics mu --sites block.in@0,5,final"
     )
     more = "--tokens-policy no-first --dtype float64 --seed 7 --null --blocks layers.* --random-tokens --quiet"
-    cli("measure", "init:tiny-bert", "--text", str(text), *options.split(), *more.split())
+    layout = ("--layout", "batch dim tokens")
+    cli("measure", "init:tiny-bert", "--text", str(text), *options.split(), *more.split(), *layout)
     words, given = measured.given
     assert words == ("init:tiny-bert", text)
     assert given == {
@@ -86,9 +87,10 @@ def test_measure_hands_over_every_option(cli, measured: Fake, tmp_path: Path) ->
         "null": True,
         "similarity": False,
         "blocks": "layers.*",
+        "stream": "batch dim tokens",
         "attention": None,
         "parallel": None,
-        "stream": False,
+        "offload": False,
         "memory": None,
         "work": None,
         "progress": False,
@@ -96,10 +98,12 @@ def test_measure_hands_over_every_option(cli, measured: Fake, tmp_path: Path) ->
 
 
 def test_streaming_keeps_its_work_beside_the_run(cli, measured: Fake, tmp_path: Path) -> None:
-    cli("measure", "folder", "--stream", "--memory", "3GiB", "--out", str(tmp_path / "run"))
+    cli("measure", "folder", "--offload", "--memory", "3GiB", "--out", str(tmp_path / "run"))
     given = measured.given[1]
-    assert (given["stream"], given["memory"], given["work"]) == (True, "3GiB", tmp_path / "run.work")
-    cli("measure", "folder", "--stream", "--work", str(tmp_path / "here"), "--out", str(tmp_path / "run"))
+    assert (given["offload"], given["memory"], given["work"]) == (True, "3GiB", tmp_path / "run.work")
+    cli("measure", "folder", "--stream", "--out", str(tmp_path / "run"))
+    assert measured.given[1]["offload"] is True
+    cli("measure", "folder", "--offload", "--work", str(tmp_path / "here"), "--out", str(tmp_path / "run"))
     assert measured.given[1]["work"] == tmp_path / "here"
     cli("measure", "folder", "--out", str(tmp_path / "run"))
     assert measured.given[1]["work"] is None
@@ -130,7 +134,7 @@ def test_doctor(cli, monkeypatch: pytest.MonkeyPatch, status: str, code: int) ->
     outcome = cli("doctor", "init:tiny-bert", "--seed", "3")
     assert outcome.code == code
     assert "said [so]" in outcome.out
-    assert fake.given == (("init:tiny-bert",), {"seed": 3, "dtype": None, "blocks": None})
+    assert fake.given == (("init:tiny-bert",), {"seed": 3, "dtype": None, "blocks": None, "stream": None})
     outcome = cli("doctor", "init:tiny-bert", "--json")
     answer = json.loads(outcome.out)
     assert outcome.code == code
@@ -181,7 +185,7 @@ def test_the_command_line_and_the_verb_have_the_same_words(verb: str) -> None:
     from rankscope.cli.measuring import measure_command
 
     command = {"measure": measure_command, "doctor": doctor_command}[verb]
-    here = {"text": "inputs", "spec": "model"}
+    here = {"text": "inputs", "spec": "model", "layout": "stream"}
     only_here = {"as_json", "figure", "out", "quiet", "no_progress", "fail_if"}
     words = {here.get(name, name) for name in inspect.signature(command).parameters} - only_here
     assert words <= set(inspect.signature(getattr(rankscope, verb)).parameters)

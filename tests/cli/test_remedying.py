@@ -24,7 +24,8 @@ def test_every_option_reaches_the_verb(cli, monkeypatch: pytest.MonkeyPatch, tmp
     options = "--remedies deepnorm,stronger_skip=3 --variant +norm+mlp --weights init --no-gradients --repeats 0"
     more = "--sequences 2 --tokens 16 --batch 1 --tokens-policy no-first --dtype float64 --seed 7 --blocks layers.*"
     last = "--random-tokens --quiet"
-    outcome = cli("remedy", "init:tiny-bert", "--text", str(text), *f"{options} {more} {last}".split())
+    words = [*f"{options} {more} {last}".split(), "--layout", "batch dim tokens"]
+    outcome = cli("remedy", "init:tiny-bert", "--text", str(text), *words)
     assert outcome.code == 0
     assert given == {
         "words": ("init:tiny-bert", text),
@@ -41,5 +42,6 @@ def test_every_option_reaches_the_verb(cli, monkeypatch: pytest.MonkeyPatch, tmp
         "dtype": "float64",
         "seed": 7,
         "blocks": "layers.*",
+        "stream": "batch dim tokens",
         "progress": False,
     }

@@ -143,7 +143,7 @@ DAMAGE: dict[str, Callable[[Path, list[Path]], None]] = {
 def test_damaged_weights_are_refused(warm: Warm, model: Path, tmp_path: Path, name: str, way: str) -> None:
     folder, shards = copied(model, tmp_path / "model")
     DAMAGE[name](folder, shards)
-    outcome = warm.run(["measure", "model", *SMALL, *(["--stream"] if way == "streamed" else [])], tmp_path)
+    outcome = warm.run(["measure", "model", *SMALL, *(["--offload"] if way == "streamed" else [])], tmp_path)
     assert outcome.explained, outcome
     assert "swordfish" not in outcome.out + outcome.err
 

@@ -31,7 +31,7 @@ def test_offloaded_layers_give_the_same_bits(tmp_path: Path, family: str) -> Non
     assert same_bits(measure(folder, **SHAPE), measure(placed.model, **SHAPE))
     assert same_bits(ablate(folder, **SHAPE), ablate(placed.model, **SHAPE))
     for verb in (exact, bound):
-        with pytest.raises(UnsupportedConfigError, match="stream=True"):
+        with pytest.raises(UnsupportedConfigError, match="offload=True"):
             verb(placed.model, sequences=1, tokens=8)
 
 

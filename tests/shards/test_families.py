@@ -19,7 +19,7 @@ HALF_WAY = {"tiny-swinv2": "passed by", "tiny-qwen2-moe": "experts", "tiny-t5": 
 def test_refusals_name_the_reason(tmp_path: Path, name: str) -> None:
     folder = saved(f"init:{name}", tmp_path / "model")
     with pytest.raises((UnsupportedConfigError, LoadError), match=HALF_WAY[name]):
-        measure(folder, stream=True, **SHAPE)
+        measure(folder, offload=True, **SHAPE)
 
 
 @pytest.mark.slow
@@ -31,7 +31,7 @@ def test_equal_or_refused(tmp_path: Path, name: str) -> None:
     except (RankscopeError, ValueError) as error:
         pytest.skip(f"the saved folder cannot be measured in memory either: {error}"[:100])
     try:
-        streamed = measure(folder, stream=True, **SHAPE)
+        streamed = measure(folder, offload=True, **SHAPE)
     except (UnsupportedConfigError, LoadError):
         return
     assert same_bits(whole, streamed)

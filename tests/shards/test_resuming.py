@@ -63,13 +63,13 @@ def called(verb: str, folder: Path, **further: Any) -> Run:
 def test_signal_nine_half_way(tmp_path: Path, verb: str) -> None:
     folder = saved("init:tiny-bert", tmp_path / "bert")
     options = [verb, str(folder), *VERBS[verb], "-q"]
-    assert run("killed", *options, "--stream", "--out", str(tmp_path / "run")) == -signal.SIGKILL
+    assert run("killed", *options, "--offload", "--out", str(tmp_path / "run")) == -signal.SIGKILL
     assert len(list(tmp_path.glob("run.work/*/block-*.arrow"))) == 2
-    assert run("whole", *options, "--stream", "--out", str(tmp_path / "run")) == 0
+    assert run("whole", *options, "--offload", "--out", str(tmp_path / "run")) == 0
     assert not (tmp_path / "run.work").exists()
     resumed = load_run(tmp_path / "run")
-    assert resumed.extra["stream"]["resumed_at"] == 2
-    assert resumed.extra["stream"]["blocks_read"] == 1
+    assert resumed.extra["offload"]["resumed_at"] == 2
+    assert resumed.extra["offload"]["blocks_read"] == 1
     assert same_bits(resumed, called(verb, folder))
 
 
@@ -101,9 +101,9 @@ def test_every_verb_goes_on(tmp_path: Path, verb: str, number: int) -> None:
     folder = saved("init:tiny-bert", tmp_path / "bert")
     whole = called(verb, folder)
     with stopping_at(number):
-        called(verb, folder, stream=True, work=tmp_path / "work")
-    resumed = called(verb, folder, stream=True, work=tmp_path / "work")
-    assert resumed.extra["stream"]["resumed_at"] == number
+        called(verb, folder, offload=True, work=tmp_path / "work")
+    resumed = called(verb, folder, offload=True, work=tmp_path / "work")
+    assert resumed.extra["offload"]["resumed_at"] == number
     assert same_bits(whole, resumed)
     assert resumed.verdict == whole.verdict
     assert resumed.provenance.lengths == whole.provenance.lengths
@@ -114,32 +114,32 @@ def test_similarity_goes_on(tmp_path: Path) -> None:
     folder = saved("init:tiny-llama", tmp_path / "llama")
     options = {"sequences": 2, "tokens": 12, "similarity": True}
     with stopping_at(2):
-        measure(folder, stream=True, work=tmp_path / "work", **options)
-    resumed = measure(folder, stream=True, work=tmp_path / "work", **options)
+        measure(folder, offload=True, work=tmp_path / "work", **options)
+    resumed = measure(folder, offload=True, work=tmp_path / "work", **options)
     assert resumed.extra["similarity"] == measure(folder, **options).extra["similarity"]
 
 
 def test_another_run_does_not_take_up_this_one(tmp_path: Path) -> None:
     folder = saved("init:tiny-bert", tmp_path / "bert")
     with stopping_at(1):
-        measure(folder, stream=True, work=tmp_path / "work", sequences=2, tokens=12)
+        measure(folder, offload=True, work=tmp_path / "work", sequences=2, tokens=12)
     others = (
-        measure(folder, stream=True, work=tmp_path / "work", sequences=3, tokens=12),
-        measure(folder, stream=True, work=tmp_path / "work", sequences=2, tokens=12, dtype="bfloat16"),
-        measure(folder, stream=True, work=tmp_path / "work", sequences=2, tokens=12, metrics=["residual"]),
-        bound(folder, stream=True, work=tmp_path / "work", sequences=2, tokens=12, lanczos=2),
+        measure(folder, offload=True, work=tmp_path / "work", sequences=3, tokens=12),
+        measure(folder, offload=True, work=tmp_path / "work", sequences=2, tokens=12, dtype="bfloat16"),
+        measure(folder, offload=True, work=tmp_path / "work", sequences=2, tokens=12, metrics=["residual"]),
+        bound(folder, offload=True, work=tmp_path / "work", sequences=2, tokens=12, lanczos=2),
     )
-    assert [run.extra["stream"]["resumed_at"] for run in others] == [0, 0, 0, 0]
+    assert [run.extra["offload"]["resumed_at"] for run in others] == [0, 0, 0, 0]
     path = next(folder.glob("*.safetensors"))
     path.write_bytes(path.read_bytes())
-    changed = measure(folder, stream=True, work=tmp_path / "work", sequences=2, tokens=12)
-    assert changed.extra["stream"]["resumed_at"] == 0
+    changed = measure(folder, offload=True, work=tmp_path / "work", sequences=2, tokens=12)
+    assert changed.extra["offload"]["resumed_at"] == 0
 
 
 def test_a_damaged_record_is_told(tmp_path: Path) -> None:
     folder = saved("init:tiny-bert", tmp_path / "bert")
     with stopping_at(1):
-        measure(folder, stream=True, work=tmp_path / "work", sequences=2, tokens=12)
+        measure(folder, offload=True, work=tmp_path / "work", sequences=2, tokens=12)
     next((tmp_path / "work").glob("*/block-*.arrow")).write_bytes(b"nothing of ours")
     with pytest.raises(ResultError, match="Remove"):
-        measure(folder, stream=True, work=tmp_path / "work", sequences=2, tokens=12)
+        measure(folder, offload=True, work=tmp_path / "work", sequences=2, tokens=12)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -11,8 +12,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rankscope._errors import SiteError
+from rankscope.models.inputs import Batch
+from rankscope.models.stream import Stream
 from rankscope.models.view import BlockCall, BlockPlan, Stack
-from rankscope.stream.frames import StreamFrame, first_tensor, output_tensor, tensors_in, with_output_tensor
+from rankscope.stream.frames import (
+    StreamFrame,
+    first_tensor,
+    output_tensor,
+    stream_in,
+    stream_out,
+    tensors_in,
+    with_output_tensor,
+)
 from rankscope.stream.open_call import OpenCall
 
 T = Tensor
@@ -98,11 +109,42 @@ def test_an_object_at_the_place_of_one_that_is_gone_is_not_the_stream() -> None:
     assert not frame.is_stream(GAIN)
 
 
+@dataclass
+class _Made:
+    ids: Tensor
+    hidden: Tensor
+
+
+def test_which_slot_is_the_stream() -> None:
+    other = X + 1
+    assert stream_out(Stream(slot=1), (X, other)) is other
+    assert stream_out(Stream(slot="hidden"), {"read": X, "hidden": other}) is other
+    assert stream_out(Stream(slot="hidden"), _Made(X, other)) is other
+    assert torch.equal(stream_out(Stream(slot="sum"), (X, None, other)), X + other)
+    assert stream_out(Stream(slot=2), (X, other)) is stream_out(Stream(slot="sum"), X) is None
+    assert stream_in(Stream(slot=1), (X, other), {}) is stream_in(Stream(slot=1), (other,), {"mask": None}) is other
+    assert stream_in(Stream(slot="hidden"), (X,), {"hidden": other}) is other
+    assert torch.equal(stream_in(Stream(slot="sum"), (X,), {"residual": other}), X + other)
+    assert stream_in(Stream(slot="sum"), (X, None), {}) is X
+
+
+def test_a_batch_that_is_not_in_the_stream_is_refused() -> None:
+    stack = Stack(None, (BlockCall("layers.0", 0, (BlockPlan((), ()),)),), Stream("tokens batch dim"), None)
+
+    class Opens(nn.Module):
+        def forward(self, x: Tensor) -> OpenCall:
+            return OpenCall(x, stack, 0)
+
+    assert Batch({}, None, 0, 5, (X,)).run(Opens()).batch_and_tokens() == (5, 2)
+    with pytest.raises(SiteError, match=r"Block 0 \(layers.0\) took a tensor of shape \(2, 5, 8\).* hold 4 sequences"):
+        Batch({}, None, 0, 4, (X,)).run(Opens())
+
+
 def test_which_tensor_is_the_stream() -> None:
     whole, rows, row = torch.zeros(2, 5, dtype=torch.long), torch.zeros(5, 8), torch.zeros(8)
     assert first_tensor((whole, row, "text"), {"mask": None, "hidden": rows}) is rows
     assert first_tensor((whole,), {"mask": row}) is None
-    for output in (rows, (whole, rows), [rows, X], {"ids": whole, "hidden": rows}):
+    for output in (rows, (whole, rows), [rows, X], {"ids": whole, "hidden": rows}, _Made(whole, rows)):
         assert output_tensor(output) is rows
     assert output_tensor((whole,)) is output_tensor("text") is None
     assert with_output_tensor(rows, X) is X
@@ -117,7 +159,7 @@ def test_which_tensor_is_the_stream() -> None:
 def test_a_call_checks_off_what_the_probe_saw() -> None:
     plan = BlockPlan(adds=("attention", "mlp"), attention=("attention",), joins=(False, True))
     stack = Stack(
-        "encoder", (BlockCall("layers.0", 3, (plan, plan), final_norm_inside=True),), "tokens batch dim", None
+        "encoder", (BlockCall("layers.0", 3, (plan, plan), final_norm_inside=True),), Stream("tokens batch dim"), None
     )
     call = OpenCall(X, stack, 0)
     assert call.batch_and_tokens() == (5, 2)

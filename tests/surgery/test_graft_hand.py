@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from rankscope._errors import UnsupportedOperationError
-from rankscope.models.view import BlockCall, BlockPlan, Layout, Stack
+from rankscope.models.stream import Stream
+from rankscope.models.view import BlockCall, BlockPlan, Stack
 from rankscope.stream.open_call import OpenCall
 from rankscope.surgery.graft import Attended, Graft, Place, Spot
 from rankscope.surgery.graft_hand import GraftHand, spot_of
@@ -57,8 +58,8 @@ class Noting(Graft):
         return heard.out + 1
 
 
-def opened(x: Tensor, layout: Layout = "batch tokens dim", plan: BlockPlan = PLAN) -> OpenCall:
-    return OpenCall(x, Stack("decoder", (BlockCall("layers.4", 4, (plan,)),), layout, None), 0)
+def opened(x: Tensor, layout: str = "batch tokens dim", plan: BlockPlan = PLAN) -> OpenCall:
+    return OpenCall(x, Stack("decoder", (BlockCall("layers.4", 4, (plan,)),), Stream(layout), None), 0)
 
 
 @pytest.mark.parametrize("flat", [False, True])
@@ -141,7 +142,7 @@ def test_what_is_read_and_what_is_added() -> None:
 
 
 @pytest.mark.parametrize("layout", ["batch tokens dim", "tokens batch dim"])
-def test_sums_are_shown_as_batch_tokens_dim(layout: Layout) -> None:
+def test_sums_are_shown_as_batch_tokens_dim(layout: str) -> None:
     x = numbers(BATCH, TOKENS, 6)
     total = x if layout == "batch tokens dim" else x.transpose(0, 1).contiguous()
     graft = Noting("sums")

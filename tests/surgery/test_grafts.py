@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rankscope._errors import UnsupportedOperationError
+from rankscope.models.stream import Stream
 from rankscope.models.view import BlockCall, BlockPlan, ModelView, Stack
 from rankscope.stream.attention_calls import AttentionCall
 from rankscope.surgery.attention_grafts import AttentionMixing, LengthScale, OutputGate, ValueAnchor, ValueMixing
@@ -36,7 +37,7 @@ def numbers(*shape: int, seed: int = 0) -> Tensor:
 def view(model: nn.Module | None = None) -> ModelView:
     calls = tuple(BlockCall(f"{i}", i, (PLAN,)) for i in range(3))
     made = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2)).double() if model is None else model
-    return ModelView(made, (Stack("vision.tower", calls, "batch tokens dim", None),))
+    return ModelView(made, (Stack("vision.tower", calls, Stream("batch tokens dim"), None),))
 
 
 def spot(layer: int) -> Spot:

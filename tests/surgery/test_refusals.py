@@ -10,6 +10,7 @@ from torch import nn
 
 from rankscope._errors import InputError, UnsupportedOperationError
 from rankscope.masks import parse_mask
+from rankscope.models.stream import Stream
 from rankscope.models.view import BlockCall, BlockPlan, ModelView, Stack
 from rankscope.surgery.graft import Graft
 from rankscope.surgery.grafting import _check_places
@@ -32,7 +33,7 @@ JOINED = BlockPlan(("attention", "mlp"), ("attention",), joins=(False, True))
 def view(*plans: BlockPlan, inline: bool = False, name: str | None = None) -> ModelView:
     calls = [BlockCall("model.layers", 0, plans)] if inline else []
     calls = calls or [BlockCall(f"layers.{i}", i, (plan,)) for i, plan in enumerate(plans)]
-    return ModelView(nn.Module(), (Stack(name, tuple(calls), "batch tokens dim", None),))
+    return ModelView(nn.Module(), (Stack(name, tuple(calls), Stream("batch tokens dim"), None),))
 
 
 FINE: tuple[tuple[ModelView, dict[str, Any]], ...] = (

@@ -17,7 +17,7 @@ def test_a_sound_model_passes_every_check() -> None:
     report = doctor(GPT("pre"), ids())
     assert report.passed
     assert {check.name for check in report.checks} == {
-        "blocks", "skips", "parity", "sites", "hooks", "finite", "attention", "heads",
+        "blocks", "skips", "parity", "sites", "hooks", "shape", "measure", "finite", "attention", "heads",
     }  # fmt: skip
     assert report["heads"].status == "refused"
     assert json.loads(json.dumps(report.to_json()))["passed"] is True
@@ -53,6 +53,26 @@ def test_a_model_without_blocks_fails_with_advice() -> None:
 
 def test_a_shared_block_is_reported_as_such() -> None:
     assert "1 module called 3 times" in doctor("init:tiny-albert")["blocks"].detail
+
+
+def test_calls_are_counted_not_blocks() -> None:
+    """Two blocks in each of two modules that are called once: four blocks, and nothing is called four times."""
+
+    class Pair(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            own = GPT("pre").blocks[0]
+            self.attention, self.mlp, self.norm1, self.norm2 = own.attention, own.mlp, own.norm1, own.norm2
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for _ in range(2):
+                x = x + self.attention(self.norm1(x))
+                x = x + self.mlp(self.norm2(x))
+            return x
+
+    model = GPT("pre")
+    model.blocks = nn.ModuleList(Pair() for _ in range(2))
+    assert doctor(model, ids())["blocks"].detail == "4 blocks at blocks.*, 4 blocks in 2 module calls"
 
 
 def test_a_sink_is_reported_as_such() -> None:

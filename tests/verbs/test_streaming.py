@@ -41,16 +41,16 @@ def short_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def without_stream(run: Run) -> dict[str, Any]:
-    return {name: value for name, value in run.extra.items() if name != "stream"}
+    return {name: value for name, value in run.extra.items() if name != "offload"}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("dtype", [None, "bfloat16"])
 def test_measure(folder: Callable[[str], Path], family: str, dtype: str | None) -> None:
     options = {**SHAPE, "dtype": dtype, "similarity": True, "null": True}
-    whole, streamed = measure(folder(family), **options), measure(folder(family), stream=True, **options)
+    whole, streamed = measure(folder(family), **options), measure(folder(family), offload=True, **options)
     assert same_bits(whole, streamed)
-    assert streamed.extra["stream"]["blocks_read"] == 3
+    assert streamed.extra["offload"]["blocks_read"] == 3
     assert without_stream(streamed) == without_stream(whole)
     for fact in ("verdict", "evidence", "floor", "null", "notes"):
         assert getattr(streamed, fact) == getattr(whole, fact), fact
@@ -61,12 +61,12 @@ def test_measure(folder: Callable[[str], Path], family: str, dtype: str | None) 
 
 @pytest.mark.parametrize("family", ["albert", "gpt-neox", "modernbert", "xlnet", "falcon"])
 def test_other_families(folder: Callable[[str], Path], family: str, short_of_memory: None) -> None:
-    assert same_bits(measure(folder(family), **SHAPE), measure(folder(family), stream=True, **SHAPE))
+    assert same_bits(measure(folder(family), **SHAPE), measure(folder(family), offload=True, **SHAPE))
 
 
 def test_weights_that_transformers_makes_of_others_are_refused(folder: Callable[[str], Path]) -> None:
     with pytest.raises(LoadError, match="experts"):
-        measure(folder("qwen2-moe"), stream=True, **SHAPE)
+        measure(folder("qwen2-moe"), offload=True, **SHAPE)
 
 
 def test_all_sites_and_policies(folder: Callable[[str], Path]) -> None:
@@ -81,21 +81,21 @@ def test_all_sites_and_policies(folder: Callable[[str], Path]) -> None:
         "final@2",
     ]
     options = {**SHAPE, "sites": sites, "tokens_policy": "no-first"}
-    assert same_bits(measure(folder("llama"), **options), measure(folder("llama"), stream=True, **options))
+    assert same_bits(measure(folder("llama"), **options), measure(folder("llama"), offload=True, **options))
 
 
 @pytest.mark.parametrize("family", ["bert", "llama"])
 def test_ablate(folder: Callable[[str], Path], family: str, short_of_memory: None) -> None:
     options = {**SHAPE, "masks": ["own", "causal & window(3)"], "variants": ["pure", "+norm", "full"]}
-    whole, streamed = ablate(folder(family), **options), ablate(folder(family), stream=True, **options)
+    whole, streamed = ablate(folder(family), **options), ablate(folder(family), offload=True, **options)
     assert same_bits(whole, streamed)
     assert (streamed.verdict, streamed.notes) == (whole.verdict, whole.notes)
-    assert streamed.extra["stream"]["blocks_read"] == 3
+    assert streamed.extra["offload"]["blocks_read"] == 3
 
 
 def test_ablate_leaves_out_what_cannot_be_done(folder: Callable[[str], Path]) -> None:
     whole = ablate(folder("gpt-neox"), **SHAPE)
-    streamed = ablate(folder("gpt-neox"), stream=True, **SHAPE)
+    streamed = ablate(folder("gpt-neox"), offload=True, **SHAPE)
     assert streamed.notes == whole.notes
     assert same_bits(whole, streamed)
 
@@ -107,7 +107,7 @@ PURE = {"skip": 0.0, "mlp": "drop", "norm": "identity"}
 @pytest.mark.parametrize("cut", [PURE, {"skip": 0.5, "stability": True}, {"plain": False, "mask": "causal", **PURE}])
 def test_exact(folder: Callable[[str], Path], family: str, cut: dict[str, Any], short_of_memory: None) -> None:
     options = {"sequences": 2, "tokens": 12, "dtype": "bfloat16", **cut}
-    whole, streamed = exact(folder(family), **options), exact(folder(family), stream=True, **options)
+    whole, streamed = exact(folder(family), **options), exact(folder(family), offload=True, **options)
     assert same_bits(whole, streamed)
     law = "law" in whole.table["arithmetic"].to_pylist()
     assert law == (family == "bert" and cut == PURE)
@@ -117,35 +117,43 @@ def test_exact(folder: Callable[[str], Path], family: str, cut: dict[str, Any], 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_bound(folder: Callable[[str], Path], family: str) -> None:
     options = {"sequences": 3, "tokens": 12, "batch": 2, "lanczos": 6}
-    whole, streamed = bound(folder(family), **options), bound(folder(family), stream=True, **options)
+    whole, streamed = bound(folder(family), **options), bound(folder(family), offload=True, **options)
     assert same_bits(whole, streamed)
     assert without_stream(streamed) == without_stream(whole)
 
 
 def test_what_streams_is_a_folder_and_one_stack_of_blocks(folder: Callable[[str], Path]) -> None:
     with pytest.raises(InputError, match="in memory already"):
-        measure(load("init:tiny-bert").model, stream=True)
+        measure(load("init:tiny-bert").model, offload=True)
     with pytest.raises(LoadError, match="random initialisation"):
-        measure("init:tiny-bert", stream=True)
+        measure("init:tiny-bert", offload=True)
     with pytest.raises(LoadError, match="hf download"):
-        measure("someone/some-model", stream=True)
+        measure("someone/some-model", offload=True)
     with pytest.raises(UnsupportedConfigError, match="several stacks"):
-        measure(folder("t5"), stream=True, **SHAPE)
+        measure(folder("t5"), offload=True, **SHAPE)
+
+
+def test_the_earlier_spelling_works_and_warns(folder: Callable[[str], Path]) -> None:
+    with pytest.warns(DeprecationWarning, match="stream=True is now offload=True"):
+        old = measure(folder("llama"), stream=True, **SHAPE)
+    assert same_bits(old, measure(folder("llama"), offload=True, **SHAPE))
+    with pytest.raises(InputError, match="expected how the residual stream lies"):
+        measure(folder("llama"), stream=1, **SHAPE)  # type: ignore[arg-type]
 
 
 def test_arguments_that_do_not_go_together(folder: Callable[[str], Path]) -> None:
-    with pytest.raises(InputError, match="go with stream"):
+    with pytest.raises(InputError, match="go with offload"):
         measure("init:tiny-bert", memory="3GiB")
     with pytest.raises(InputError, match="is no size"):
-        measure(folder("bert"), stream=True, memory="much")
+        measure(folder("bert"), offload=True, memory="much")
     with pytest.raises(InputError, match="random twin"):
-        ablate(folder("bert"), stream=True, weights="both")
+        ablate(folder("bert"), offload=True, weights="both")
     with pytest.raises(InputError, match="already"):
-        bound(folder("bert"), stream=True, weights_only=True)
+        bound(folder("bert"), offload=True, weights_only=True)
     with pytest.raises(InputError, match="one process"):
-        measure(folder("bert"), stream=True, parallel="data")
+        measure(folder("bert"), offload=True, parallel="data")
 
 
 def test_a_budget_no_block_fits_in_is_refused_with_an_estimate(folder: Callable[[str], Path]) -> None:
     with pytest.raises(InputError, match=r"takes about .* GiB \(process .* block .* work"):
-        measure(folder("bert"), stream=True, memory="50MiB", **SHAPE)
+        measure(folder("bert"), offload=True, memory="50MiB", **SHAPE)

@@ -30,7 +30,8 @@ def bound_command(
     dtype: parameters.Dtype = None,
     seed: parameters.Seed = 0,
     blocks: parameters.Blocks = None,
-    stream: streaming.Stream = False,
+    layout: parameters.Layout = None,
+    offload: streaming.Offload = False,
     memory: streaming.Memory = None,
     work: streaming.Work = None,
     figure: parameters.Figure = None,
@@ -55,9 +56,10 @@ def bound_command(
         dtype=dtype,
         seed=seed,
         blocks=blocks,
-        stream=stream,
+        stream=layout,
+        offload=offload,
         memory=memory,
-        work=streaming.work_of(stream, work, out),
+        work=streaming.work_of(offload, work, out),
         progress=wants_progress(quiet=quiet, no_progress=no_progress),
     )
     show_run(run, as_json=as_json, quiet=quiet, out=out, figure=figure)

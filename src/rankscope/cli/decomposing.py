@@ -54,6 +54,7 @@ def decompose_command(
     dtype: parameters.Dtype = None,
     seed: parameters.Seed = 0,
     blocks: parameters.Blocks = None,
+    layout: parameters.Layout = None,
     figure: parameters.Figure = None,
     as_json: parameters.AsJson = False,
     out: parameters.Out = None,
@@ -81,6 +82,7 @@ def decompose_command(
         dtype=dtype,
         seed=seed,
         blocks=blocks,
+        stream=layout,
         progress=wants_progress(quiet=quiet, no_progress=no_progress),
     )
     show_run(run, as_json=as_json, quiet=quiet, out=out, figure=figure)

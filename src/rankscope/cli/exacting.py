@@ -47,7 +47,8 @@ def exact_command(
     tokens_policy: parameters.Policy = parameters.TokensPolicy.content,
     seed: parameters.Seed = 0,
     blocks: parameters.Blocks = None,
-    stream: streaming.Stream = False,
+    layout: parameters.Layout = None,
+    offload: streaming.Offload = False,
     memory: streaming.Memory = None,
     work: streaming.Work = None,
     figure: parameters.Figure = None,
@@ -73,9 +74,10 @@ def exact_command(
         random_tokens=random_tokens,
         seed=seed,
         blocks=blocks,
-        stream=stream,
+        stream=layout,
+        offload=offload,
         memory=memory,
-        work=streaming.work_of(stream, work, out),
+        work=streaming.work_of(offload, work, out),
         progress=wants_progress(quiet=quiet, no_progress=no_progress),
     )
     show_run(run, as_json=as_json, quiet=quiet, out=out, figure=figure)

@@ -10,7 +10,7 @@ import sys
 EXIT_NO_READER = 141
 """What a shell counts for a process that SIGPIPE ended."""
 ADVICE = (
-    "Fewer --sequences or --tokens, a smaller --batch, --dtype bfloat16, or --stream for a model that lies on disk "
+    "Fewer --sequences or --tokens, a smaller --batch, --dtype bfloat16, or --offload for a model that lies on disk "
     "need less."
 )
 SIGNS = ("can't allocate memory", "cannot allocate memory", "failed to map segment", "out of memory", "std::bad_alloc")

@@ -30,6 +30,7 @@ def measure_command(
         typer.Option("--similarity", help="Keep the cosines between tokens of the first sequence, for the report."),
     ] = False,
     blocks: parameters.Blocks = None,
+    layout: parameters.Layout = None,
     attention: Annotated[
         str | None,
         typer.Option(
@@ -47,7 +48,7 @@ def measure_command(
         ),
     ] = None,
     parallel: processes.Parallel = None,
-    stream: streaming.Stream = False,
+    offload: streaming.Offload = False,
     memory: streaming.Memory = None,
     work: streaming.Work = None,
     figure: parameters.Figure = None,
@@ -77,11 +78,12 @@ def measure_command(
             null=null,
             similarity=similarity,
             blocks=blocks,
+            stream=layout,
             attention=attention,
             parallel=processes.way(parallel),
-            stream=stream,
+            offload=offload,
             memory=memory,
-            work=streaming.work_of(stream, work, out),
+            work=streaming.work_of(offload, work, out),
             progress=wants_progress(quiet=quiet, no_progress=no_progress),
         )
     if not processes.is_first():

@@ -44,6 +44,12 @@ Policy = Annotated[TokensPolicy, typer.Option("--tokens-policy", help="Which tok
 Dtype = Annotated[str | None, typer.Option("--dtype", help="Run in this dtype, e.g. float64.")]
 Seed = Annotated[int, typer.Option("--seed", help="Seed of a random initialisation and of random tokens.")]
 Blocks = Annotated[str | None, typer.Option("--blocks", metavar="PATTERN", help="Name the blocks, e.g. 'layers.*'.")]
+Layout = Annotated[
+    str | None,
+    typer.Option(
+        "--layout", metavar="AXES", help="Where the residual stream is, e.g. 'batch dim tokens', slot=1, skips=around."
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Save the run (Parquet and run.json) here.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="The verdict only, no progress.")]

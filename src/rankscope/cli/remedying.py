@@ -40,6 +40,7 @@ def remedy_command(
     dtype: parameters.Dtype = None,
     seed: parameters.Seed = 0,
     blocks: parameters.Blocks = None,
+    layout: parameters.Layout = None,
     figure: parameters.Figure = None,
     as_json: parameters.AsJson = False,
     out: parameters.Out = None,
@@ -65,6 +66,7 @@ def remedy_command(
         dtype=dtype,
         seed=seed,
         blocks=blocks,
+        stream=layout,
         progress=wants_progress(quiet=quiet, no_progress=no_progress),
     )
     show_run(run, as_json=as_json, quiet=quiet, out=out, figure=figure)

@@ -1,4 +1,4 @@
-"""Options of the commands that can stream a model larger than memory."""
+"""Options of the commands that can read a model larger than memory block by block."""
 
 from __future__ import annotations
 
@@ -7,27 +7,32 @@ from typing import Annotated
 
 import typer
 
-Stream = Annotated[
-    bool, typer.Option("--stream", help="Read a local folder block by block, for a model larger than memory.")
+Offload = Annotated[
+    bool,
+    typer.Option(
+        "--offload",
+        "--stream",
+        help="Read a local folder block by block, for a model larger than memory; --stream is the earlier spelling.",
+    ),
 ]
 Memory = Annotated[
-    str | None, typer.Option("--memory", metavar="BUDGET", help="With --stream: keep to this much, e.g. 3GiB.")
+    str | None, typer.Option("--memory", metavar="BUDGET", help="With --offload: keep to this much, e.g. 3GiB.")
 ]
 Work = Annotated[
     Path | None,
     typer.Option(
-        "--work", metavar="DIR", file_okay=False, help="With --stream: take up a killed run here; else beside --out."
+        "--work", metavar="DIR", file_okay=False, help="With --offload: take up a killed run here; else beside --out."
     ),
 ]
 
 
-def work_of(stream: bool, work: Path | None, out: Path | None) -> Path | None:
+def work_of(offload: bool, work: Path | None, out: Path | None) -> Path | None:
     """The work folder that was named, else one beside the place where the run is to be saved.
 
     Example:
         >>> work_of(True, None, Path("runs/llama")).name
         'llama.work'
     """
-    if work is not None or not stream or out is None:
+    if work is not None or not offload or out is None:
         return work
     return out.with_name(f"{out.name}.work")

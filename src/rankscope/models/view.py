@@ -8,8 +8,9 @@ from typing import Literal
 
 from torch import nn
 
+from rankscope.models.stream import Stream
+
 Label = Literal["attention", "cross_attention", "mixer", "mlp", "both"]
-Layout = Literal["batch tokens dim", "tokens batch dim"]
 
 
 @dataclass(frozen=True)
@@ -62,19 +63,28 @@ class Stack:
         name: ``None`` for the only stack of a model; else ``encoder``, ``decoder``, ``vision``, ...
         calls: the block calls in the order of the forward pass. A module that is shared by all layers
             appears once per call.
-        layout: the order of axes inside the blocks.
+        stream: where the stream is in what the blocks take and give back.
         final_norm: qualified name of the norm after the last block, if there is one.
+        agrees_with: what the shape of the stream was held against and found to agree with, in words.
+        is_declared: whether the user said in which order its axes are.
     """
 
     name: str | None
     calls: tuple[BlockCall, ...]
-    layout: Layout
+    stream: Stream
     final_norm: str | None
+    agrees_with: tuple[str, ...] = ()
+    is_declared: bool = False
 
     @property
     def depth(self) -> int:
         """Number of blocks, counted by call."""
         return sum(len(call.blocks) for call in self.calls)
+
+    @property
+    def layout(self) -> str:
+        """The order of axes inside the blocks."""
+        return self.stream.axes or "batch tokens dim"
 
     @property
     def plans(self) -> tuple[BlockPlan, ...]:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from rankscope._errors import InputError
 from rankscope.models.inputs import TokensPolicy
+from rankscope.models.stream import Stream, stream_of
 from rankscope.monitor.acting import LOGGER, Action, Actions, CollapseError
 from rankscope.monitor.battery import Battery, chosen_metrics
 from rankscope.monitor.inside import InsideReader
@@ -53,6 +54,8 @@ class Gauge:
         tokens: length at which texts are cut; tensors are left as they are.
         tokens_policy: ``"content"``, ``"no-first"`` or ``"no-special"``.
         blocks: names or patterns of the block modules, where discovery needs help.
+        stream: where the residual stream is, for a model that does not hold it as ``batch tokens dim`` or
+            ``tokens batch dim``: ``Stream("batch dim tokens")``, or the same as text; see ``rankscope.Stream``.
         patience: seconds to wait for other ranks where a forward pass needs them (FSDP).
 
     Raises:
@@ -82,6 +85,7 @@ class Gauge:
         tokens: int = 128,
         tokens_policy: TokensPolicy = "content",
         blocks: str | Sequence[str] | None = None,
+        stream: Stream | str | None = None,
         patience: float = 60.0,
     ) -> None:
         if where not in ("probe", "inside"):
@@ -90,7 +94,9 @@ class Gauge:
         self._schedule = as_schedule(schedule)
         self._ranks = Ranks(patience)
         self._prober = Prober(
-            unwrapped(model), ProbePlan(probe, sequences, tokens, tokens_policy, blocks), Battery(specs, tokens_policy)
+            unwrapped(model),
+            ProbePlan(probe, sequences, tokens, tokens_policy, blocks, stream_of(stream)),
+            Battery(specs, tokens_policy),
         )
         self._actions = Actions(actions, speaks=self._ranks.is_first)
         facts = {

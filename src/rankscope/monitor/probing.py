@@ -12,6 +12,7 @@ from torch import nn
 
 from rankscope.models.inputs import Prepared, TokensPolicy, prepare_inputs
 from rankscope.models.loading import load
+from rankscope.models.stream import Stream
 from rankscope.models.view import ModelView
 from rankscope.monitor.battery import Battery
 from rankscope.monitor.gradients import gradient_values
@@ -35,6 +36,7 @@ class ProbePlan:
         tokens: length at which texts are cut.
         policy: which tokens count.
         blocks: names or patterns of the block modules, where discovery needs help.
+        stream: where the residual stream is, where it was declared.
     """
 
     given: Given
@@ -42,6 +44,7 @@ class ProbePlan:
     tokens: int
     policy: TokensPolicy
     blocks: str | Sequence[str] | None
+    stream: Stream | None = None
 
 
 class Prober:
@@ -78,7 +81,7 @@ class Prober:
                     batch=plan.sequences,
                     tokens_policy=plan.policy,
                 )
-                view = view_of(self.model, prepared[0], blocks=plan.blocks)
+                view = view_of(self.model, prepared[0], blocks=plan.blocks, stream=plan.stream)
             self._ready = view, prepared, find_projections(view, loaded.config)
         return self._ready
 

@@ -188,7 +188,7 @@ class _PathRunner(StreamFollower):
 
     def on_final(self, stack: Stack, x: Tensor, out: Tensor) -> Tensor:
         """The norm after the last block."""
-        self.final = out.transpose(0, 1) if stack.layout == "tokens batch dim" else out
+        self.final = stack.stream.canonical(out)
         return out
 
 

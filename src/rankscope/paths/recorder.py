@@ -207,8 +207,7 @@ class Recorder(StreamFollower):
     def on_final(self, stack: Stack, x: Tensor, out: Tensor) -> Tensor:
         """The norm after the last block."""
         with unseen():
-            swapped = stack.layout == "tokens batch dim"
-            self._note_final(stack, x.transpose(0, 1) if swapped else x, out.transpose(0, 1) if swapped else out)
+            self._note_final(stack, stack.stream.canonical(x), stack.stream.canonical(out))
         return out
 
     def _note_final(self, stack: Stack, x: Tensor, out: Tensor) -> None:

@@ -14,6 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from rankscope._errors import UnsupportedConfigError
 from rankscope.models.loading.dtypes import default_dtype
+from rankscope.models.stream import Stream
 from rankscope.models.view import Label, ModelView
 from rankscope.paths.maps import IDENTITY, Chain, NormCall, departure, explain, tolerance
 from rankscope.paths.network import Step
@@ -54,7 +55,7 @@ class BlockRun:
         Read where it is added, where it joins attention (no ``add``), or at the input of the norm ``outlet``.
         """
         rerun = _Rerun(self.view, x, place, add, self.parallel, outlet)
-        given = _native(x, self.value, rerun.layout(self.module)) if place.kind == "entry" else self.value.clone()
+        given = rerun.stream(self.module).native(x, self.value.shape) if place.kind == "entry" else self.value.clone()
         args = tuple(given if value is self.entry else value for value in self.args)
         kwargs = {name: given if value is self.entry else value for name, value in self.kwargs.items()}
         kwargs |= {name: None for name in kwargs if "past_key_value" in name}
@@ -126,11 +127,6 @@ def _near(found: Tensor, expected: Tensor) -> bool:
     return found.shape == expected.shape and departure(found, expected) <= tolerance(torch.float32)
 
 
-def _native(x: Tensor, like: Tensor, layout: str) -> Tensor:
-    """A stream (batch, tokens, dim) as the block has it."""
-    return (x.transpose(0, 1) if layout == "tokens batch dim" else x).reshape(like.shape)
-
-
 class _Rerun(StreamFollower):
     """Replaces the stream at one place and keeps what the MLP adds."""
 
@@ -152,10 +148,10 @@ class _Rerun(StreamFollower):
         """A single block is run."""
         return True
 
-    def layout(self, module: nn.Module) -> str:
-        """The order of axes in this block's stack."""
+    def stream(self, module: nn.Module) -> Stream:
+        """Where the stream of this block's stack is."""
         modules = self.view.modules()
-        return next(s.layout for s in self.view.stacks if any(modules[c.module_name] is module for c in s.calls))
+        return next(s.stream for s in self.view.stacks if any(modules[c.module_name] is module for c in s.calls))
 
     def on_add(self, call: OpenCall, label: Label | None, stream: Tensor, branch: Tensor, perform: Perform) -> Tensor:
         """Count adds; keep the branch that is asked for, replace the sum before it."""
@@ -163,7 +159,7 @@ class _Rerun(StreamFollower):
             self.seen = call.canonical(branch).clone()
         out: Tensor = perform()
         if self._place == Place("add", self._adds):
-            out.copy_(_native(self._x, out, call.stack.layout))
+            out.copy_(call.native(self._x, out))
         self._adds += 1
         return out
 
@@ -182,7 +178,7 @@ class _Rerun(StreamFollower):
         if number == self._outlet:
             self.seen = self._open.canonical(args[0]).clone()
         if self._place == Place("norm", number):
-            output.copy_(_native(self._x, output, self._open.stack.layout))
+            output.copy_(self._open.native(self._x, output))
 
     def _keep_parallel(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         out = output_tensor(output)

@@ -52,6 +52,7 @@ class Provenance:
         sequences: number of sequences measured.
         lengths: tokens counted in each sequence.
         operations: plain descriptions of the surgery the model ran under, in order.
+        layout: where the residual stream was declared to be; None where it was found.
     """
 
     model: str
@@ -67,6 +68,7 @@ class Provenance:
     sequences: int | None = None
     lengths: tuple[int, ...] = ()
     operations: tuple[Mapping[str, Any], ...] = ()
+    layout: str | None = None
     versions: Mapping[str, str] = field(default_factory=lambda: installed_versions())
     python: str = field(default_factory=platform.python_version)
     platform: str = field(default_factory=lambda: f"{platform.system()} {platform.machine()}".strip())

@@ -79,8 +79,8 @@ class Gate:
                 raise
             raise UnsupportedConfigError(
                 f"{type(self._model).__name__} cannot be run one block at a time: with the blocks before number "
-                f"{self._wanted} passed by, {type(error).__name__}: {error}. Leave stream out; for a model larger than "
-                "memory use load(spec, device_map=...)."
+                f"{self._wanted} passed by, {type(error).__name__}: {error}. Leave offload out; for a model "
+                "larger than memory use load(spec, device_map=...)."
             ) from error
 
     def _arrive(self, run: Callable[[], Any]) -> Any:
@@ -127,5 +127,5 @@ def map_tensors(tree: Any, function: Callable[[Tensor], Any]) -> Any:
         return {name: map_tensors(item, function) for name, item in tree.items()}
     raise UnsupportedConfigError(
         f"The blocks of this model hand a {type(tree).__name__} from one to the next, which cannot be put aside "
-        "between them. Measure it without stream, or with load(spec, device_map=...)."
+        "between them. Measure it without offload, or with load(spec, device_map=...)."
     )

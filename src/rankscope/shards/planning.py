@@ -10,6 +10,7 @@ from torch import Tensor
 from rankscope._errors import RankscopeError, UnsupportedConfigError
 from rankscope.models.inputs import Batch, Prepared
 from rankscope.models.loading.quiet import quiet_transformers
+from rankscope.models.stream import Stream
 from rankscope.models.view import ModelView, Stack
 from rankscope.shards.budget import Need, keeps_streams_in_memory, resident_bytes
 from rankscope.shards.outside import read_rest, rest_bytes
@@ -31,6 +32,7 @@ def plan_walk(
     *,
     options: Mapping[str, Any],
     blocks: str | Sequence[str] | None = None,
+    stream: Stream | None = None,
     lanes: int = 1,
     widened: bool = False,
 ) -> Walk:
@@ -42,6 +44,7 @@ def plan_walk(
         terms: what the user allowed.
         options: everything else that decides the values, for the key of the run.
         blocks: names or patterns of the block modules, where discovery needs help.
+        stream: where the residual stream is, where it was declared.
         lanes: how many networks run side by side.
         widened: whether a block's weights are also held in float64.
 
@@ -49,7 +52,7 @@ def plan_walk(
         UnsupportedConfigError: the model is not one plain row of blocks.
         InputError: the budget has no room for one block.
     """
-    view = _seen(skeleton, prepared, blocks)
+    view = _seen(skeleton, prepared, blocks, stream)
     stack = _only_stack(view)
     names = list(dict.fromkeys(call.module_name for call in stack.calls))
     largest = max(sum(s.nbytes for s in slots) for slots in slots_of_blocks(skeleton, names).values())
@@ -60,18 +63,20 @@ def plan_walk(
     return Walk(skeleton, prepared, view, need, in_memory, terms, key)
 
 
-def _seen(skeleton: Skeleton, prepared: Prepared, blocks: str | Sequence[str] | None) -> ModelView:
+def _seen(
+    skeleton: Skeleton, prepared: Prepared, blocks: str | Sequence[str] | None, stream: Stream | None
+) -> ModelView:
     """The structure of the model, from a pass with zeros for its weights."""
     model = skeleton.loaded.model
     try:
         with standing_in(skeleton.slots), quiet_transformers():
-            return view_of(model, prepared[0], blocks=blocks)
+            return view_of(model, prepared[0], blocks=blocks, stream=stream)
     except RankscopeError:
         raise
     except Exception as error:
         raise UnsupportedConfigError(
             f"{type(model).__name__} cannot be run without its weights, to see how it is built: "
-            f"{type(error).__name__}: {error}. Leave stream out."
+            f"{type(error).__name__}: {error}. Leave offload out."
         ) from error
 
 
@@ -85,14 +90,14 @@ def _only_stack(view: ModelView) -> Stack:
     if len(view.stacks) > 1:
         found = ", ".join(str(stack.name) for stack in view.stacks)
         raise UnsupportedConfigError(
-            f"{name} has several stacks ({found}), and one is to be streamed at a time. Leave stream out; for a model "
-            "larger than memory use load(spec, device_map=...)."
+            f"{name} has several stacks ({found}), and one is to be offloaded at a time. Leave offload out; for a "
+            "model larger than memory use load(spec, device_map=...)."
         )
     stack = view.stacks[0]
     if len(stack.calls) < 2 or any(len(call.blocks) != 1 or call.final_norm_inside for call in stack.calls):
         raise UnsupportedConfigError(
             f"The blocks of {name} are no modules of their own, so that none can be run without the others. Name the "
-            "block modules with blocks='layers.*', or leave stream out."
+            "block modules with blocks='layers.*', or leave offload out."
         )
     return stack
 

@@ -27,7 +27,7 @@ from rankscope.stream.viewing import undisturbed
 class PartOfStack(Stack):
     """Some calls of a stack, which knows how deep the whole is."""
 
-    whole: int
+    whole: int = 0
 
     @property
     def depth(self) -> int:
@@ -151,5 +151,5 @@ class Walk:
     def _view_at(self, number: int) -> ModelView:
         stack = self.view.stacks[0]
         calls = stack.calls[number : number + 1]
-        part = PartOfStack(stack.name, calls, stack.layout, None if calls else stack.final_norm, stack.depth)
+        part = PartOfStack(stack.name, calls, stack.stream, None if calls else stack.final_norm, whole=stack.depth)
         return ModelView(self.view.model, (part,))

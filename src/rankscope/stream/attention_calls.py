@@ -58,6 +58,13 @@ class AttentionCall:
         return self.query.shape[-2], self.key.shape[-2]
 
     @property
+    def sequences(self) -> int:
+        """Number of matrices per head: one for each sequence, or for each window of each."""
+        seen = self.query if self.weights is None else self.weights
+        assert seen is not None
+        return seen.shape[0]
+
+    @property
     def probs_bytes(self) -> int:
         """Memory that the probabilities of all heads take, or would take."""
         if self.weights is not None:

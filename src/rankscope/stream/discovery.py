@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterable, Sequence
 from torch import nn
 
 from rankscope._errors import DiscoveryError
-from rankscope.models.view import BlockCall, BlockPlan, Label, Layout, ModelView, Stack
+from rankscope.models.stream import Stream
+from rankscope.models.view import BlockCall, BlockPlan, Label, ModelView, Stack
 from rankscope.stream.origins import CallRecord
 from rankscope.stream.probe import probe
 
@@ -28,6 +29,7 @@ def discover(
     *,
     batch: int,
     blocks: str | Sequence[str] | None = None,
+    stream: Stream | None = None,
 ) -> ModelView:
     """Find the residual stacks of ``model``.
 
@@ -36,11 +38,12 @@ def discover(
         run: calls the model once on a small input.
         batch: number of sequences in that input.
         blocks: qualified names or glob patterns of the block modules (``"layers.*"``), where the user knows better.
+        stream: where the residual stream is, where the user has declared it.
 
     Raises:
         DiscoveryError: when nothing in the model looks like a block; the message lists containers to choose from.
     """
-    records = probe(model, run, batch)
+    records = probe(model, run, batch, stream)
     chosen = _named(records, blocks) if blocks is not None else _found(records)
     if not chosen:
         raise DiscoveryError(_nothing_found(model, records, blocks))
@@ -48,7 +51,7 @@ def discover(
     for record in chosen:
         stacks.setdefault(_pattern(record), []).append(record)
     names = _stack_names(list(stacks))
-    return ModelView(model, tuple(_stack(names[key], calls, batch) for key, calls in stacks.items()))
+    return ModelView(model, tuple(_stack(names[key], calls, batch, stream) for key, calls in stacks.items()))
 
 
 def _named(records: Iterable[CallRecord], blocks: str | Sequence[str]) -> list[CallRecord]:
@@ -120,17 +123,19 @@ def _stack_names(keys: list[str]) -> dict[str, str | None]:
     return names
 
 
-def _stack(name: str | None, records: list[CallRecord], batch: int) -> Stack:
+def _stack(name: str | None, records: list[CallRecord], batch: int, stream: Stream | None) -> Stack:
     calls, layer = [], 0
     for record in records:
         blocks = _cut_into_blocks(record)
         final_norm_inside = len(blocks) > 1 and record.ends_with_norm
         calls.append(BlockCall(record.name, layer, blocks, final_norm_inside))
         layer += len(blocks)
-    return Stack(name, tuple(calls), _layout(records[0], batch), records[-1].final_norm)
+    found = (stream or Stream()).with_axes(_layout(records[0], batch))
+    is_declared = stream is not None and stream.axes is not None
+    return Stack(name, tuple(calls), found, records[-1].final_norm, is_declared=is_declared)
 
 
-def _layout(record: CallRecord, batch: int) -> Layout:
+def _layout(record: CallRecord, batch: int) -> str:
     shape = record.input_shape
     return "tokens batch dim" if len(shape) == 3 and shape[0] != batch and shape[1] == batch else "batch tokens dim"
 

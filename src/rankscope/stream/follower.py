@@ -19,7 +19,7 @@ from rankscope._errors import SiteError
 from rankscope.models.view import Label, ModelView, Stack
 from rankscope.stream.attention_calls import from_sdpa, inside_multi_head, is_attention_shaped, is_over_keys
 from rankscope.stream.fastpath import without_fastpath
-from rankscope.stream.frames import first_tensor, output_tensor, with_output_tensor
+from rankscope.stream.frames import first_tensor, output_tensor, stream_in, stream_out, with_output_tensor
 from rankscope.stream.open_call import OpenCall
 from rankscope.stream.operators import ADDS, IN_PLACE_ADDS, MULTI_HEAD, NORMS, SDPA, SOFTMAXES, is_attention, is_norm
 from rankscope.stream.recomputation import CallMemory
@@ -210,8 +210,11 @@ class StreamFollower(TorchFunctionMode):
                     f"{name} ({type(module).__name__}) ran more often than when the model was probed. The model takes "
                     "another path on this input: measure it with inputs of the same kind."
                 )
-            call = OpenCall(entry, stack, number)
-            self.on_enter(call, entry)
+            with unseen():
+                taken = stream_in(stack.stream, args, kwargs)
+            assert taken is not None
+            call = OpenCall(entry, stack, number, taken)
+            self.on_enter(call, taken)
             self._open = call
             if not self._in_pass:
                 self._be_on_the_stack()
@@ -250,7 +253,15 @@ class StreamFollower(TorchFunctionMode):
         call.check_complete(attention=self.reads_attention())
         if not self._in_pass:
             self._memory.remember_output(call.stack, call.number, out)
-        self.on_leave(call, out)
+        with unseen():
+            left = stream_out(call.stack.stream, output)
+            if left is None:
+                raise SiteError(
+                    f"{call.call.module_name} gave back a {type(output).__name__} without the tensors that "
+                    f"stream=Stream(slot={call.stack.stream.slot!r}) asks for. Declare the slot in which the stream is."
+                )
+            left = left if call.taken is None else call.taken + left
+        self.on_leave(call, left)
 
     def _enter_attention(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         self._attention_depth += 1

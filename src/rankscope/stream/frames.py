@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import fields, is_dataclass
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from rankscope._errors import SiteError
+from rankscope.models.stream import Stream
 from rankscope.stream.operators import MULTIPLICATIONS, NORMS, SAME_VALUES, SLICE
 
 
@@ -102,15 +104,53 @@ def first_tensor(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | Non
     return None
 
 
+def stream_in(stream: Stream, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
+    """What enters a block: of the tensors shaped like the first, the one in the slot that was declared.
+
+    A block that takes one such tensor takes the stream.
+    """
+    first = first_tensor(args, kwargs)
+    if first is None or stream.slot == 0:
+        return first
+    if isinstance(stream.slot, str) and isinstance(kwargs.get(stream.slot), Tensor):
+        return cast(Tensor, kwargs[stream.slot])
+    alike = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor) and value.shape == first.shape]
+    if stream.slot == "sum":
+        return alike[0] + alike[1] if len(alike) > 1 else first
+    return alike[stream.slot] if isinstance(stream.slot, int) and stream.slot < len(alike) else first
+
+
 def output_tensor(output: Any) -> Tensor | None:
     """The stream among a block's outputs: the output itself, or the first tensor inside it."""
+    return next(iter(slots_in(output).values()), None)
+
+
+def stream_out(stream: Stream, output: Any) -> Tensor | None:
+    """What leaves a block, read in the slot that was declared; None where there is no such slot."""
+    slots = slots_in(output)
+    if stream.slot != "sum" or isinstance(output, Tensor):
+        return slots.get(str(stream.slot)) if stream.slot else next(iter(slots.values()), None)
+    first = next(iter(slots.values()), None)
+    alike = [value for value in slots.values() if first is not None and value.shape == first.shape]
+    return alike[0] + alike[1] if len(alike) > 1 else None
+
+
+def slots_in(output: Any) -> dict[str, Tensor]:
+    """The floating tensors a block gives back, by number or name."""
     if isinstance(output, Tensor):
-        return output
+        return {"0": output}
+    items = _items_of(output)
+    return {name: item for name, item in items.items() if isinstance(item, Tensor) and item.is_floating_point()}
+
+
+def _items_of(output: Any) -> dict[str, Any]:
     if isinstance(output, Mapping):
-        output = tuple(output.values())
+        return {str(name): item for name, item in output.items()}
     if isinstance(output, (tuple, list)):
-        return next((item for item in output if isinstance(item, Tensor) and item.is_floating_point()), None)
-    return None
+        return {str(number): item for number, item in enumerate(output)}
+    if is_dataclass(output) and not isinstance(output, type):
+        return {field.name: getattr(output, field.name) for field in fields(output)}
+    return {}
 
 
 def with_output_tensor(output: Any, new: Tensor) -> Any:
@@ -119,7 +159,8 @@ def with_output_tensor(output: Any, new: Tensor) -> Any:
         return new
     old = output_tensor(output)
     if isinstance(output, (tuple, list)):
-        return type(output)(new if item is old else item for item in output)
+        items = [new if item is old else item for item in output]
+        return type(output)(*items) if hasattr(output, "_fields") else type(output)(items)
     raise SiteError(
         f"A {type(output).__name__} came out where a tensor or a tuple with one was expected. "
         "Name the blocks that return one with blocks=."

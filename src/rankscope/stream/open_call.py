@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from rankscope._errors import SiteError
+from rankscope.models.inputs import sequences_in_pass
 from rankscope.models.view import BlockCall, Label, Stack
 from rankscope.stream.frames import StreamFrame
 from rankscope.stream.sites import SiteRef
@@ -16,10 +16,15 @@ AttentionKind = Literal["attention", "cross_attention"]
 
 
 class OpenCall(StreamFrame):
-    """Follows the stream through one call and checks off what the probe said would happen."""
+    """Follows the stream through one call and checks off what the probe said would happen.
 
-    def __init__(self, entry: Tensor, stack: Stack, number: int) -> None:
+    ``taken`` is what the model's own loop adds to what the call gives back, where its skips go around the blocks; the
+    loop holds on to it as well, so that keeping it costs nothing.
+    """
+
+    def __init__(self, entry: Tensor, stack: Stack, number: int, taken: Tensor | None = None) -> None:
         super().__init__(entry)
+        self.taken = taken if stack.stream.skips == "around" else None
         self.stack = stack
         self.number = number
         self.call: BlockCall = stack.calls[number]
@@ -31,6 +36,8 @@ class OpenCall(StreamFrame):
         self._attention = [(i, kind) for i, plan in enumerate(blocks) for kind in plan.attention]
         self._adds_seen = 0
         self._attention_seen = 0
+        self._sequences = sequences_in_pass()
+        self._check_batch()
 
     @property
     def layer(self) -> int:
@@ -86,18 +93,29 @@ class OpenCall(StreamFrame):
     def canonical(self, tensor: Tensor) -> Tensor:
         """The tensor as ``batch tokens dim``, whatever order or flattening the block works in."""
         shape = self.entry_shape
-        if tensor.shape != shape and tensor.numel() == shape.numel():
+        flattened = tensor.dim() != len(shape) or self.is_stream(tensor)
+        if flattened and tensor.shape != shape and tensor.numel() == shape.numel():
             tensor = tensor.reshape(shape)
-        if self.stack.layout == "tokens batch dim":
-            tensor = tensor.transpose(0, 1)
-        return tensor.flatten(1, -2) if tensor.dim() > 3 else tensor
+        return self.stack.stream.canonical(tensor, self._sequences)
+
+    def native(self, x: Tensor, like: Tensor) -> Tensor:
+        """A stream ``batch tokens dim`` in the order and flattening of ``like``, a tensor of this call."""
+        return self.stack.stream.native(x, self.entry_shape, self._sequences).reshape(like.shape)
 
     def batch_and_tokens(self) -> tuple[int, int]:
         """How many sequences and tokens the stream holds."""
-        shape = self.entry_shape
-        if self.stack.layout == "tokens batch dim":
-            return shape[1], shape[0]
-        return shape[0], int(torch.Size(shape[1:-1]).numel())
+        return self.stack.stream.sizes(self.entry_shape, self._sequences)[:2]
+
+    def _check_batch(self) -> None:
+        """Raise where the stream does not hold the sequences of the batch that runs."""
+        batch, tokens = self.batch_and_tokens()
+        if self._sequences is not None and batch != self._sequences:
+            raise SiteError(
+                f"Block {self.layer} ({self.call.module_name}) took a tensor of shape {tuple(self.entry_shape)}, read "
+                f"as '{self.stack.stream}': {batch} sequences of {tokens} tokens, where the inputs hold "
+                f"{self._sequences} sequences. Declare the order of its axes, e.g. "
+                "stream=rankscope.Stream('batch dim tokens'), or --layout 'batch dim tokens'."
+            )
 
     def _surprise(self, what: str) -> str:
         return (

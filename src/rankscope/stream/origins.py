@@ -12,6 +12,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from rankscope._errors import SiteError
+from rankscope.models.stream import Stream
 from rankscope.models.view import Label
 from rankscope.stream.attention_calls import AttentionCall
 from rankscope.stream.frames import StreamFrame
@@ -107,9 +109,14 @@ class ProbeFrame(StreamFrame):
         super().follow_normed(tensor)
         self._newest[id(tensor)] = weakref.ref(tensor)
 
-    def tokens(self, batch: int) -> int:
-        """Number of tokens in the stream of this frame."""
+    def tokens(self, batch: int, stream: Stream | None = None) -> int:
+        """Number of tokens in the stream of this frame; -1 where it has other axes than were declared."""
         shape = self.entry_shape
+        if stream is not None and stream.axes is not None:
+            try:
+                return stream.sizes(shape, batch)[1]
+            except SiteError:
+                return -1
         if len(shape) == 2:
             return shape[0] // batch
         middle = shape[1:-1] if shape[0] == batch else (shape[0],)

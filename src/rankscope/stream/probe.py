@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from rankscope.models.stream import Stream
 from rankscope.stream.attention_calls import (
     AttentionCall,
     from_sdpa,
@@ -28,9 +29,9 @@ from rankscope.stream.operators import ADDS, MULTI_HEAD, NORMS, SDPA, SOFTMAXES,
 from rankscope.stream.origins import CROSS_NAME, CallRecord, ProbeFrame
 
 
-def probe(model: nn.Module, run: Callable[[], object], batch: int) -> list[CallRecord]:
+def probe(model: nn.Module, run: Callable[[], object], batch: int, stream: Stream | None = None) -> list[CallRecord]:
     """Run the model once (``run`` calls it) and return a record of each module call, in order of entry."""
-    mode = _Probe(batch)
+    mode = _Probe(batch, stream)
     with ExitStack() as stack:
         for name, module in model.named_modules():
             stack.callback(module.register_forward_pre_hook(mode.enter(name), with_kwargs=True).remove)
@@ -41,8 +42,9 @@ def probe(model: nn.Module, run: Callable[[], object], batch: int) -> list[CallR
 
 
 class _Probe(TorchFunctionMode):
-    def __init__(self, batch: int) -> None:
+    def __init__(self, batch: int, stream: Stream | None) -> None:
         super().__init__()
+        self._stream = stream
         self.records: list[CallRecord] = []
         self._batch = batch
         self._frames: list[ProbeFrame] = []
@@ -98,7 +100,7 @@ class _Probe(TorchFunctionMode):
 
     def _fits(self, probs: Tensor, frame: ProbeFrame) -> bool:
         inside = bool(self._attention_modules)
-        return is_attention_shaped(probs, self._batch, frame.tokens(self._batch), inside)
+        return is_attention_shaped(probs, self._batch, frame.tokens(self._batch, self._stream), inside)
 
     def _crosses_by_name(self) -> bool:
         return any(CROSS_NAME.search(name) for name in self._attention_modules)

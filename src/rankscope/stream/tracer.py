@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
+from rankscope.models.inputs import sequences_in_pass
 from rankscope.models.view import Label, ModelView, Stack
 from rankscope.stream.attention_calls import AttentionCall, from_sdpa, from_softmax, listening, sdpa_arguments
 from rankscope.stream.follower import Perform, StreamFollower, unseen
@@ -108,5 +109,5 @@ class Tracer(StreamFollower):
         """Show the stream after the final norm."""
         ref = SiteRef(stack.name, stack.depth - 1, "final")
         if ref in self._selection:
-            self._tell(ref, out.transpose(0, 1) if stack.layout == "tokens batch dim" else out)
+            self._tell(ref, stack.stream.canonical(out, sequences_in_pass()))
         return out

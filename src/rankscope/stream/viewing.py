@@ -10,22 +10,52 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from rankscope._errors import UnsupportedConfigError
 from rankscope.models.inputs import Batch
+from rankscope.models.stream import Stream
 from rankscope.models.view import ModelView, Stack
 from rankscope.processes.sharded import resharded
 from rankscope.stream.discovery import discover
+from rankscope.stream.evidence import agreed
 
 _PROBE_TOKENS = 16
 _STACKS: WeakKeyDictionary[nn.Module, tuple[Stack, ...]] = WeakKeyDictionary()
 
 
-def view_of(model: nn.Module, batch: Batch, *, blocks: str | Sequence[str] | None = None) -> ModelView:
-    """Discover the stacks of ``model`` with one forward pass on two short sequences of ``batch``."""
+def view_of(
+    model: nn.Module,
+    batch: Batch,
+    *,
+    blocks: str | Sequence[str] | None = None,
+    stream: Stream | None = None,
+) -> ModelView:
+    """Discover the stacks of ``model`` with a few forward passes on two short sequences of ``batch``.
+
+    Raises:
+        DiscoveryError: there are no blocks to be found.
+        LayoutError: their residual stream does not lie as it would be read.
+    """
     small, sequences = probe_batch(batch, whole=_depends_on_length(model))
     with undisturbed(model):
-        view = discover(model, lambda: small.run(model), batch=sequences, blocks=blocks)
+        view = discover(model, lambda: small.run(model), batch=sequences, blocks=blocks, stream=stream)
+        view = agreed(view, small, sequences, some_count=batch.keep is not None)
     _STACKS[model] = view.stacks
     return view
+
+
+def need_plain_stream(view: ModelView, verb: str) -> None:
+    """Make sure that a verb which reads weights or arithmetic along with the stream can read this one.
+
+    Raises:
+        UnsupportedConfigError: the stream was declared to lie in another way.
+    """
+    for stack in view.stacks:
+        if not stack.stream.is_plain:
+            raise UnsupportedConfigError(
+                f"{verb} reads a residual stream that is the first tensor of each block, as 'batch tokens dim' or "
+                f"'tokens batch dim'. That of {stack.calls[0].module_name or type(view.model).__name__} lies as "
+                f"'{stack.stream}', which measure and the gauge can read."
+            )
 
 
 def known_view(model: nn.Module) -> ModelView | None:

@@ -90,9 +90,8 @@ class GraftHand:
     def sum(self, call: OpenCall, label: Label, total: Tensor) -> Tensor:
         """The stream after an add."""
         for graft in self.at("sums"):
-            shape, flips = total.shape, call.stack.layout == "tokens batch dim"
             new = graft.sum(spot_of(call), label, call.canonical(total), self.seen)
-            total = (new.transpose(0, 1) if flips else new).reshape(shape)
+            total = call.native(new, total)
         return total
 
     def values(self, at: Spot, value: Tensor) -> Tensor:

@@ -9,9 +9,10 @@ from typing import Any
 from torch import nn
 
 from rankscope._errors import UnsupportedOperationError
+from rankscope.models.stream import Stream
 from rankscope.models.view import ModelView
 from rankscope.surgery.graft import ATTENTION_PLACES, Graft
-from rankscope.surgery.session import remove_last, session_on
+from rankscope.surgery.session import need_edits_in_blocks, remove_last, session_on
 
 
 @contextmanager
@@ -21,6 +22,7 @@ def grafting(
     *,
     inputs: Any = None,
     blocks: str | Sequence[str] | None = None,
+    stream: Stream | str | None = None,
     view: ModelView | None = None,
 ) -> Iterator[None]:
     """Run a model with a graft in place; after the block, also after an error, the model is as it was.
@@ -32,12 +34,15 @@ def grafting(
         graft: what is put in.
         inputs: something the model runs on; needed once for a module that is not from transformers.
         blocks: names or patterns of the block modules, where discovery needs help.
+        stream: where the residual stream is, for a model that does not hold it as ``batch tokens dim`` or
+            ``tokens batch dim``: ``Stream("batch dim tokens")``, or the same as text; see ``rankscope.Stream``.
         view: the structure, where it is known.
 
     Raises:
         UnsupportedOperationError: a block has no place where the graft could take hold.
     """
-    with session_on(model, inputs=inputs, blocks=blocks, view=view) as session, ExitStack() as stack:
+    with session_on(model, inputs=inputs, blocks=blocks, stream=stream, view=view) as session, ExitStack() as stack:
+        need_edits_in_blocks(session.view)
         _check_places(graft, session.view)
         for handle in graft.hooks(session.view):
             stack.callback(handle.remove)

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from rankscope.masks import Mask, parse_mask
+from rankscope.models.stream import Stream
 from rankscope.models.view import ModelView
 from rankscope.surgery.operation import (
     AttentionChoice,
@@ -21,7 +22,7 @@ from rankscope.surgery.operation import (
     number_set,
 )
 from rankscope.surgery.refusals import check_operable
-from rankscope.surgery.session import remove_last, session_on
+from rankscope.surgery.session import need_edits_in_blocks, remove_last, session_on
 
 
 @contextmanager
@@ -43,6 +44,7 @@ def operate(
     stack: str | None = None,
     inputs: str | Path | Sequence[Any] | torch.Tensor | Mapping[str, Any] | None = None,
     blocks: str | Sequence[str] | None = None,
+    stream: Stream | str | None = None,
 ) -> Iterator[Operation]:
     """Operate on a model: inside the block it runs changed, after it, also after an error, as before.
 
@@ -67,6 +69,8 @@ def operate(
         stack: the stack meant (``"encoder"``, ``"decoder"``); None for all.
         inputs: something the model runs on; needed once for a module that is not from transformers.
         blocks: names or patterns of the block modules, where discovery needs help.
+        stream: where the residual stream is, for a model that does not hold it as ``batch tokens dim`` or
+            ``tokens batch dim``: ``Stream("batch dim tokens")``, or the same as text; see ``rankscope.Stream``.
 
     Raises:
         UnsupportedOperationError: when this model cannot undergo it, with the reason.
@@ -93,7 +97,7 @@ def operate(
         layers=layers,
         stack=stack,
     )
-    with operating(model, operation, inputs=inputs, blocks=blocks):
+    with operating(model, operation, inputs=inputs, blocks=blocks, stream=stream):
         yield operation
 
 
@@ -138,10 +142,13 @@ def operating(
     *,
     inputs: Any = None,
     blocks: str | Sequence[str] | None = None,
+    stream: Stream | str | None = None,
     view: ModelView | None = None,
 ) -> Iterator[None]:
     """The same for an operation that is already described, on a model whose structure may be known."""
-    with session_on(model, inputs=inputs, blocks=blocks, view=view) as session:
+    with session_on(model, inputs=inputs, blocks=blocks, stream=stream, view=view) as session:
+        if operation != Operation():
+            need_edits_in_blocks(session.view, norms=operation.norm in ("scale", "rms"))
         check_operable(operation, session.view)
         session.operations.append(operation)
         try:

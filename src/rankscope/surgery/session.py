@@ -10,9 +10,10 @@ from weakref import WeakKeyDictionary
 
 from torch import nn
 
-from rankscope._errors import InputError
+from rankscope._errors import InputError, UnsupportedOperationError
 from rankscope.models.inputs import prepare_inputs
 from rankscope.models.loading import load
+from rankscope.models.stream import Stream, stream_of
 from rankscope.models.view import ModelView
 from rankscope.stream.viewing import known_view, view_of
 from rankscope.surgery.graft import Graft
@@ -38,6 +39,7 @@ def session_on(
     *,
     inputs: Any = None,
     blocks: str | Sequence[str] | None = None,
+    stream: Stream | str | None = None,
     view: ModelView | None = None,
 ) -> Iterator[Session]:
     """The session under way on a model, or a new one that ends with the block."""
@@ -46,7 +48,7 @@ def session_on(
         yield under_way
         return
     _refuse_overlap(model)
-    session = Session(view if view is not None else structure_of(model, inputs, blocks))
+    session = Session(view if view is not None else structure_of(model, inputs, blocks, stream))
     with ExitStack() as stack:
         stack.enter_context(Operator(session.view, session.operations, session.grafts).riding())
         _SESSIONS[model] = session
@@ -54,7 +56,12 @@ def session_on(
         yield session
 
 
-def structure_of(model: nn.Module, inputs: Any = None, blocks: str | Sequence[str] | None = None) -> ModelView:
+def structure_of(
+    model: nn.Module,
+    inputs: Any = None,
+    blocks: str | Sequence[str] | None = None,
+    stream: Stream | str | None = None,
+) -> ModelView:
     """The structure of a model: as the session under way knows it, else found by running the model once.
 
     Raises:
@@ -72,7 +79,8 @@ def structure_of(model: nn.Module, inputs: Any = None, blocks: str | Sequence[st
             f"operate() has to see {type(model).__name__} run once, to find its blocks. Pass inputs= with something it "
             "runs on, or measure it first."
         )
-    return view_of(model, prepare_inputs(loaded, inputs, sequences=2, tokens=16, batch=2)[0], blocks=blocks)
+    prepared = prepare_inputs(loaded, inputs, sequences=2, tokens=16, batch=2)
+    return view_of(model, prepared[0], blocks=blocks, stream=stream_of(stream))
 
 
 def operations_on(model: nn.Module) -> tuple[dict[str, Any], ...]:
@@ -82,6 +90,28 @@ def operations_on(model: nn.Module) -> tuple[dict[str, Any], ...]:
         return ()
     done = [operation.describe() for operation in session.operations]
     return (*done, *(graft.describe() for graft in session.grafts))
+
+
+def need_edits_in_blocks(view: ModelView, *, norms: bool = False) -> None:
+    """Make sure that what is edited inside the blocks is all there is of the stream.
+
+    ``norms`` are put in place of the blocks' own, along the last axis.
+
+    Raises:
+        UnsupportedOperationError: the stream was declared to be in other slots, its skips outside of the blocks, or its
+            channels along another axis.
+    """
+    for stack in view.stacks:
+        if not stack.stream.has_plain_blocks:
+            raise UnsupportedOperationError(
+                f"The residual stream of {stack.calls[0].module_name} was declared as '{stack.stream}': not all of its "
+                "skips are inside the blocks, and those outside cannot be changed. measure and the gauge can read it."
+            )
+        if norms and not stack.layout.endswith("dim"):
+            raise UnsupportedOperationError(
+                f"norm= puts a norm along the last axis, and the channels of {stack.calls[0].module_name} are along "
+                f"another: '{stack.stream}'. Only norm='identity' can be asked for."
+            )
 
 
 def remove_last(steps: list[Any], step: object) -> None:

@@ -13,13 +13,14 @@ from torch import nn
 from rankscope._errors import InputError
 from rankscope.metrics import NORM_METRICS
 from rankscope.models.inputs import InputPlan, TokensPolicy, prepare_planned
+from rankscope.models.stream import Stream
 from rankscope.results.ablation import judge_ablation
 from rankscope.results.run import Run
 from rankscope.verbs.ablating_grid import OWN_MASK, Grid, Weights, arms_of, models_of
 from rankscope.verbs.origin import floor_of, provenance_of
 from rankscope.verbs.sharing import sharing
 from rankscope.verbs.sharing_ways import Parallel
-from rankscope.verbs.streaming import described, streaming_of
+from rankscope.verbs.streaming import declared_or_offloaded, described, streaming_of
 from rankscope.verbs.variants import DEFAULT_VARIANTS
 
 DEFAULT_METRICS = (*NORM_METRICS, "stable_rank")
@@ -41,7 +42,8 @@ def ablate(
     dtype: torch.dtype | str | None = None,
     seed: int = 0,
     blocks: str | Sequence[str] | None = None,
-    stream: bool = False,
+    stream: Stream | str | bool | None = None,
+    offload: bool = False,
     memory: int | str | None = None,
     work: str | Path | None = None,
     parallel: Parallel | None = None,
@@ -64,9 +66,11 @@ def ablate(
         dtype: of the weights, when the model is loaded here.
         seed: of a random initialisation and of random inputs.
         blocks: names or patterns of the block modules, where discovery needs help.
-        stream: read a local folder block by block, for a model larger than memory; same values, given weights only.
-        memory: with ``stream``, a budget such as ``"3GiB"``; see ``measure``.
-        work: with ``stream``, a folder in which a run that is killed is kept; see ``measure``.
+        stream: where the residual stream is, for a model that does not hold it as ``batch tokens dim`` or
+            ``tokens batch dim``: ``Stream("batch dim tokens")``, or the same as text; see ``rankscope.Stream``.
+        offload: read a local folder block by block, for a model larger than memory; same values, given weights only.
+        memory: with ``offload``, a budget such as ``"3GiB"``; see ``measure``.
+        work: with ``offload``, a folder in which a run that is killed is kept; see ``measure``.
         parallel: share the work among the processes of an initialised group; see ``measure``.
         progress: show a progress bar.
 
@@ -83,10 +87,11 @@ def ablate(
         ['variant', 'mask', 'weights']
     """
     started = time.perf_counter()
-    streaming = streaming_of(model, stream, memory, work, dtype=dtype, parallel=parallel)
+    declared, offload = declared_or_offloaded(stream, offload)
+    streaming = streaming_of(model, offload, memory, work, dtype=dtype, parallel=parallel)
     if streaming is not None and weights != "given":
         raise InputError(
-            f"weights={weights!r}: stream reads the given weights, and a random twin would fill the memory."
+            f"weights={weights!r}: offload reads the given weights, and a random twin would fill the memory."
         )
     with sharing(model, parallel) as share:
         loaded = share.load(model, seed=seed, dtype=dtype) if streaming is None else streaming.loaded
@@ -94,7 +99,7 @@ def ablate(
         prepared = prepare_planned(loaded, inputs, plan)
         arms = list(arms_of(variants or DEFAULT_VARIANTS, masks or (OWN_MASK,)))
         shown = progress and share.is_first
-        grid = Grid(arms, metrics or DEFAULT_METRICS, tokens_policy, prepared, blocks, shown=shown)
+        grid = Grid(arms, metrics or DEFAULT_METRICS, tokens_policy, prepared, blocks, declared, shown=shown)
         if streaming is None:
             grid.in_memory(models_of(loaded, weights, seed), loaded, share)
         else:
@@ -104,7 +109,7 @@ def ablate(
     verdict, evidence = judge_ablation(table, floor["relative"])
     run = Run(
         kind="ablate",
-        provenance=provenance_of(loaded, prepared, grid.reader, seed, time.perf_counter() - started),
+        provenance=provenance_of(loaded, prepared, grid.reader, seed, time.perf_counter() - started, declared),
         floor=floor,
         verdict=verdict,
         evidence=evidence,

@@ -16,6 +16,7 @@ from rankscope.metrics import METRICS
 from rankscope.models.inputs import Prepared, TokensPolicy
 from rankscope.models.loading import LoadedModel, load_initialised_twin
 from rankscope.models.loading.quiet import quiet_transformers
+from rankscope.models.stream import Stream
 from rankscope.processes.sharded import spread_of
 from rankscope.results.ablation import lost_networks
 from rankscope.results.rows import RowWriter
@@ -67,6 +68,7 @@ class Grid:
         policy: which tokens count.
         prepared: the inputs.
         blocks: names or patterns of the block modules, where discovery needs help.
+        stream: where the residual stream is, where it was declared.
         shown: whether there is a progress bar.
 
     Attributes:
@@ -82,11 +84,12 @@ class Grid:
         policy: TokensPolicy,
         prepared: Prepared,
         blocks: str | Sequence[str] | None,
+        stream: Stream | None,
         *,
         shown: bool,
     ) -> None:
         self._arms, self._policy, self._prepared = arms, policy, prepared
-        self._blocks, self._shown = blocks, shown
+        self._blocks, self._stream, self._shown = blocks, stream, shown
         self._specs = [METRICS[name] for name in dict.fromkeys(metrics)]
         self._selection = SiteSelection.parse(("block.in@0", "block.out"))
         self._writer = RowWriter(coordinates=("variant", "mask", "weights"))
@@ -114,7 +117,7 @@ class Grid:
     def by_blocks(self, streaming: Streaming) -> None:
         """All networks through a block before the next one's weights are read."""
         identity = ("ablate", [spec.name for spec in self._specs], self._policy, self._arms)
-        walk = streaming.walk(self._prepared, identity, blocks=self._blocks, lanes=len(self._arms))
+        walk = streaming.walk(self._prepared, identity, blocks=self._blocks, stream=self._stream, lanes=len(self._arms))
         grid = BlockGrid(self._arms, self._specs, self._policy, self._writer, self._selection)
         grid.run(walk, shown=self._shown)
         self.reader = grid.reader
@@ -138,7 +141,7 @@ class Grid:
         if lost is None or model is None:
             return []
         operation = next(operation for *names, operation in self._arms if names == [lost.variant, lost.mask])
-        view = view_of(model, self._prepared[0], blocks=self._blocks)
+        view = view_of(model, self._prepared[0], blocks=self._blocks, stream=self._stream)
         with operating(model, operation, view=view), quiet_transformers():
             found = where_it_breaks(model, self._prepared)
         return [f"In {lost.name}: {sentence[:1].lower()}{sentence[1:]}" for sentence in found]
@@ -148,7 +151,7 @@ class Grid:
         at = {"variant": variant, "mask": mask, "weights": weights}
         reader = SiteReader(self._specs, self._policy, self._writer, at)
         with undisturbed(model), quiet_transformers():
-            view = share.view(model, self._prepared, self._blocks)
+            view = share.view(model, self._prepared, self._blocks, self._stream)
             try:
                 observe = share.watch(reader)
                 with operating(model, operation, view=view), trace(view, self._selection, observe):

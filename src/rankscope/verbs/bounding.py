@@ -17,10 +17,11 @@ from rankscope.models.lazy_blocks import lazy_model
 from rankscope.models.loading import load
 from rankscope.models.loading.config import config_hash
 from rankscope.models.loading.quiet import quiet_transformers
+from rankscope.models.stream import Stream
 from rankscope.models.view import ModelView
 from rankscope.results.provenance import Provenance
 from rankscope.results.run import Run
-from rankscope.stream.viewing import undisturbed, view_of
+from rankscope.stream.viewing import need_plain_stream, undisturbed, view_of
 from rankscope.surgery.session import operations_on
 from rankscope.theory.theorems import THEOREMS, Theorem
 from rankscope.verbs.bound_by_blocks import BoundByBlocks
@@ -28,7 +29,7 @@ from rankscope.verbs.bound_conclusion import concluded
 from rankscope.verbs.bound_reading import BoundReader
 from rankscope.verbs.bound_weights import read_weights
 from rankscope.verbs.origin import Counted, floor_of, provenance_of
-from rankscope.verbs.streaming import described, need_weights, streaming_of
+from rankscope.verbs.streaming import declared_or_offloaded, described, need_weights, streaming_of
 
 _WITHOUT_ACTIVATIONS = ("nothing", "weights")
 _ON_GAINS = ("contraction_interval", "skip_interval")
@@ -48,7 +49,8 @@ def bound(
     dtype: torch.dtype | str | None = None,
     seed: int = 0,
     blocks: str | Sequence[str] | None = None,
-    stream: bool = False,
+    stream: Stream | str | bool | None = None,
+    offload: bool = False,
     memory: int | str | None = None,
     work: str | Path | None = None,
     progress: bool = False,
@@ -72,9 +74,11 @@ def bound(
         dtype: of the weights, when the model is loaded here.
         seed: of a random initialisation and of random inputs.
         blocks: names or patterns of the block modules, where discovery needs help.
-        stream: read a local folder block by block, for a model larger than memory; same values.
-        memory: with ``stream``, a budget such as ``"3GiB"``; see ``measure``.
-        work: with ``stream``, a folder in which a run that is killed is kept; see ``measure``.
+        stream: where the residual stream is, for a model that does not hold it as ``batch tokens dim`` or
+            ``tokens batch dim``: ``Stream("batch dim tokens")``, or the same as text; see ``rankscope.Stream``.
+        offload: read a local folder block by block, for a model larger than memory; same values.
+        memory: with ``offload``, a budget such as ``"3GiB"``; see ``measure``.
+        work: with ``offload``, a folder in which a run that is killed is kept; see ``measure``.
         progress: show a progress bar.
 
     Returns:
@@ -93,11 +97,12 @@ def bound(
     """
     started = time.perf_counter()
     chosen = [THEOREMS[name] for name in dict.fromkeys(THEOREMS if theorems is None else theorems)]
-    if weights_only and (stream or memory is not None or work is not None):
-        raise InputError("weights_only reads one tensor at a time already. Leave out stream, memory and work.")
+    declared, offload = declared_or_offloaded(stream, offload)
+    if weights_only and (offload or memory is not None or work is not None):
+        raise InputError("weights_only reads one tensor at a time already. Leave out offload, memory and work.")
     if weights_only:
         return _of_weights(model, chosen, explicit=theorems is not None, started=started)
-    streaming = streaming_of(model, stream, memory, work, dtype=dtype)
+    streaming = streaming_of(model, offload, memory, work, dtype=dtype)
     loaded = load(model, seed=seed, dtype=dtype) if streaming is None else streaming.loaded
     if loaded.config is None:
         raise UnsupportedConfigError(
@@ -108,7 +113,8 @@ def bound(
     prepared = prepare_planned(loaded, inputs, plan)
     steps = lanczos if any(entry.name in _ON_GAINS for entry in chosen) else None
     if streaming is not None:
-        walk = streaming.walk(prepared, ("bound", steps), blocks=blocks, widened=True)
+        walk = streaming.walk(prepared, ("bound", steps), blocks=blocks, stream=declared, widened=True)
+        need_plain_stream(walk.view, "bound")
         by_blocks = BoundByBlocks(loaded.config, steps, _has_norm(loaded.model, walk.view))
         measured = by_blocks.run(walk, shown=progress)
         counted: Counted = by_blocks.counted
@@ -116,14 +122,15 @@ def bound(
         need_weights(loaded.model, "bound")
         measured = []
         with undisturbed(loaded.model), quiet_transformers():
-            view = view_of(loaded.model, prepared[0], blocks=blocks)
+            view = view_of(loaded.model, prepared[0], blocks=blocks, stream=declared)
+            need_plain_stream(view, "bound")
             reader = BoundReader(view, loaded.config, steps, _has_norm(loaded.model, view))
             for part in tqdm(prepared, desc="bound", unit="batch", disable=not progress):
                 measured += reader.read(part)
         counted = reader
     if not measured:
         raise InputError("No sequence has two tokens or more, and fewer have no residual. Pass longer inputs.")
-    provenance = provenance_of(loaded, prepared, counted, seed, time.perf_counter() - started)
+    provenance = provenance_of(loaded, prepared, counted, seed, time.perf_counter() - started, declared)
     notes = (*loaded.notes, *prepared.notes)
     return concluded(chosen, measured, provenance, floor_of(counted.dtypes), notes, described(streaming))
 

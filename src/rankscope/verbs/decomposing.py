@@ -18,6 +18,7 @@ from rankscope.models.inputs import InputPlan, TokensPolicy, prepare_planned
 from rankscope.models.loading import load
 from rankscope.models.loading.dtypes import parse_dtype
 from rankscope.models.loading.quiet import quiet_transformers
+from rankscope.models.stream import Stream, stream_of
 from rankscope.models.view import ModelView
 from rankscope.paths.capture import CONVENTIONS, Convention
 from rankscope.paths.lengths import MemoryPlan
@@ -26,7 +27,7 @@ from rankscope.paths.task import PathTask
 from rankscope.results.decomposition import judge_decomposition
 from rankscope.results.rows import RowWriter
 from rankscope.results.run import Run
-from rankscope.stream.viewing import undisturbed, view_of
+from rankscope.stream.viewing import need_plain_stream, undisturbed, view_of
 from rankscope.verbs.decomposing_memory import planned_memory
 from rankscope.verbs.origin import floor_of, provenance_of
 from rankscope.verbs.unembedding import check_reads_the_stream, unembedding_of
@@ -55,6 +56,7 @@ def decompose(
     dtype: torch.dtype | str | None = None,
     seed: int = 0,
     blocks: str | Sequence[str] | None = None,
+    stream: Stream | str | None = None,
     progress: bool = False,
 ) -> Run:
     r"""Split the stream into the sums of all paths of each length, exactly and in polynomial time.
@@ -82,6 +84,8 @@ def decompose(
         dtype: of the weights, when the model is loaded here.
         seed: of a random initialisation and of random inputs.
         blocks: names or patterns of the block modules, where discovery needs help.
+        stream: where the residual stream is, for a model that does not hold it as ``batch tokens dim`` or
+            ``tokens batch dim``: ``Stream("batch dim tokens")``, or the same as text; see ``rankscope.Stream``.
         progress: show a progress bar.
 
     Returns:
@@ -97,6 +101,7 @@ def decompose(
         True
     """
     started = time.perf_counter()
+    declared = stream_of(stream)
     _check_names(convention, marginals)
     loaded = load(model, seed=seed, dtype=dtype)
     # Under a budget the model is looked at with one sequence, and only then is the number in a pass decided.
@@ -107,7 +112,8 @@ def decompose(
     unembedding, direction = (None, None) if token is None else unembedding_of(loaded, token)
     reader = PathReader(specs, tokens_policy, RowWriter(coordinates=COORDINATES), direction)
     with undisturbed(loaded.model), quiet_transformers():
-        view = view_of(loaded.model, prepared[0], blocks=blocks)
+        view = view_of(loaded.model, prepared[0], blocks=blocks, stream=declared)
+        need_plain_stream(view, "decompose")
         _check_layers(layers, view)
         if unembedding is not None:
             check_reads_the_stream(unembedding, view, prepared[0])
@@ -127,7 +133,7 @@ def decompose(
     verdict, evidence = judge_decomposition(table, reader.sum_error)
     return Run(
         kind="decompose",
-        provenance=provenance_of(loaded, prepared, reader, seed, time.perf_counter() - started),
+        provenance=provenance_of(loaded, prepared, reader, seed, time.perf_counter() - started, declared),
         floor=floor_of(reader.dtypes),
         verdict=verdict,
         evidence=evidence,

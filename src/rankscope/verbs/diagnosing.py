@@ -11,12 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rankscope._errors import DiscoveryError, SiteError
+from rankscope._errors import DiscoveryError, LayoutError, RankscopeError, SiteError
 from rankscope.models.inputs import Batch, prepare_inputs
 from rankscope.models.loading import LoadedModel, load
 from rankscope.models.loading.quiet import quiet_transformers
+from rankscope.models.stream import Stream, stream_of
 from rankscope.models.view import ModelView, Stack
 from rankscope.results.checks import Check, DoctorReport, StackFacts
+from rankscope.results.rows import RowWriter
 from rankscope.stream.attention_calls import AttentionCall
 from rankscope.stream.fastpath import without_fastpath
 from rankscope.stream.frames import tensors_in
@@ -24,6 +26,8 @@ from rankscope.stream.sites import SITES, SiteRef, SiteSelection
 from rankscope.stream.tracer import trace
 from rankscope.stream.viewing import undisturbed, view_of
 from rankscope.verbs.head_checks import check_heads
+from rankscope.verbs.measuring_choice import metrics_named, sites_for
+from rankscope.verbs.reader import SiteReader
 
 _ROUNDINGS = 64
 
@@ -35,6 +39,7 @@ def doctor(
     seed: int = 0,
     dtype: torch.dtype | str | None = None,
     blocks: str | Sequence[str] | None = None,
+    stream: Stream | str | None = None,
 ) -> DoctorReport:
     """Run a model bare and traced, and report what was found, what agrees and what cannot be measured.
 
@@ -44,6 +49,7 @@ def doctor(
         seed: of a random initialisation and of random inputs.
         dtype: of the weights, when the model is loaded here.
         blocks: names or patterns of the block modules, where discovery needs help.
+        stream: where the residual stream is, as for ``measure``.
 
     Example:
         >>> doctor("init:tiny-gpt2").passed
@@ -53,9 +59,10 @@ def doctor(
     batch = prepare_inputs(loaded, inputs, sequences=2, tokens=24, batch=2, seed=seed)[0]
     with undisturbed(loaded.model), quiet_transformers():
         try:
-            view = view_of(loaded.model, batch, blocks=blocks)
+            view = view_of(loaded.model, batch, blocks=blocks, stream=stream_of(stream))
         except DiscoveryError as error:
-            return DoctorReport(loaded.spec, type(loaded.model).__name__, (), (Check("blocks", "fail", str(error)),))
+            name = "shape" if isinstance(error, LayoutError) else "blocks"
+            return DoctorReport(loaded.spec, type(loaded.model).__name__, (), (Check(name, "fail", str(error)),))
         checks = (*_structure(view), *_examine(loaded, view, batch), *check_heads(loaded, view))
     return DoctorReport(loaded.spec, type(loaded.model).__name__, tuple(map(_facts, view.stacks)), checks)
 
@@ -77,13 +84,23 @@ def _structure(view: ModelView) -> list[Check]:
     for stack in view.stacks:
         facts = _facts(stack)
         prefix = f"{stack.name}: " if stack.name else ""
-        modules = len({call.module_name for call in stack.calls})
-        shared = f", {modules} module{'s' * (modules > 1)} called {stack.depth} times" if modules < stack.depth else ""
-        checks.append(Check("blocks", "pass", f"{prefix}{stack.depth} blocks at {facts.blocks}{shared}"))
+        checks.append(Check("blocks", "pass", f"{prefix}{stack.depth} blocks at {facts.blocks}{_calls(stack)}"))
         kinds = Counter(" + ".join(skips) or "no skip" for skips in facts.skips)
         each = "; ".join(f"{kind} in {count}" for kind, count in kinds.items())
         checks.append(Check("skips", "pass" if any(facts.skips) else "info", f"{prefix}{each} of {stack.depth} blocks"))
     return checks
+
+
+def _calls(stack: Stack) -> str:
+    """How modules, calls and blocks differ in number, where they do."""
+    modules, calls = len({call.module_name for call in stack.calls}), len(stack.calls)
+    shared = f", {_counted(modules, 'module')} called {calls} times" if modules < calls else ""
+    held = f", {_counted(stack.depth, 'block')} in {_counted(calls, 'module call')}" if calls < stack.depth else ""
+    return shared + held
+
+
+def _counted(count: int, word: str) -> str:
+    return f"{count} {word}{'s' * (count != 1)}"
 
 
 class _Witness:
@@ -95,6 +112,7 @@ class _Witness:
         self.row_sums: list[tuple[float, float]] = []
         self.mismatch = 0.0
         self.eps = torch.finfo(torch.float64).eps
+        self.shapes: dict[str | None, torch.Size] = {}
 
     def __call__(self, ref: SiteRef, seen: Tensor | AttentionCall) -> None:
         self.fired[ref.site] += 1
@@ -103,6 +121,8 @@ class _Witness:
             self.row_sums.append((float(sums.min()), float(sums.max())))
             self.mismatch = max(self.mismatch, seen.mismatch())
             return
+        if ref.site == "block.in":
+            self.shapes.setdefault(ref.stack, seen.shape)
         self.eps = max(self.eps, torch.finfo(seen.dtype).eps)
         if self.not_finite is None and not bool(torch.isfinite(seen).all()):
             self.not_finite = ref
@@ -118,6 +138,7 @@ def _examine(loaded: LoadedModel, view: ModelView, batch: Batch) -> list[Check]:
             traced = tensors_in(batch.run(model), depth=4)
     except SiteError as error:
         return [Check("sites", "fail", str(error))]
+    measured = _measured(view, batch)
     same = len(bare) == len(traced) and all(map(_bit_equal, bare, traced))
     parity = f"{len(bare)} output tensors, traced and bare, bit for bit" if same else _difference(bare, traced)
     left = _count_hooks(model) - hooks_before
@@ -126,9 +147,39 @@ def _examine(loaded: LoadedModel, view: ModelView, batch: Batch) -> list[Check]:
         Check("parity", "pass" if same else "fail", parity),
         Check("sites", "pass", f"fired as expected: {fired}"),
         Check("hooks", "fail" if left else "pass", f"{left} left on the model" if left else "none left on the model"),
+        *(_shape(stack, witness) for stack in view.stacks),
+        measured,
         _finite(witness),
         _attention(witness, view, loaded),
     ]
+
+
+def _shape(stack: Stack, witness: _Witness) -> Check:
+    """What was read as sequences, tokens and channels, and what says so too."""
+    sequences, tokens, channels = witness.shapes[stack.name]
+    prefix = f"{stack.name}: " if stack.name else ""
+    sizes = f"{_counted(sequences, 'sequence')} x {_counted(tokens, 'token')} x {_counted(channels, 'channel')}"
+    if not stack.agrees_with:
+        return Check("shape", "info", f"{prefix}{sizes}; nothing was seen that confirms it or speaks against it")
+    *most, last = stack.agrees_with
+    reasons = f"{', '.join(most)} and {last}" if most else last
+    verb = "have" if most or last.endswith("maps") else "has"
+    return Check("shape", "pass", f"{prefix}{sizes}, as {reasons} {verb} it")
+
+
+def _measured(view: ModelView, batch: Batch) -> Check:
+    """Whether the battery of ``measure`` can be taken, not only seen."""
+    specs = metrics_named(None)
+    writer = RowWriter()
+    reader = SiteReader(specs, "content", writer)
+    reader.start(batch)
+    try:
+        with trace(view, sites_for(specs, None), reader):
+            batch.run(view.model)
+        rows = writer.table().num_rows
+    except RankscopeError as error:
+        return Check("measure", "fail", str(error))
+    return Check("measure", "pass", "; ".join((f"the battery of measure gave {rows} rows", *reader.notes())))
 
 
 def _finite(witness: _Witness) -> Check:

@@ -9,9 +9,10 @@ from tqdm.auto import tqdm
 
 from rankscope.models.inputs import Batch, Prepared
 from rankscope.models.loading import LoadedModel
+from rankscope.models.stream import Stream
 from rankscope.models.view import ModelView
 from rankscope.results.rows import RowWriter
-from rankscope.stream.viewing import view_of
+from rankscope.stream.viewing import need_plain_stream, view_of
 from rankscope.surgery.operating import operating
 from rankscope.surgery.operation import Operation
 from rankscope.verbs.exact_by_blocks import ExactByBlocks
@@ -29,6 +30,7 @@ class ExactPasses:
         prepared: its inputs, one sequence in each batch.
         operation: what is done to it.
         blocks: names or patterns of the block modules, where discovery needs help.
+        stream: where the residual stream is, where it was declared.
         stability: also read the linear factor.
         plain: also read in float64 and in the model's own format.
         shown: whether there is a progress bar.
@@ -44,12 +46,14 @@ class ExactPasses:
         prepared: Prepared,
         operation: Operation,
         blocks: str | Sequence[str] | None,
+        stream: Stream | None,
         *,
         stability: bool,
         plain: bool,
         shown: bool,
     ) -> None:
         self._loaded, self._prepared, self._operation, self._blocks = loaded, prepared, operation, blocks
+        self._stream = stream
         self._stability, self._plain, self._shown = stability, plain, shown
         self.writer = RowWriter(coordinates=("arithmetic",))
         self.counted = SiteReader([], prepared.policy, self.writer)
@@ -58,7 +62,8 @@ class ExactPasses:
         """One sequence after the other; returns the structure found."""
         model = self._loaded.model
         need_weights(model, "exact")
-        view = view_of(model, self._prepared[0], blocks=self._blocks)
+        view = view_of(model, self._prepared[0], blocks=self._blocks, stream=self._stream)
+        need_plain_stream(view, "exact")
         with operating(model, self._operation, view=view):
             for part in tqdm(self._prepared, desc="exact", unit="sequence", disable=not self._shown):
                 self._read(view, part)
@@ -68,7 +73,10 @@ class ExactPasses:
         """All sequences through a block before the next one's weights are read; returns the structure found."""
         identity = ("exact", self._operation, self._prepared.policy, self._stability, self._plain)
         lanes = 3 + self._stability + self._plain
-        walk = streaming.walk(self._prepared, identity, blocks=self._blocks, lanes=lanes, widened=True)
+        walk = streaming.walk(
+            self._prepared, identity, blocks=self._blocks, stream=self._stream, lanes=lanes, widened=True
+        )
+        need_plain_stream(walk.view, "exact")
         reading = ExactByBlocks(
             self._loaded, self._operation, self.writer, self.counted, stability=self._stability, plain=self._plain
         )

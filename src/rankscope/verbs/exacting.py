@@ -14,6 +14,7 @@ from rankscope.masks import Mask
 from rankscope.models.inputs import InputPlan, TokensPolicy, prepare_planned
 from rankscope.models.loading import load
 from rankscope.models.loading.quiet import quiet_transformers
+from rankscope.models.stream import Stream
 from rankscope.results.exactness import judge_exact
 from rankscope.results.run import Run
 from rankscope.stream.viewing import undisturbed
@@ -21,7 +22,7 @@ from rankscope.surgery.operating import operating, operation_of
 from rankscope.surgery.operation import AttentionChoice, MaskChoice, MlpChoice, NormChoice
 from rankscope.verbs.exact_passes import ExactPasses
 from rankscope.verbs.origin import exact_floors, provenance_of
-from rankscope.verbs.streaming import described, streaming_of
+from rankscope.verbs.streaming import declared_or_offloaded, described, streaming_of
 
 
 def exact(
@@ -46,7 +47,8 @@ def exact(
     stability: bool = False,
     plain: bool = True,
     blocks: str | Sequence[str] | None = None,
-    stream: bool = False,
+    stream: Stream | str | bool | None = None,
+    offload: bool = False,
     memory: int | str | None = None,
     work: str | Path | None = None,
     progress: bool = False,
@@ -77,9 +79,11 @@ def exact(
             pushes away from collapse, below 1 toward it.
         plain: also give what float64 and the model's own format read.
         blocks: names or patterns of the block modules, where discovery needs help.
-        stream: read a local folder block by block, for a model larger than memory; same values.
-        memory: with ``stream``, a budget such as ``"3GiB"``; see ``measure``. A block is also held in float64 here.
-        work: with ``stream``, a folder in which a run that is killed is kept; see ``measure``.
+        stream: where the residual stream is, for a model that does not hold it as ``batch tokens dim`` or
+            ``tokens batch dim``: ``Stream("batch dim tokens")``, or the same as text; see ``rankscope.Stream``.
+        offload: read a local folder block by block, for a model larger than memory; same values.
+        memory: with ``offload``, a budget such as ``"3GiB"``; see ``measure``. A block is also held in float64 here.
+        work: with ``offload``, a folder in which a run that is killed is kept; see ``measure``.
         progress: show a progress bar.
 
     Returns:
@@ -95,7 +99,8 @@ def exact(
         [3.0, 3.0, 3.0]
     """
     started = time.perf_counter()
-    streaming = streaming_of(model, stream, memory, work, dtype=dtype)
+    declared, offload = declared_or_offloaded(stream, offload)
+    streaming = streaming_of(model, offload, memory, work, dtype=dtype)
     loaded = load(model, seed=seed, dtype=dtype) if streaming is None else streaming.loaded
     operation = operation_of(
         skip=skip,
@@ -110,11 +115,13 @@ def exact(
     )
     most = 4 if sequences is None and inputs is None else sequences
     prepared = prepare_planned(loaded, inputs, InputPlan(most, tokens, 1, tokens_policy, seed, random_tokens))
-    passes = ExactPasses(loaded, prepared, operation, blocks, stability=stability, plain=plain, shown=progress)
+    passes = ExactPasses(
+        loaded, prepared, operation, blocks, declared, stability=stability, plain=plain, shown=progress
+    )
     with undisturbed(loaded.model), quiet_transformers():
         view = passes.in_memory() if streaming is None else passes.by_blocks(streaming)
         with operating(loaded.model, operation, view=view):
-            provenance = provenance_of(loaded, prepared, passes.counted, seed, time.perf_counter() - started)
+            provenance = provenance_of(loaded, prepared, passes.counted, seed, time.perf_counter() - started, declared)
     table = passes.writer.table()
     floor = exact_floors(loaded.dtype)
     verdict, evidence = judge_exact(table, floor["formats"])

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from rankscope.models.inputs import InputPlan, TokensPolicy, prepare_planned
+from rankscope.models.stream import Stream
 from rankscope.results.estimates import notes_on_estimates
 from rankscope.results.not_finite import CODE
 from rankscope.results.run import Run
@@ -22,7 +23,7 @@ from rankscope.verbs.null import gaussian_null
 from rankscope.verbs.origin import floor_of, provenance_of
 from rankscope.verbs.sharing import sharing
 from rankscope.verbs.sharing_ways import Parallel
-from rankscope.verbs.streaming import described, streaming_of
+from rankscope.verbs.streaming import declared_or_offloaded, described, streaming_of
 
 
 def measure(
@@ -43,7 +44,8 @@ def measure(
     blocks: str | Sequence[str] | None = None,
     attention: str | None = None,
     parallel: Parallel | None = None,
-    stream: bool = False,
+    stream: Stream | str | bool | None = None,
+    offload: bool = False,
     memory: int | str | None = None,
     work: str | Path | None = None,
     progress: bool = False,
@@ -72,10 +74,13 @@ def measure(
         parallel: share the work among the processes of an initialised group, all of which must make this call and get
             the same answer: ``"data"`` deals out whole batches, ``"fsdp"`` and ``"tensor"`` load the model in parts.
             None for this process alone, or for the way a module you hold is spread already.
-        stream: read the weights of a local folder block by block, for a model larger than memory; same values.
-        memory: with ``stream``, a budget such as ``"3GiB"``, kept by putting streams into files; refused with an
+        stream: where the residual stream is, for a model that does not hold it as ``batch tokens dim`` or
+            ``tokens batch dim``: ``Stream("batch dim tokens")``, or the same as text; see ``rankscope.Stream``.
+        offload: read the weights of a local folder block by block, for a model larger than memory; same values. The
+            earlier spelling ``stream=True`` still works.
+        memory: with ``offload``, a budget such as ``"3GiB"``, kept by putting streams into files; refused with an
             estimate where one block at a time is too much. None for no limit.
-        work: with ``stream``, a folder in which a run that is killed is kept, to go on behind its last finished block.
+        work: with ``offload``, a folder in which a run that is killed is kept, to go on behind its last finished block.
         progress: show a progress bar.
 
     Returns:
@@ -90,14 +95,15 @@ def measure(
         [0, 1, 2]
     """
     started = time.perf_counter()
-    streaming = streaming_of(model, stream, memory, work, dtype=dtype, parallel=parallel)
+    declared, offload = declared_or_offloaded(stream, offload)
+    streaming = streaming_of(model, offload, memory, work, dtype=dtype, parallel=parallel)
     with sharing(model, parallel) as share:
         loaded = share.load(model, seed=seed, dtype=dtype) if streaming is None else streaming.loaded
         specs = metrics_named(metrics)
         choice = BatteryChoice(specs, sites_for(specs, sites), tokens_policy, attention, similarity)
         plan = InputPlan(sequences, tokens, batch, tokens_policy, seed, random_tokens)
         prepared = prepare_planned(loaded, inputs, plan)
-        passes = MeasuringPasses(choice, loaded, prepared, blocks, shown=progress and share.is_first)
+        passes = MeasuringPasses(choice, loaded, prepared, blocks, declared, shown=progress and share.is_first)
         if streaming is None:
             passes.in_memory(share)
         else:
@@ -111,13 +117,13 @@ def measure(
     broken = where_it_breaks(loaded.model, passes.prepared) if lost else []
     run = Run(
         kind="measure",
-        provenance=provenance_of(loaded, passes.prepared, passes.reader, seed, time.perf_counter() - started),
+        provenance=provenance_of(loaded, passes.prepared, passes.reader, seed, time.perf_counter() - started, declared),
         floor=floor,
         verdict=verdict.sentence,
         evidence=verdict.evidence,
         table=table,
         null=random_values,
-        notes=(*loaded.notes, *prepared.notes, *notes_on_estimates(table), *broken),
+        notes=(*loaded.notes, *prepared.notes, *notes_on_estimates(table), *passes.reader.notes(), *broken),
         extra={**extra, **share.described, **described(streaming)},
     )
     return passes.finished.checked(run)

@@ -12,6 +12,7 @@ from rankscope._errors import InputError
 from rankscope.models.inputs import Prepared
 from rankscope.models.loading import LoadedModel
 from rankscope.models.loading.quiet import quiet_transformers
+from rankscope.models.stream import Stream
 from rankscope.models.view import ModelView
 from rankscope.results.rows import RowWriter
 from rankscope.stream.tracer import trace
@@ -31,6 +32,7 @@ class MeasuringPasses:
         loaded: the model.
         prepared: its inputs.
         blocks: names or patterns of the block modules, where discovery needs help.
+        stream: where the residual stream is, where it was declared.
         shown: whether there is a progress bar.
 
     Attributes:
@@ -45,10 +47,12 @@ class MeasuringPasses:
         loaded: LoadedModel,
         prepared: Prepared,
         blocks: str | Sequence[str] | None,
+        stream: Stream | None,
         *,
         shown: bool,
     ) -> None:
         self._choice, self._loaded, self._blocks, self._shown = choice, loaded, blocks, shown
+        self._stream = stream
         self._writer = RowWriter()
         self._view: ModelView | None = None
         self.prepared = prepared
@@ -61,7 +65,7 @@ class MeasuringPasses:
         """The batches of this process, one after the other."""
         model, selection = self._loaded.model, self._choice.selection
         with undisturbed(model), quiet_transformers():
-            self._view = share.view(model, self.prepared, self._blocks)
+            self._view = share.view(model, self.prepared, self._blocks, self._stream)
             watched = share.watch(self._likeness or self.reader)
             with self.finished.kept(alone=share.is_alone), trace(self._view, selection, watched):
                 parts, rounds = share.parts(self.prepared, model), share.rounds(self.prepared)
@@ -74,7 +78,7 @@ class MeasuringPasses:
     def by_blocks(self, streaming: Streaming) -> None:
         """All batches through a block before the next one's weights are read."""
         selection = self._choice.selection
-        walk = streaming.walk(self.prepared, self._choice.identity(), blocks=self._blocks)
+        walk = streaming.walk(self.prepared, self._choice.identity(), blocks=self._blocks, stream=self._stream)
         self._view = walk.view
         progress = RowProgress(self._writer, self.reader, self._likeness)
         for stage in each_stage(walk, progress, verb="measure", shown=self._shown, final=selection.wants("final")):

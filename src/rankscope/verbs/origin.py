@@ -9,6 +9,7 @@ import torch
 from rankscope.linalg.precision import float_floor
 from rankscope.models.inputs import Prepared
 from rankscope.models.loading import LoadedModel
+from rankscope.models.stream import Stream
 from rankscope.results.provenance import Provenance
 from rankscope.surgery.session import operations_on
 
@@ -49,7 +50,14 @@ def exact_floors(own_dtype: str) -> dict[str, Any]:
     }
 
 
-def provenance_of(loaded: LoadedModel, prepared: Prepared, counted: Counted, seed: int, seconds: float) -> Provenance:
+def provenance_of(
+    loaded: LoadedModel,
+    prepared: Prepared,
+    counted: Counted,
+    seed: int,
+    seconds: float,
+    stream: Stream | None = None,
+) -> Provenance:
     """Model, inputs, arithmetic and any surgery under way."""
     lengths = next(iter(counted.lengths.values()), {})
     return Provenance(
@@ -66,5 +74,6 @@ def provenance_of(loaded: LoadedModel, prepared: Prepared, counted: Counted, see
         sequences=prepared.sequences,
         lengths=tuple(lengths[key] for key in sorted(lengths) if key < prepared.sequences) or prepared.lengths,
         operations=operations_on(loaded.model),
+        layout=None if stream is None else str(stream),
         wall_seconds=round(seconds, 3),
     )

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from rankscope._errors import InputError
 from rankscope.linalg.attention_view import AttentionView
 from rankscope.linalg.precision import float_floor
 from rankscope.linalg.tokens import Tokens
@@ -50,6 +51,7 @@ class SiteReader:
         self.dtypes: set[torch.dtype] = set()
         self.shapes: set[tuple[int, int]] = set()
         self.lengths: dict[str | None, dict[int, int]] = {}
+        self.in_parts: dict[str, str] = {}
 
     def start(self, batch: Batch) -> None:
         """The next forward pass is of this batch."""
@@ -83,13 +85,22 @@ class SiteReader:
         self._note_lengths(ref.stack, Tokens(x, self.kept(x)).count)
 
     def seen(self) -> dict[str, Any]:
-        """Formats, shapes and lengths as JSON, for a reader in another process."""
+        """Formats, shapes, lengths and what could not be read as JSON, for a reader in another process."""
         lengths = [[stack, sequence, count] for stack, own in self.lengths.items() for sequence, count in own.items()]
         return {
             "dtypes": sorted(str(dtype).removeprefix("torch.") for dtype in self.dtypes),
             "shapes": sorted(self.shapes),
             "lengths": lengths,
+            "in_parts": self.in_parts,
         }
+
+    def notes(self) -> list[str]:
+        """What was seen and not read."""
+        if not self.in_parts:
+            return []
+        where = ", ".join(self.in_parts)
+        why = next(iter(self.in_parts.values()))
+        return [f"attention among parts of the tokens (windows) is not measured: {where} ({why})"]
 
     def learn(self, seen: Mapping[str, Any]) -> None:
         """Know what another reader has seen as well."""
@@ -97,18 +108,32 @@ class SiteReader:
         self.shapes |= {(tokens, dim) for tokens, dim in seen["shapes"]}
         for stack, sequence, count in seen["lengths"]:
             self.lengths.setdefault(stack, {})[sequence] = count
+        self.in_parts |= seen.get("in_parts", {})
 
     def _read_tokens(self, ref: SiteRef, x: Tensor) -> None:
         self.note(ref, x)
         view = Tokens(x, self.kept(x))
         self._write(ref, self._of_tokens, view, float_floor(x.dtype), head_axis=False)
 
+    def _is_in_parts(self, ref: SiteRef, rows: int, queries: int) -> bool:
+        """Whether attention runs among parts of a sequence, so that its matrices are not one per sequence."""
+        assert self._batch is not None
+        if rows == self._batch.sequences:
+            return False
+        why = f"{rows} matrices of {queries} queries per head for {self._batch.sequences} sequences"
+        self.in_parts.setdefault(str(ref), why)
+        return True
+
     def _read_heads(self, ref: SiteRef, x: Float[Tensor, "batch heads tokens dim"]) -> None:
+        if self._is_in_parts(ref, x.shape[0], x.shape[2]):
+            return
         keep = self._keep(x.shape[0], x.shape[2], x.device)
         per_head = None if keep is None else keep.unsqueeze(1).expand(x.shape[:-1])
         self._write(ref, self._of_tokens, Tokens(x, per_head), float_floor(x.dtype), head_axis=True)
 
     def _read_attention(self, ref: SiteRef, call: AttentionCall) -> None:
+        if self._is_in_parts(ref, call.sequences, call.lengths[0]):
+            return
         spectrum = any(spec.needs == "spectrum" for spec in self._of_attention)
         view, dtype = self._attention.view(call, self._keep, spectrum=spectrum)
         self._write(ref, self._of_attention, view, float_floor(dtype), head_axis=True)
@@ -143,7 +168,11 @@ class SiteReader:
             keep[:, 0] = False
             return keep
         if keep.shape[0] != sequences or keep.shape[1] > tokens:
-            return None
+            raise InputError(
+                f"The inputs say which of their {keep.shape[1]} tokens count in each of {keep.shape[0]} sequences, and "
+                f"the model holds {sequences} x {tokens} tokens there, so that padding cannot be left out. Pass "
+                "sequences of one length, without padding and with tokens_policy='content'."
+            )
         return torch.nn.functional.pad(keep.to(device), (0, tokens - keep.shape[1]), value=False)
 
     def _note_lengths(self, stack: str | None, counts: Tensor) -> None:

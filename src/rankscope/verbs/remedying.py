@@ -15,10 +15,11 @@ from rankscope._errors import InputError
 from rankscope.models.inputs import InputPlan, TokensPolicy, prepare_planned
 from rankscope.models.loading import load, load_initialised_twin
 from rankscope.models.loading.quiet import quiet_transformers
+from rankscope.models.stream import Stream, stream_of
 from rankscope.remedies import REMEDIES
 from rankscope.results.remedy_ranking import NONE, judge_remedies, ranked
 from rankscope.results.run import Run
-from rankscope.stream.viewing import undisturbed, view_of
+from rankscope.stream.viewing import need_plain_stream, undisturbed, view_of
 from rankscope.verbs.origin import floor_of, provenance_of
 from rankscope.verbs.remedy_words import parsed_remedy
 from rankscope.verbs.remedying_trial import Trial
@@ -42,6 +43,7 @@ def remedy(
     dtype: torch.dtype | str | None = None,
     seed: int = 0,
     blocks: str | Sequence[str] | None = None,
+    stream: Stream | str | None = None,
     progress: bool = False,
 ) -> Run:
     """Run one model under each remedy in turn, measure every block, and rank them.
@@ -65,6 +67,8 @@ def remedy(
         dtype: of the weights, when the model is loaded here.
         seed: of a random initialisation and of random inputs.
         blocks: names or patterns of the block modules, where discovery needs help.
+        stream: where the residual stream is, for a model that does not hold it as ``batch tokens dim`` or
+            ``tokens batch dim``: ``Stream("batch dim tokens")``, or the same as text; see ``rankscope.Stream``.
         progress: show a progress bar.
 
     Returns:
@@ -77,6 +81,7 @@ def remedy(
         ['none', 'residual_scale']
     """
     started = time.perf_counter()
+    declared = stream_of(stream)
     loaded = load(model, seed=seed, dtype=dtype)
     if weights == "init" and loaded.origin != "init":
         loaded = load_initialised_twin(loaded, seed=seed)
@@ -84,7 +89,8 @@ def remedy(
     plan = InputPlan(sequences, tokens, batch, tokens_policy, seed, random_tokens)
     prepared = prepare_planned(loaded, inputs, plan)
     with undisturbed(loaded.model), quiet_transformers():
-        view = view_of(loaded.model, prepared[0], blocks=blocks)
+        view = view_of(loaded.model, prepared[0], blocks=blocks, stream=declared)
+        need_plain_stream(view, "remedy")
         trial = Trial(loaded, view, prepared, variant_named(variant), tokens_policy, seed)
         arms = trial.arms(wanted)
         for arm in tqdm(arms, desc="remedy", unit="remedy", disable=not progress):
@@ -101,7 +107,7 @@ def remedy(
     )
     return Run(
         kind="remedy",
-        provenance=provenance_of(loaded, prepared, trial.reader, seed, time.perf_counter() - started),
+        provenance=provenance_of(loaded, prepared, trial.reader, seed, time.perf_counter() - started, declared),
         floor=floor,
         verdict=verdict,
         evidence=evidence,

@@ -17,6 +17,7 @@ from torch import nn
 
 from rankscope.models.inputs import Batch, Prepared
 from rankscope.models.loading import LoadedModel, load
+from rankscope.models.stream import Stream
 from rankscope.models.view import ModelView
 from rankscope.processes.meeting import Meeting, meeting
 from rankscope.processes.sharded import Spread
@@ -65,7 +66,13 @@ class Share:
         spread: Spread | None = self._way if self._way in ("fsdp", "tensor") else None
         return load(model, seed=seed, dtype=dtype, spread=None if isinstance(model, nn.Module) else spread)
 
-    def view(self, model: nn.Module, prepared: Prepared, blocks: str | Sequence[str] | None) -> ModelView:
+    def view(
+        self,
+        model: nn.Module,
+        prepared: Prepared,
+        blocks: str | Sequence[str] | None,
+        stream: Stream | None = None,
+    ) -> ModelView:
         """The structure of a model, found in a forward pass on some of its inputs, which are the same on all ranks.
 
         Raises:
@@ -75,7 +82,7 @@ class Share:
             need_same_inputs(self._together.gather(digest_of(prepared)))
             self._compared = True
         self._come()
-        return view_of(model, prepared[0], blocks=blocks)
+        return view_of(model, prepared[0], blocks=blocks, stream=stream)
 
     def watch(self, observe: Observer) -> Observer:
         """An observer that keeps still while this rank only runs along."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from tqdm.auto import tqdm
 from rankscope._errors import InputError, UnsupportedConfigError
 from rankscope.models.inputs import Prepared
 from rankscope.models.loading import LoadedModel
+from rankscope.models.stream import Stream, stream_of
 from rankscope.results.pieces import packed, unpacked
 from rankscope.results.rows import Piece, RowWriter
 from rankscope.shards.budget import parse_size
@@ -49,20 +51,23 @@ class Streaming:
         options: tuple[Any, ...],
         *,
         blocks: str | Sequence[str] | None,
+        stream: Stream | None = None,
         lanes: int = 1,
         widened: bool = False,
     ) -> Walk:
         """Plan the way; ``options`` are what decides the values besides the model and its inputs."""
         named = {"options": [str(option) for option in options], "dtype": self.loaded.dtype, "blocks": blocks}
+        if stream is not None:
+            named["stream"] = str(stream)
         self.walked = plan_walk(
-            self.source, prepared, self.terms, options=named, blocks=blocks, lanes=lanes, widened=widened
+            self.source, prepared, self.terms, options=named, blocks=blocks, stream=stream, lanes=lanes, widened=widened
         )
         return self.walked
 
 
 def streaming_of(
     model: str | Path | nn.Module,
-    stream: bool,
+    offload: bool,
     memory: int | str | None,
     work: str | Path | None,
     *,
@@ -74,22 +79,38 @@ def streaming_of(
     Raises:
         InputError: arguments that do not go together.
     """
-    if not stream:
+    if not offload:
         if memory is not None or work is not None:
-            raise InputError("memory and work go with stream: without it the model is loaded whole. Add stream=True.")
+            raise InputError("memory and work go with offload: without it the model is loaded whole. Add offload=True.")
         return None
     if isinstance(model, nn.Module):
         raise InputError(
-            f"stream reads weights from a local folder as it goes; {type(model).__name__} is in memory already. Leave "
-            "stream out, or pass the folder."
+            f"offload reads weights from a local folder as it goes; {type(model).__name__} is in memory already. Leave "
+            "offload out, or pass the folder."
         )
     if parallel is not None:
         raise InputError(
-            f"stream works in one process, and parallel={parallel!r} was asked for. Leave one of them out."
+            f"offload works in one process, and parallel={parallel!r} was asked for. Leave one of them out."
         )
     if memory is not None:
         parse_size(memory)
     return Streaming(open_skeleton(model, dtype=dtype), Terms(memory, work))
+
+
+def declared_or_offloaded(stream: Stream | str | bool | None, offload: bool) -> tuple[Stream | None, bool]:
+    """What ``stream`` and ``offload`` ask for; ``stream=True`` is how ``offload=True`` was spelled before.
+
+    Raises:
+        InputError: ``stream`` is neither a declaration nor a truth value.
+    """
+    if not isinstance(stream, bool):
+        return stream_of(stream), offload
+    warnings.warn(
+        f"stream={stream} is now offload={stream}; stream= declares where the residual stream is.",
+        DeprecationWarning,
+        stacklevel=3,
+    )
+    return None, offload or stream
 
 
 def need_weights(model: nn.Module, verb: str) -> None:
@@ -102,7 +123,7 @@ def need_weights(model: nn.Module, verb: str) -> None:
     if away is not None:
         raise UnsupportedConfigError(
             f"{verb} computes with the weights themselves, and {away} is offloaded (device_map). Pass the folder with "
-            "stream=True instead, which has one block at a time in memory; measure and ablate take the model as it is."
+            "offload=True instead, which has one block at a time in memory; measure and ablate take the model as it is."
         )
 
 
@@ -167,7 +188,7 @@ def described(streaming: Streaming | None) -> dict[str, Any]:
     if walk is None:
         return {}
     return {
-        "stream": {
+        "offload": {
             "blocks_read": walk.tally["blocks_read"],
             "resumed_at": walk.tally["resumed_at"],
             "states_in_memory": walk.in_memory,

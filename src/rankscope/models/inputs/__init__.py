@@ -1,6 +1,22 @@
 """Inputs: from what the user has to the batches a model is run on."""
 
 from rankscope.models.inputs._prepare import prepare_inputs, prepare_planned
-from rankscope.models.inputs.record import TOKENS_POLICIES, Batch, InputPlan, Prepared, TokensPolicy
+from rankscope.models.inputs.record import (
+    TOKENS_POLICIES,
+    Batch,
+    InputPlan,
+    Prepared,
+    TokensPolicy,
+    sequences_in_pass,
+)
 
-__all__ = ["TOKENS_POLICIES", "Batch", "InputPlan", "Prepared", "TokensPolicy", "prepare_inputs", "prepare_planned"]
+__all__ = [
+    "TOKENS_POLICIES",
+    "Batch",
+    "InputPlan",
+    "Prepared",
+    "TokensPolicy",
+    "prepare_inputs",
+    "prepare_planned",
+    "sequences_in_pass",
+]

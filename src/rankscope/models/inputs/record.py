@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Literal, overload
 
@@ -13,6 +15,22 @@ from rankscope.models.loading.dtypes import default_dtype
 
 TokensPolicy = Literal["content", "no-first", "no-special"]
 TOKENS_POLICIES: tuple[TokensPolicy, ...] = ("content", "no-first", "no-special")
+
+_SEQUENCES: ContextVar[int | None] = ContextVar("_SEQUENCES", default=None)
+
+
+def sequences_in_pass() -> int | None:
+    """How many sequences the batch holds that runs now; None in a pass that is not one of a batch."""
+    return _SEQUENCES.get()
+
+
+@contextmanager
+def _running(sequences: int) -> Iterator[None]:
+    token = _SEQUENCES.set(sequences)
+    try:
+        yield
+    finally:
+        _SEQUENCES.reset(token)
 
 
 @dataclass(frozen=True)
@@ -65,10 +83,11 @@ class Batch:
         A float64 model runs with float64 as torch's default, because some models make constants on the way.
         """
         first = next(model.parameters(), None)
-        if first is None or first.dtype is not torch.float64:
-            return model(*self.arguments, **self.inputs)
-        with default_dtype(torch.float64):
-            return model(*self.arguments, **self.inputs)
+        with _running(self.sequences):
+            if first is None or first.dtype is not torch.float64:
+                return model(*self.arguments, **self.inputs)
+            with default_dtype(torch.float64):
+                return model(*self.arguments, **self.inputs)
 
 
 @dataclass(frozen=True)

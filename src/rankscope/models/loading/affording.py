@@ -49,7 +49,7 @@ def refuse_larger_than_memory(parameters: int, dtype: torch.dtype | None, memory
     if room is not None and needed > room:
         raise LoadError(
             f"The configuration asks for about {parameters:,} parameters, {needed / 2**30:.1f} GiB, and there are "
-            f"{room / 2**30:.1f} GiB of memory. Nothing was allocated. Use a smaller dtype, or measure --stream for a "
+            f"{room / 2**30:.1f} GiB of memory. Nothing was allocated. Use a smaller dtype, or measure --offload for a "
             "model that lies on disk."
         )
 

@@ -10,6 +10,7 @@ from torch import nn
 
 from rankscope._errors import UnknownNameError
 from rankscope.models.inputs import TokensPolicy
+from rankscope.models.stream import Stream, stream_of
 from rankscope.monitor.acting import LOGGER, Action, Actions
 from rankscope.monitor.battery import chosen_metrics
 from rankscope.monitor.gauge import Gauge
@@ -40,6 +41,8 @@ class HostedGauge:
         tokens: length at which texts are cut.
         tokens_policy: ``"content"``, ``"no-first"`` or ``"no-special"``.
         blocks: names or patterns of the block modules, where discovery needs help.
+        stream: where the residual stream is, for a model that does not hold it as ``batch tokens dim`` or
+            ``tokens batch dim``: ``Stream("batch dim tokens")``, or the same as text; see ``rankscope.Stream``.
         patience: seconds to wait for other ranks where a forward pass needs them.
 
     Attributes:
@@ -62,6 +65,7 @@ class HostedGauge:
         tokens: int = 128,
         tokens_policy: TokensPolicy = "content",
         blocks: str | Sequence[str] | None = None,
+        stream: Stream | str | None = None,
         patience: float = 60.0,
     ) -> None:
         # What means nothing is said where it was written, not when training starts.
@@ -69,7 +73,7 @@ class HostedGauge:
         self._probe, self._schedule, self._metrics, self._alarms = probe, schedule, metrics, alarms
         self._actions, self._sinks, self._record, self._strict = actions, tuple(sinks), record, strict
         self._sequences, self._tokens, self._tokens_policy = sequences, tokens, tokens_policy
-        self._model, self._blocks, self._patience = model, blocks, patience
+        self._model, self._blocks, self._stream, self._patience = model, blocks, stream_of(stream), patience
         self._deaf = False
         self.gauge: Gauge | None = None
 
@@ -98,6 +102,7 @@ class HostedGauge:
             tokens=self._tokens,
             tokens_policy=self._tokens_policy,
             blocks=self._blocks,
+            stream=self._stream,
             patience=self._patience,
         )
         return self.gauge

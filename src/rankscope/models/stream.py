@@ -1,0 +1,242 @@
+"""How a residual stream lies in the tensors that blocks hand to each other. Pure data and reshaping."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, fields, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from rankscope._errors import InputError, SiteError
+
+_WORDS = ("batch", "tokens", "dim", "streams")
+_ENTRY = re.compile(r"\(\s*(\w+)\s+(\w+)\s*\)|(\w+)")
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Where the residual stream is in what a block takes and gives back.
+
+    Declare it (``measure(model, x, stream=Stream("batch dim tokens"))``) where a model does not hold its stream as
+    ``batch tokens dim`` or ``tokens batch dim``, which are told apart without help.
+
+    Args:
+        axes: one word per axis, out of ``batch``, ``tokens``, ``dim`` and ``streams``. ``tokens`` stands for as many
+            axes as are left (height and width of an image). Two words in parentheses share an axis, the first changing
+            slowest: ``"(batch tokens) dim"``. None for the two orders that need no declaration.
+        slot: which of the tensors that a block gives back is the stream: a number, the name of an entry or field, or
+            ``"sum"`` for the sum of the first two, as in blocks that hand on ``(hidden, residual)``.
+        streams: what is read of several streams per token: ``"join"`` puts their channels side by side, ``"sum"`` and
+            ``"mean"`` combine them, a number picks one.
+        skips: ``"inside"`` the blocks, or ``"around"`` them: the model's own loop adds what a block gives back to what
+            the block took, so that the stream behind a block is their sum.
+
+    Example:
+        >>> Stream("batch dim tokens").canonical(torch.zeros(2, 64, 7, 7)).shape
+        torch.Size([2, 49, 64])
+        >>> str(Stream("batch dim tokens", slot=1))
+        'batch dim tokens slot=1'
+        >>> Stream.parse("slot=sum") == Stream(slot="sum")
+        True
+    """
+
+    axes: str | None = None
+    slot: int | str = 0
+    streams: Literal["join", "sum", "mean"] | int = "join"
+    skips: Literal["inside", "around"] = "inside"
+
+    def __post_init__(self) -> None:
+        if self.axes is not None:
+            object.__setattr__(self, "axes", " ".join(_spelled(entry) for entry in _entries(self.axes)))
+            _check(self.axes)
+        if isinstance(self.streams, str) and self.streams not in ("join", "sum", "mean"):
+            raise InputError(f"streams={self.streams!r}: expected 'join', 'sum', 'mean' or the number of a stream.")
+        if isinstance(self.slot, int) and self.slot < 0:
+            raise InputError(f"slot={self.slot}: expected the number of a tensor, from 0, its name, or 'sum'.")
+        if self.skips not in ("inside", "around"):
+            raise InputError(f"skips={self.skips!r}: expected 'inside' or 'around'.")
+        if self.streams != "join" and "streams" not in (self.axes or "").replace("(", " ").replace(")", " ").split():
+            raise InputError(f"streams={self.streams!r} needs an axis of that name, as in 'batch tokens streams dim'.")
+
+    @classmethod
+    def parse(cls, text: str) -> Stream:
+        """Read what ``str`` writes: words for axes, then ``slot=``, ``streams=`` and ``skips=``."""
+        named = {field.name for field in fields(cls)} - {"axes"}
+        axes, options = [], {}
+        for word in re.findall(r"\([^)]*\)|\S+", text):
+            name, equals, value = word.partition("=")
+            if not equals:
+                axes.append(word)
+            elif name in named:
+                options[name] = int(value) if re.fullmatch(r"-?\d+", value) else value
+            else:
+                raise InputError(f"{word!r} in {text!r} is no part of a stream; expected {', '.join(sorted(named))}=.")
+        return cls(" ".join(axes) or None, **options)  # type: ignore[arg-type]
+
+    def __str__(self) -> str:
+        plain = Stream()
+        options = [f"{f.name}={getattr(self, f.name)}" for f in fields(self)[1:]]
+        usual = [f"{f.name}={getattr(plain, f.name)}" for f in fields(self)[1:]]
+        shown = [option for option, default in zip(options, usual, strict=True) if option != default]
+        return " ".join(([self.axes] if self.axes else []) + shown)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the stream is one tensor of the two orders that every verb reads."""
+        return self.axes in (None, "batch tokens dim", "tokens batch dim") and self.has_plain_blocks
+
+    @property
+    def has_plain_blocks(self) -> bool:
+        """Whether a block's first tensor, in and out, is the stream, and skips are inside."""
+        return self.slot == 0 and self.skips == "inside"
+
+    @property
+    def is_readable_only(self) -> bool:
+        """Whether what is read cannot be written back: a sum of tensors, or some of several streams."""
+        return not self.has_plain_blocks or self.streams != "join"
+
+    def with_axes(self, axes: str) -> Stream:
+        """The same with axes, where none were declared."""
+        return self if self.axes is not None else replace(self, axes=axes)
+
+    def sizes(self, shape: torch.Size, sequences: int | None = None) -> tuple[int, int, int]:
+        """Sequences, tokens and channels of a tensor of this shape.
+
+        Raises:
+            SiteError: a tensor with other axes.
+        """
+        words, sizes = self.unfolded(shape, sequences)
+        if self.streams != "join":
+            words, sizes = _without_streams(words, sizes)
+        return _grouped(words, sizes)
+
+    def canonical(self, x: Tensor, sequences: int | None = None) -> Tensor:
+        """The tensor as ``batch tokens dim``.
+
+        Args:
+            x: as a block has it.
+            sequences: how many there are, needed where ``batch`` shares an axis.
+
+        Raises:
+            SiteError: a tensor with other axes.
+        """
+        if self.axes in (None, "batch tokens dim"):
+            return x.flatten(1, -2) if x.dim() > 3 else x
+        if self.axes == "tokens batch dim" and x.dim() == 3:
+            return x.transpose(0, 1)
+        words, sizes = self.unfolded(x.shape, sequences)
+        x = x.reshape(sizes)
+        if self.streams != "join":
+            x = _one_stream(x, words.index("streams"), self.streams)
+            words, sizes = _without_streams(words, sizes)
+        return x.permute(_order(words)).reshape(_grouped(words, sizes))
+
+    def native(self, x: Tensor, shape: torch.Size, sequences: int | None = None) -> Tensor:
+        """A stream ``batch tokens dim`` as a block has it; the inverse of :meth:`canonical`."""
+        if self.axes in (None, "batch tokens dim"):
+            return x.reshape(shape)
+        words, sizes = self.unfolded(shape, sequences)
+        order = _order(words)
+        back = sorted(range(len(order)), key=order.__getitem__)
+        return x.reshape([sizes[axis] for axis in order]).permute(back).reshape(shape)
+
+    def unfolded(self, shape: torch.Size, sequences: int | None) -> tuple[list[str], list[int]]:
+        """A word and a size for each axis, once the shared ones are split.
+
+        Raises:
+            SiteError: a tensor with other axes.
+        """
+        words: list[str] = []
+        sizes: list[int] = []
+        for entry, size in zip(self._by_axis(len(shape)), shape, strict=True):
+            words.extend(entry)
+            if len(entry) == 1:
+                sizes.append(size)
+                continue
+            if sequences is None or size % sequences:
+                raise SiteError(
+                    f"An axis of {size} cannot be read as '{_spelled(entry)}' in a pass of "
+                    f"{'an unknown number of' if sequences is None else sequences} sequences."
+                )
+            sizes.extend((sequences, size // sequences) if entry[0] == "batch" else (size // sequences, sequences))
+        return words, sizes
+
+    def axis_of(self, word: str, axes: int) -> int:
+        """Number of the axis of that name, in a tensor with so many axes."""
+        return next(axis for axis, entry in enumerate(self._by_axis(axes)) if word in entry)
+
+    def _by_axis(self, axes: int) -> list[tuple[str, ...]]:
+        entries = _entries(self.axes or "batch tokens dim")
+        spare = axes - len(entries)
+        if spare < 0 or (spare and ("tokens",) not in entries):
+            raise SiteError(
+                f"a tensor with {axes} axes cannot be read as '{self.axes or 'batch tokens dim'}'. Declare its axes, "
+                "e.g. stream=rankscope.Stream('batch dim tokens'), --layout 'batch dim tokens'."
+            )
+        at = entries.index(("tokens",)) if spare else 0
+        return entries[:at] + [("tokens",)] * spare + entries[at:]
+
+
+def stream_of(stream: Stream | str | None) -> Stream | None:
+    """A declaration from what a user may write.
+
+    Raises:
+        InputError: something else.
+    """
+    if stream is None or isinstance(stream, Stream):
+        return stream
+    if isinstance(stream, str):
+        return Stream.parse(stream)
+    raise InputError(
+        f"stream={stream!r}: expected how the residual stream lies, e.g. rankscope.Stream('batch dim tokens')."
+    )
+
+
+def _order(words: list[str]) -> list[int]:
+    """The axes by what they are: sequences, tokens, streams, channels."""
+    return sorted(range(len(words)), key=lambda axis: ("batch", "tokens", "streams", "dim").index(words[axis]))
+
+
+def _grouped(words: list[str], sizes: list[int]) -> tuple[int, int, int]:
+    found = {"batch": 1, "tokens": 1, "streams": 1, "dim": 1}
+    for word, size in zip(words, sizes, strict=True):
+        found[word] *= size
+    return found["batch"], found["tokens"], found["streams"] * found["dim"]
+
+
+def _without_streams(words: list[str], sizes: list[int]) -> tuple[list[str], list[int]]:
+    axis = words.index("streams")
+    return words[:axis] + words[axis + 1 :], sizes[:axis] + sizes[axis + 1 :]
+
+
+def _one_stream(x: Tensor, axis: int, which: str | int) -> Tensor:
+    if isinstance(which, int):
+        if not 0 <= which < x.shape[axis]:
+            raise SiteError(f"streams={which}: a token has {x.shape[axis]} streams here, numbered from 0.")
+        return x.select(axis, which)
+    return x.sum(axis) if which == "sum" else x.mean(axis)
+
+
+def _entries(axes: str) -> list[tuple[str, ...]]:
+    if _ENTRY.sub("", axes).strip():
+        raise InputError(f"axes={axes!r}: expected words such as 'batch dim tokens', or '(batch tokens) dim'.")
+    return [(a, b) if a else (c,) for a, b, c in _ENTRY.findall(axes)]
+
+
+def _spelled(entry: tuple[str, ...]) -> str:
+    return entry[0] if len(entry) == 1 else f"({' '.join(entry)})"
+
+
+def _check(axes: str) -> None:
+    entries = _entries(axes)
+    words = [word for entry in entries for word in entry]
+    unknown = sorted(set(words) - set(_WORDS))
+    if unknown:
+        raise InputError(f"axes={axes!r}: {unknown[0]!r} is not one of {', '.join(_WORDS)}.")
+    single = {word: words.count(word) for word in ("batch", "dim")}
+    if any(count != 1 for count in single.values()) or "tokens" not in words or words.count("streams") > 1:
+        raise InputError(f"axes={axes!r}: expected batch and dim once each, tokens, and streams at most once.")
+    if any(len(entry) == 2 and "batch" not in entry for entry in entries):
+        raise InputError(f"axes={axes!r}: only batch can share an axis, since only the number of sequences is known.")

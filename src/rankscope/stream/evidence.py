@@ -1,0 +1,761 @@
+"""Does the stream lie as it is read? What the input, the attention and the blocks' own maps say about its axes.
+
+A tensor of shape ``(2, 64, 16)`` can be 64 tokens or 64 channels, and a number taken along the wrong axis looks like
+any other. Two further passes of the probe tell: one that watches the blocks, and one in which one token of one
+sequence is another. What is seen there contradicts an order of axes, or it does not.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from rankscope._errors import InputError, LayoutError, SiteError
+from rankscope.models.inputs import Batch
+from rankscope.models.stream import Stream
+from rankscope.models.view import ModelView, Stack
+from rankscope.processes.sharded import needs_all_ranks
+from rankscope.stream.fastpath import without_fastpath
+from rankscope.stream.frames import first_tensor, slots_in, stream_in, stream_out, tensors_in
+from rankscope.stream.operators import ADDS, MULTI_HEAD, SDPA, SOFTMAXES
+
+T = Tensor
+_FOUND = ("batch tokens dim", "tokens batch dim")
+_DECLARED = (
+    "batch dim tokens",
+    "batch tokens streams dim",
+    "batch streams tokens dim",
+    "streams batch tokens dim",
+    "(batch tokens) dim",
+    "(tokens batch) dim",
+    "(batch tokens) tokens dim",
+    "(batch streams) tokens dim",
+    "(streams batch) tokens dim",
+    "dim batch tokens",
+)
+_LAST_AXIS_NORMS = frozenset({F.layer_norm, torch.layer_norm, F.rms_norm, torch.rms_norm})
+_SECOND_AXIS_NORMS = frozenset(
+    {F.group_norm, torch.group_norm, F.batch_norm, torch.batch_norm, F.instance_norm, torch.instance_norm}
+)
+_PRODUCTS = frozenset({F.linear, torch.matmul, T.matmul, T.__matmul__, torch.nn.functional.bilinear})
+_CONVOLUTIONS = frozenset({F.conv1d, F.conv2d, F.conv3d, torch.conv1d, torch.conv2d, torch.conv3d})
+_TURNS = frozenset(
+    {
+        T.permute, T.transpose, T.swapaxes, T.swapdims, T.movedim, T.moveaxis, T.t,
+        torch.permute, torch.transpose, torch.swapaxes, torch.movedim, torch.moveaxis,
+    }
+)  # fmt: skip
+_ROUNDINGS = 256
+_SHORT = 8
+_REORDERED = 16
+"""By so many roundings of the largest number a sum may differ that was formed in another order, as experts do."""
+
+
+class _Mark(NamedTuple):
+    """On a tensor outside of blocks: made from what a call took (``in``), or from a slot of what it gave (``out``)."""
+
+    side: Literal["in", "out"]
+    stack: str | None
+    number: int
+    slot: str = ""
+
+
+_Marks = frozenset[_Mark]
+
+
+@dataclass
+class _Call:
+    """One block call as it was seen.
+
+    Attributes:
+        entry: what entered, read in the declared slot.
+        left: what left, likewise; None where there is no such slot.
+        carries: marks of earlier calls that the tensor which entered still carries, around the blocks.
+        takes: slots of the call before that are among the arguments of this one, shaped like the stream.
+    """
+
+    name: str
+    entry: Tensor
+    carries: _Marks
+    takes: tuple[str, ...]
+    left: Tensor | None = None
+
+
+@dataclass
+class _Facts:
+    """What is known of the first tensor of one stack.
+
+    Attributes:
+        shape: of the tensor that entered the first block.
+        rows: how many sequences the probe held.
+        row: the sequence in which one token was changed.
+        lengths: how many tokens the input ids have, if it is ids.
+        only_ids: whether the input is nothing but ids.
+        changed: where the tensor is another after the change; None where it is not.
+        changed_behind: the same of what the first block gives back.
+        channels: the axis along which norms, linear maps and convolutions of the blocks act, if they agree.
+        attention: batch, queries and keys of each attention seen.
+    """
+
+    shape: torch.Size
+    rows: int
+    row: int
+    lengths: frozenset[int]
+    only_ids: bool
+    changed: Tensor | None
+    changed_behind: Tensor | None
+    channels: int | None
+    attention: Sequence[tuple[int, int, int]]
+
+
+@dataclass
+class _Seen:
+    """What the pass that watches found out about one stack."""
+
+    calls: list[_Call] = field(default_factory=list)
+    by_norms: set[int] = field(default_factory=set)
+    by_maps: set[int] = field(default_factory=set)
+    attention: set[tuple[int, int, int]] = field(default_factory=set)
+    added_behind: set[_Marks] = field(default_factory=set)
+
+    @property
+    def channels(self) -> int | None:
+        """The axis of channels; norms are asked first, since a linear map may also mix tokens."""
+        votes = self.by_norms or self.by_maps
+        return next(iter(votes)) if len(votes) == 1 else None
+
+
+def agreed(view: ModelView, batch: Batch, rows: int, *, some_count: bool = False) -> ModelView:
+    """The view with streams that agree with what a forward pass shows, and the reasons.
+
+    Args:
+        view: the structure found, and the stream declared or guessed.
+        batch: the probe.
+        rows: sequences in it.
+        some_count: whether some tokens of the input, its padding, are not to be measured.
+
+    Raises:
+        InputError: some tokens are not to be measured, and which these are in the stream is not known.
+        LayoutError: the stream cannot lie as it is read; the message says what to declare.
+    """
+    with without_fastpath():
+        seen = _watch(view, batch)
+        after = _first_calls_of_another_token(view, batch, rows)
+    stacks = []
+    for stack in view.stacks:
+        found = seen[stack.name]
+        _check_flow(stack, found)
+        if stack.stream.has_plain_blocks:
+            _check_slots(view, batch, stack, found)
+        before, (entry, left) = found.calls[0], after.get(stack.name, (None, None))
+        facts = _Facts(
+            before.entry.shape,
+            rows,
+            rows - 1,
+            frozenset(value.shape[1 - batch.axis] for value in _ids(batch)),
+            not any(_is_data(name, value) for name, value in _named(batch)),
+            _change(before.entry, entry),
+            _change(before.left, left),
+            found.channels,
+            sorted(found.attention),
+        )
+        stacks.append(_settled(stack, facts, found))
+        if some_count:
+            _check_places(stacks[-1], facts)
+    return replace(view, stacks=tuple(stacks))
+
+
+def _settled(stack: Stack, facts: _Facts, seen: _Seen) -> Stack:
+    """The stack with an order of axes that nothing contradicts."""
+    against = _against(stack.stream, facts) or _too_few(stack, facts)
+    if against and stack.stream.axes in _FOUND and not stack.is_declared:
+        other = replace(stack.stream, axes=_FOUND[1 - _FOUND.index(stack.stream.axes)])
+        if not _against(other, facts):
+            stack, against = replace(stack, stream=other), []
+    if against:
+        raise LayoutError(_refusal(stack, facts, against))
+    for call in seen.calls:
+        for tensor in (call.entry, call.left):
+            if tensor is not None and _batch_of(stack.stream, tensor.shape, facts.rows) != facts.rows:
+                raise LayoutError(
+                    f"{call.name} takes a tensor of shape {tuple(call.entry.shape)} and gives back one of shape "
+                    f"{tuple(tensor.shape)}, which is not {facts.rows} sequences, as the input has, when read as "
+                    f"'{stack.stream}' like the first block's. {_how_to_declare(None)}"
+                )
+    return replace(stack, agrees_with=_for(stack.stream, facts))
+
+
+def _too_few(stack: Stack, facts: _Facts) -> list[str]:
+    """A stream with fewer tokens than ids went in: pooled, or only some of the tokens go through the blocks."""
+    tokens = stack.stream.sizes(facts.shape, facts.rows)[1]
+    if stack.is_declared or not facts.only_ids or not facts.lengths or tokens >= min(facts.lengths):
+        return []
+    return [
+        f"the input has {min(facts.lengths)} tokens, and only {tokens} go through the blocks; if they are all there "
+        "are, as where tokens are pooled first, declare the axes as they are"
+    ]
+
+
+def _check_places(stack: Stack, facts: _Facts) -> None:
+    """Raise where a token of the input is at another place in the stream, or in another stream."""
+    stream = replace(stack.stream, streams="join")
+    if facts.only_ids and len(facts.lengths) > 1:
+        raise InputError(
+            f"The inputs have ids of several lengths ({', '.join(map(str, sorted(facts.lengths)))}), and which tokens "
+            f"are padding is known of one of them, so that it is not known for {stack.calls[0].module_name}. Pass ids "
+            "of one length, or none that are padding."
+        )
+    if not facts.only_ids or not facts.lengths or facts.changed is None:
+        return
+    words, sizes = stream.unfolded(facts.shape, facts.rows)
+    place = _changed_place(min(facts.lengths))
+    reached = stream.canonical(facts.changed, facts.rows)[facts.row].any(dim=-1)
+    if _is_local(words, sizes, facts) and not bool(reached[place]):
+        raise InputError(
+            f"Token {place} of the input is token {int(reached.int().argmax())} of what {stack.calls[0].module_name} "
+            "takes, so that which of its tokens are padding is not known. Pass sequences of one length, without "
+            "padding and with tokens_policy='content'."
+        )
+
+
+def _batch_of(stream: Stream, shape: torch.Size, rows: int) -> int:
+    try:
+        return stream.sizes(shape, rows)[0]
+    except SiteError:
+        return -1
+
+
+def _against(stream: Stream, facts: _Facts) -> list[str]:
+    """What contradicts this order of axes, in words; nothing where all agrees."""
+    stream = replace(stream, streams="join")
+    try:
+        words, sizes = stream.unfolded(facts.shape, facts.rows)
+    except SiteError as error:
+        return [str(error)]
+    batch, tokens, dim = stream.sizes(facts.shape, facts.rows)
+    if batch != facts.rows:
+        return [f"that is {batch} sequences, and the input holds {facts.rows}"]
+    found = []
+    own_axis = stream.axis_of("dim", len(facts.shape))
+    if facts.channels is not None and facts.channels != own_axis:
+        found.append(f"the norms and linear maps of its blocks act along axis {facts.channels}, not {own_axis}")
+    apart = [size for word, size in zip(words, sizes, strict=True) if word == "tokens" and size > 1]
+    several = apart if len(apart) > 1 else []
+    others = [*several, *([dim] if facts.channels is None else [])]
+    found += [
+        f"the input has {length} tokens, and that is {tokens}"
+        for length in facts.lengths
+        if tokens not in facts.lengths and length in others
+    ]
+    found += [
+        f"its attention has {queries} queries in each of {facts.rows} sequences, and that is {tokens} tokens"
+        for rows, queries, keys in facts.attention
+        if rows == facts.rows and queries == keys and queries != tokens and queries in others
+    ]
+    if facts.changed is not None:
+        found += _against_change(words, facts.changed.reshape(sizes), facts.row)
+        found += _against_mixing(stream, facts)
+    elif batch == tokens and batch > 1:
+        found.append(f"there are as many sequences as tokens ({batch}), and nothing tells them apart")
+    if not found and tokens == dim and facts.channels is None and not _is_local(words, sizes, facts):
+        found.append(
+            f"there are as many tokens as channels ({tokens}), and nothing tells them apart; take inputs of another "
+            "length"
+        )
+    return found
+
+
+def _against_change(words: Sequence[str], changed: Tensor, row: int) -> list[str]:
+    """What a change of one token of one sequence says against these axes."""
+    reached = {axis: _reached(changed, axis) for axis in range(changed.dim())}
+    rows = reached[words.index("batch")]
+    if [i for i, hit in enumerate(rows.tolist()) if hit] != [row]:
+        return [f"a change of one token of sequence {row} reached {int(rows.sum())} sequences"]
+    local = [axis for axis, word in enumerate(words) if word == "tokens" and _is_part(reached[axis])]
+    whole = [axis for axis, word in enumerate(words) if word == "tokens" and len(reached[axis]) > 1]
+    whole = [axis for axis in whole if bool(reached[axis].all())]
+    dims = reached[words.index("dim")]
+    if whole and local:
+        return [
+            f"a change of one token reached all {len(reached[whole[0]])} places along one axis of tokens, as it does "
+            "where a token has several streams"
+        ]
+    if whole and _is_part(dims):
+        return [f"a change of one token reached all tokens, and only {int(dims.sum())} of {len(dims)} channels"]
+    return []
+
+
+def _against_mixing(stream: Stream, facts: _Facts) -> list[str]:
+    """What is said against an axis of sequences by a block that carries a change from one to another.
+
+    Nothing where attention is seen within each sequence: experts that take so many tokens and no more mix them too.
+    """
+    tokens = stream.sizes(facts.shape, facts.rows)[1]
+    within = any(found[:2] == (facts.rows, tokens) for found in facts.attention) and facts.rows != tokens
+    if (
+        within
+        or facts.changed_behind is None
+        or _batch_of(stream, facts.changed_behind.shape, facts.rows) != facts.rows
+    ):
+        return []
+    words, sizes = stream.unfolded(facts.changed_behind.shape, facts.rows)
+    rows = _reached(facts.changed_behind.reshape(sizes), words.index("batch"))
+    if int(rows.sum()) <= 1:
+        return []
+    return [f"the first block carries a change of one sequence to {int(rows.sum())} of {facts.rows}"]
+
+
+def _reached(changed: Tensor, axis: int) -> Tensor:
+    others = [other for other in range(changed.dim()) if other != axis]
+    return changed.any(dim=others) if others else changed
+
+
+def _is_part(reached: Tensor) -> bool:
+    return 0 < int(reached.sum()) <= len(reached) // 2
+
+
+def _is_local(words: Sequence[str], sizes: Sequence[int], facts: _Facts) -> bool:
+    """Whether the change reached few tokens and most of the channels."""
+    if facts.changed is None:
+        return False
+    changed = facts.changed.reshape(tuple(sizes))
+    local = [_is_part(_reached(changed, axis)) for axis, word in enumerate(words) if word == "tokens"]
+    return any(local) and not _is_part(_reached(changed, list(words).index("dim")))
+
+
+def _for(stream: Stream, facts: _Facts) -> tuple[str, ...]:
+    """What agrees with this order of axes, in words."""
+    stream = replace(stream, streams="join")
+    words, sizes = stream.unfolded(facts.shape, facts.rows)
+    _, tokens, _ = stream.sizes(facts.shape, facts.rows)
+    found = []
+    if tokens in facts.lengths or _is_local(words, sizes, facts):
+        found.append("the input")
+    if any((rows, queries) == (facts.rows, tokens) or rows * queries == facts.rows * tokens
+           for rows, queries, _ in facts.attention):  # fmt: skip
+        found.append("the attention")
+    if facts.channels is not None:
+        found.append("the blocks' own maps")
+    return tuple(found)
+
+
+def _refusal(stack: Stack, facts: _Facts, against: Sequence[str]) -> str:
+    first = stack.calls[0].module_name or "the model itself"
+    axes = [a for a in (*_FOUND, *_DECLARED) if not _against(replace(stack.stream, axes=a, streams="join"), facts)]
+    sizes = ""
+    try:
+        sizes = " x ".join(map(str, stack.stream.sizes(facts.shape, facts.rows)))
+        sizes = f", that is {sizes}"
+    except SiteError:
+        pass
+    return (
+        f"Block 0 ({first}) takes a tensor of shape {tuple(facts.shape)} for {facts.rows} sequences. Read as "
+        f"'{stack.stream}'{sizes} (sequences, tokens, channels), this cannot be the residual stream: "
+        f"{'; '.join(against)}. {_how_to_declare(axes[0] if axes else None)}"
+    )
+
+
+def _how_to_declare(axes: str | None) -> str:
+    if axes is None:
+        return (
+            "Declare where the stream is, with one word per axis out of batch, tokens, dim and streams: "
+            "stream=rankscope.Stream('batch dim tokens'), or --layout 'batch dim tokens'; or name other blocks with "
+            "blocks='layers.*'."
+        )
+    return f"What was seen agrees with stream=rankscope.Stream({axes!r}), on the command line --layout {axes!r}."
+
+
+def _check_flow(stack: Stack, seen: _Seen) -> None:
+    """Raise where what blocks give back is not the stream, or not all of it.
+
+    Raises:
+        LayoutError: the stream goes around the blocks, or is in another slot than the one that is read.
+    """
+    calls, stream, pairs = seen.calls, stack.stream, _pairs(seen)
+    around = bool(pairs) and all(_Mark("in", stack.name, number) in after.carries for number, _, after in pairs)
+    # Blocks without skips of their own, and a stream that passes some of them by: it is outside, over several at once.
+    bare = not any(plan.skips for plan in stack.plans)
+    around |= bare and any(mark[:2] == ("in", stack.name) for _, _, after in pairs for mark in after.carries)
+    meet = {_Mark("in", stack.name, 0), _Mark("out", stack.name, 0, "0")}
+    alone = not pairs and any(meet <= marks for marks in seen.added_behind)
+    if (around or alone) and stream.skips == "inside" and stream.slot == 0:
+        sums = [_is_sum(before, after) for _, before, after in pairs]
+        raise LayoutError(
+            f"What {calls[0].name} takes goes on around it, and meets what it gives back outside, in the model's own "
+            "loop: its output is a branch, not the residual stream. "
+            + (
+                "If the loop adds the two (x = x + block(x)), declare it: stream=rankscope.Stream(skips='around'), on "
+                "the command line --layout skips=around."
+                if all(sums)
+                else "It is not their plain sum, which no declaration describes: write the skip into the block."
+            )
+        )
+    if stream.skips == "around":
+        wrong = next((after.name for _, before, after in pairs if not _is_sum(before, after)), None)
+        if wrong is not None:
+            raise LayoutError(
+                f"stream=Stream(skips='around') says that what {wrong} takes is the sum of what the block before it "
+                "took and gave back, and it is not. Leave skips out, or write the skip into the block's module."
+            )
+
+
+def _check_slots(view: ModelView, batch: Batch, stack: Stack, seen: _Seen) -> None:
+    """Raise where blocks hand on more than the stream, shaped like it; at two lengths, if the input has a length.
+
+    Raises:
+        LayoutError: the stream is in another slot than the one that is read, or in several.
+    """
+    why, other = _other_slots(stack, seen), _of_another_length(batch)
+    if why is None:
+        return
+    # As many global tokens as tokens (PEGASUS-X) are no second stream.
+    if other is not None and _other_slots(stack, _watch(view, other)[stack.name]) is None:
+        return
+    raise LayoutError(why)
+
+
+def _of_another_length(batch: Batch) -> Batch | None:
+    """The same ids twice in a row, or the first half of many; None where the input is something else."""
+    ids = _ids(batch)
+    lengths = {value.shape[1 - batch.axis] for value in ids}
+    if len(lengths) != 1 or any(_is_data(name, value) for name, value in _named(batch)):
+        return None
+    axis, length = 1 - batch.axis, lengths.pop()
+
+    def cut(value: Any) -> Any:
+        if not isinstance(value, Tensor) or value.dim() != 2 or value.shape[axis] != length:
+            return value
+        return value.narrow(axis, 0, length // 2) if length > _SHORT else torch.cat([value, value], dim=axis)
+
+    inputs = {name: cut(value) for name, value in batch.inputs.items()}
+    return replace(batch, inputs=inputs, arguments=tuple(map(cut, batch.arguments)))
+
+
+def _pairs(seen: _Seen) -> list[tuple[int, _Call, _Call]]:
+    """Each call that is followed by another, and that one."""
+    return list(zip(range(len(seen.calls)), seen.calls, seen.calls[1:], strict=False))
+
+
+def _other_slots(stack: Stack, seen: _Seen) -> str | None:
+    """What blocks hand on besides the first tensor that they give back, in words; None where it is that alone."""
+    for number, before, after in _pairs(seen):
+        carried = {mark.slot for mark in after.carries if mark == _Mark("out", stack.name, number, mark.slot)}
+        taken = sorted({*carried, *after.takes} - {"0"})
+        if not taken or not carried:
+            continue
+        if "0" in {*carried, *after.takes}:
+            return (
+                f"{before.name} gives back several tensors of one shape, and {after.name} reads the first and slot "
+                f"{taken[0]}: the residual stream is not the first alone. If it is their sum, as in blocks that hand "
+                "on (hidden, residual), declare stream=rankscope.Stream(slot='sum'), --layout slot=sum; if it is one "
+                f"of them, stream=rankscope.Stream(slot={_spelled(taken[0])}), --layout slot={taken[0]}."
+            )
+        return (
+            f"{after.name} goes on with slot {taken[0]} of what {before.name} gives back, not with the first tensor in "
+            f"it. Declare it: stream=rankscope.Stream(slot={_spelled(taken[0])}), --layout slot={taken[0]}."
+        )
+    return None
+
+
+def _spelled(slot: str) -> str:
+    return slot if slot.isdigit() else repr(slot)
+
+
+def _is_sum(before: _Call, after: _Call) -> bool:
+    """Whether what the next block takes is what this one took and gave back, added."""
+    if before.left is None or before.left.shape != before.entry.shape or after.entry.shape != before.entry.shape:
+        return False
+    gap = (before.entry.double() + before.left.double() - after.entry.double()).abs().max()
+    size = after.entry.double().abs().max() + before.entry.double().abs().max()
+    return bool(gap <= _ROUNDINGS * torch.finfo(after.entry.dtype).eps * size)
+
+
+class _Watch(TorchFunctionMode):
+    """Follows marks from block to block outside of them, and the axes of the stream inside."""
+
+    def __init__(self, view: ModelView) -> None:
+        super().__init__()
+        self.seen = {stack.name: _Seen() for stack in view.stacks}
+        self._open: list[tuple[Stack, _Call]] = []
+        self._marks: dict[int, tuple[weakref.ref[Tensor], _Marks]] = {}
+        self._axes: dict[int, tuple[weakref.ref[Tensor], tuple[int, ...]]] = {}
+        self._slots: dict[str | None, dict[str, weakref.ref[Tensor]]] = {}
+        self._made_from: dict[int, tuple[weakref.ref[Tensor], list[weakref.ref[Tensor]]]] = {}
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        with torch._C.DisableTorchFunction():
+            inputs = tensors_in((args, kwargs or {}), depth=3)
+            if self._open:
+                self._inside(func, args, kwargs or {}, inputs, out)
+            else:
+                self._outside(func, inputs, tensors_in(out) or inputs[:1])
+        return out
+
+    def _outside(self, func: Callable[..., Any], inputs: list[Tensor], outputs: list[Tensor]) -> None:
+        for tensor in inputs:
+            parent, made = self._made_from.get(id(tensor), (None, []))
+            made = made if parent is not None and parent() is tensor else []
+            self._made_from[id(tensor)] = (weakref.ref(tensor), [*made, *map(weakref.ref, outputs)])
+        known = [self._marks_of(tensor) for tensor in inputs]
+        union = _Marks().union(*known)
+        if not union:
+            return
+        if func in ADDS:
+            for found in self.seen.values():
+                found.added_behind.add(union)
+        for tensor in outputs:
+            self._marks[id(tensor)] = (weakref.ref(tensor), union)
+
+    def _mark_all_made_from(self, tensor: Tensor, mark: _Mark) -> None:
+        """Mark a tensor, and what was made from it before a block takes it (``0.5 * x + block(x)``)."""
+        waiting = [tensor]
+        while waiting:
+            current = waiting.pop()
+            if mark not in self._marks_of(current):
+                marks = frozenset({mark}) if current is tensor else self._marks_of(current) | {mark}
+                self._marks[id(current)] = (weakref.ref(current), marks)
+                parent, made = self._made_from.get(id(current), (None, []))
+                if parent is not None and parent() is current:
+                    waiting += [child for reference in made if (child := reference()) is not None]
+
+    def _marks_of(self, tensor: Tensor) -> _Marks:
+        entry = self._marks.get(id(tensor))
+        return entry[1] if entry is not None and entry[0]() is tensor else frozenset()
+
+    def _inside(
+        self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], inputs: list[Tensor], out: Any
+    ) -> None:
+        seen = self.seen[self._open[-1][0].name]
+        if func is SDPA or func in SOFTMAXES:
+            self._note_attention(func, inputs, out, seen)
+        turned = next(((tensor, axes) for tensor in inputs if (axes := self._axes_of(tensor)) is not None), None)
+        if turned is None:
+            return
+        tensor, axes = turned
+        if func in _LAST_AXIS_NORMS:
+            seen.by_norms.add(axes[-1])
+        elif func in _SECOND_AXIS_NORMS:
+            seen.by_norms.add(axes[1])
+        elif func in _CONVOLUTIONS and tensor is inputs[0]:
+            seen.by_maps.add(axes[1])
+            return
+        elif func in _PRODUCTS or func is MULTI_HEAD or func is SDPA:
+            if tensor is inputs[0]:
+                seen.by_maps.add(axes[-1])
+            return
+        if not isinstance(out, Tensor) or out is tensor:
+            return
+        if func in _TURNS:
+            small = torch.empty(tuple(range(2, 2 + tensor.dim())))
+            shape = func(small, *args[1:], **kwargs).shape
+            self._follow(out, tuple(axes[size - 2] for size in shape))
+        elif out.shape == tensor.shape:
+            self._follow(out, axes)
+
+    def _follow(self, tensor: Tensor, axes: tuple[int, ...]) -> None:
+        self._axes[id(tensor)] = (weakref.ref(tensor), axes)
+
+    def _axes_of(self, tensor: Tensor) -> tuple[int, ...] | None:
+        entry = self._axes.get(id(tensor))
+        return entry[1] if entry is not None and entry[0]() is tensor else None
+
+    @staticmethod
+    def _note_attention(func: Callable[..., Any], inputs: list[Tensor], out: Any, seen: _Seen) -> None:
+        if func is SDPA and inputs[0].dim() == 4:
+            seen.attention.add((inputs[0].shape[0], inputs[0].shape[-2], inputs[1].shape[-2]))
+        elif func is not SDPA and isinstance(out, Tensor) and out.dim() == 4:
+            seen.attention.add((out.shape[0], out.shape[-2], out.shape[-1]))
+
+    def enter(self, stack: Stack, name: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
+        """A pre-hook that notes what a block takes."""
+
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            with torch._C.DisableTorchFunction():
+                first, taken = first_tensor(args, kwargs), stream_in(stack.stream, args, kwargs)
+                if first is None or taken is None:
+                    return
+                if torch._C._functorch.is_functorch_wrapped_tensor(first):
+                    raise LayoutError(
+                        f"{name} runs inside torch.func (vmap, grad): what it takes is one part of a tensor whose "
+                        "further axes are hidden. Call it on whole batches."
+                    )
+                found = self.seen[stack.name]
+                slots = {slot: ref() for slot, ref in self._slots.get(stack.name, {}).items()}
+                given = [value for value in tensors_in((args, kwargs)) if value.shape == first.shape]
+                takes = tuple(s for s, tensor in slots.items() if any(value is tensor for value in given))
+                call = _Call(name, taken.clone(), self._marks_of(first), takes)
+                self._mark_all_made_from(first, _Mark("in", stack.name, len(found.calls)))
+                found.calls.append(call)
+                self._open.append((stack, call))
+                self._axes.clear()
+                self._follow(first, tuple(range(first.dim())))
+
+        return hook
+
+    def leave(self, stack: Stack) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
+        """A hook that notes what a block gives back."""
+
+        def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            with torch._C.DisableTorchFunction():
+                if not self._open:
+                    return
+                _, call = self._open.pop()
+                left = stream_out(stack.stream, output)
+                call.left = None if left is None else left.clone()
+                number = len(self.seen[stack.name].calls) - 1
+                slots = slots_in(output)
+                first = next(iter(slots.values()), None)
+                alike = {
+                    slot if position else "0": tensor
+                    for position, (slot, tensor) in enumerate(slots.items())
+                    if first is not None and (tensor.shape == call.entry.shape or tensor is first)
+                }
+                self._slots[stack.name] = {slot: weakref.ref(tensor) for slot, tensor in alike.items()}
+                for slot, tensor in alike.items():
+                    self._marks[id(tensor)] = (weakref.ref(tensor), frozenset({_Mark("out", stack.name, number, slot)}))
+
+        return hook
+
+
+def _watch(view: ModelView, batch: Batch) -> dict[str | None, _Seen]:
+    mode = _Watch(view)
+    with ExitStack() as hooks:
+        for stack, name, module in _blocks_of(view):
+            hooks.callback(module.register_forward_pre_hook(mode.enter(stack, name), with_kwargs=True).remove)
+            hooks.callback(module.register_forward_hook(mode.leave(stack)).remove)
+        _run(view.model, batch, mode)
+    return mode.seen
+
+
+def _blocks_of(view: ModelView) -> Iterator[tuple[Stack, str, nn.Module]]:
+    modules = view.modules()
+    for stack in view.stacks:
+        for name in dict.fromkeys(call.module_name for call in stack.calls):
+            yield stack, name, modules[name]
+
+
+def _run(model: nn.Module, batch: Batch, mode: TorchFunctionMode | None = None) -> None:
+    """One pass, with the same random numbers each time, for models that draw some even when evaluated."""
+    with torch.random.fork_rng(devices=[]), ExitStack() as stack:
+        torch.manual_seed(0)
+        if mode is not None:
+            stack.enter_context(mode)
+        batch.run(model)
+
+
+class _AllEntered(Exception):  # noqa: N818  (no error: the way out of a forward pass whose rest is not needed)
+    """The first block of every stack has run."""
+
+
+def _first_calls_of_another_token(
+    view: ModelView, batch: Batch, rows: int
+) -> dict[str | None, tuple[Tensor, Tensor | None]]:
+    """What enters and leaves the first block of each stack when one token of the last sequence is another."""
+    entries: dict[str | None, Tensor] = {}
+    found: dict[str | None, tuple[Tensor, Tensor | None]] = {}
+    ends_early = not needs_all_ranks(view.model)
+
+    def enter(stack: Stack) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            taken = stream_in(stack.stream, args, kwargs)
+            if taken is not None:
+                entries.setdefault(stack.name, taken.clone())
+
+        return hook
+
+    def leave(stack: Stack) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
+        def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            left = stream_out(stack.stream, output)
+            if stack.name in entries:
+                found.setdefault(stack.name, (entries[stack.name], None if left is None else left.clone()))
+            if ends_early and len(found) == len(view.stacks):
+                raise _AllEntered
+
+        return hook
+
+    modules = view.modules()
+    with ExitStack() as hooks:
+        for stack in view.stacks:
+            module = modules[stack.calls[0].module_name]
+            hooks.callback(module.register_forward_pre_hook(enter(stack), with_kwargs=True).remove)
+            hooks.callback(module.register_forward_hook(leave(stack)).remove)
+        with suppress(_AllEntered):
+            _run(view.model, _with_another_token(batch, rows - 1))
+    return found
+
+
+def _named(batch: Batch) -> list[tuple[str, Any]]:
+    return [*(("", value) for value in batch.arguments), *batch.inputs.items()]
+
+
+def _is_data(name: str, value: object) -> bool:
+    """Whether an input is an image, a sound or embedded tokens."""
+    return isinstance(value, Tensor) and value.is_floating_point() and value.dim() > 1 and "mask" not in name
+
+
+def _ids(batch: Batch) -> list[Tensor]:
+    """The token ids among the inputs."""
+    named = {name: value for name, value in batch.inputs.items() if name.endswith("input_ids")}
+    values = named.values() if named else [v for n, v in batch.inputs.items() if "mask" not in n and "type" not in n]
+    return [value for value in (*batch.arguments, *values) if _is_ids(value)]
+
+
+def _is_ids(value: object) -> bool:
+    return isinstance(value, Tensor) and value.dim() == 2 and value.dtype in (torch.int64, torch.int32)
+
+
+def _with_another_token(batch: Batch, row: int) -> Batch:
+    """The same batch with one token of one sequence replaced, or one number of its image or sound."""
+    ids = {id(value) for value in _ids(batch)}
+
+    def changed(name: str, value: Any) -> Any:
+        if not isinstance(value, Tensor) or value.dim() < 2 or value.shape[batch.axis] != batch.sequences:
+            return value
+        if id(value) in ids:
+            return _another_id(value, row, batch.axis)
+        if not _is_data(name, value):
+            return value
+        value = value.clone()
+        place = tuple(row if axis == batch.axis else size // 2 for axis, size in enumerate(value.shape))
+        value[place] += 1 + value[place].abs()
+        return value
+
+    return replace(
+        batch,
+        inputs={name: changed(name, value) for name, value in batch.inputs.items()},
+        arguments=tuple(changed("", value) for value in batch.arguments),
+    )
+
+
+def _another_id(ids: Tensor, row: int, axis: int) -> Tensor:
+    """One id in the middle becomes another that the sequence holds, so that it is one the model knows."""
+    ids = ids.clone()
+    own = ids.select(axis, row)
+    middle = _changed_place(len(own))
+    other = [number for number in own[1:-1].tolist() if number != int(own[middle])]
+    own[middle] = other[0] if other else (own[middle] - 1 if own[middle] > 0 else own[middle] + 1)
+    return ids
+
+
+def _changed_place(tokens: int) -> int:
+    """Which of so many tokens is changed."""
+    return tokens // 2
+
+
+def _change(before: Tensor | None, after: Tensor | None) -> Tensor | None:
+    """Where a tensor is another, not by rounding; None where it is nowhere, or not comparable."""
+    if before is None or after is None or after.shape != before.shape:
+        return None
+    changed = (before - after).abs() > _REORDERED * torch.finfo(before.dtype).eps * before.abs().max()
+    return changed if bool(changed.any()) else None
