@@ -35,6 +35,9 @@ NAMES = [name for name in TINY_PRESETS if name not in NOT_FOUND] + list(OWN)
 IN_FLOAT64 = [name for name in NAMES if name not in ONLY_FLOAT32]
 NO_MLP = {"tiny-mobilebert", "tiny-mamba", "tiny-mamba2", "tiny-falcon-mamba", "hand-written without skips"}
 NO_SKIP = "hand-written without skips"
+UNCUT = {"tiny-mobilebert"}
+"""Families with skips inside a branch, which a cut would leave in place."""
+CUT = [name for name in NAMES if name not in UNCUT and name != NO_SKIP]
 NO_ATTENTION = (
     "tiny-mamba",
     "tiny-mamba2",
@@ -109,12 +112,12 @@ def test_an_operation_that_changes_nothing_is_bit_equal(name: str) -> None:
     assert equal(under(name, everything), bare)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", CUT)
 def test_a_cut_is_undone(name: str) -> None:
     model, batch, _ = prepared(name)
     bare, hooks = outputs(model, batch), hooks_of(model)
     cut = under(name, Operation(0.0, 0.0, mlp="keep" if name in NO_MLP else "drop"))
-    assert equal(cut, bare) == (name == NO_SKIP)
+    assert not equal(cut, bare)
     assert all(bool(torch.isfinite(x).all()) for x in cut)
     assert equal(outputs(model, batch), bare)
     assert hooks_of(model) == hooks
@@ -185,7 +188,7 @@ def relative(got: Tensor, want: Tensor) -> float:
     return float((got - want).abs().max() / want.abs().max())
 
 
-@pytest.mark.parametrize("name", [name for name in IN_FLOAT64 if name != NO_SKIP])
+@pytest.mark.parametrize("name", [name for name in IN_FLOAT64 if name in CUT])
 def test_gain_one_half_is_half_the_stream_plus_the_branch(name: str) -> None:
     model, batch, view = prepared(name)
     check = Recomputation(view)
@@ -232,6 +235,9 @@ def test_an_mlp_that_is_not_there_is_not_dropped(name: str) -> None:
 
 REFUSALS: tuple[tuple[str, Mapping[str, Any], str], ...] = (
     (NO_SKIP, {"skip": 0.5}, "has no skip to scale"),
+    (NO_SKIP, {"skip": 0.0}, "would change nothing: block 0 to block 2"),
+    ("tiny-mobilebert", {"skip": 0.0}, r"Found at block 0: torch.add in encoder\.layer\.0\.attention\.output"),
+    ("tiny-mobilebert", {"attention_skip": 0.5}, "Found at block 0: torch.add"),
     ("tiny-gpt-oss", {"attention": "uniform"}, "learned sink"),
     ("tiny-gpt-oss", {"attention": "centred"}, "learned sink"),
     ("tiny-swin", {"mask": "causal"}, "this attention runs among others: 16 queries"),

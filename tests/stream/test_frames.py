@@ -86,19 +86,24 @@ def test_a_parameter_scales_the_stream_and_not_a_norm_of_it() -> None:
 
 def test_an_add_is_onto_the_stream_with_a_branch_of_its_shape() -> None:
     frame, branch = StreamFrame(X), torch.zeros(2, 5, 8)
-    assert frame.match((X, branch), {}) == (X, branch)
-    swapped = frame.match((branch, X), {})
-    assert swapped is not None
-    assert swapped[0] is X
+    for args in ((X, branch), (branch, X)):
+        found = frame.match(torch.add, args, {})
+        assert found is not None
+        assert found.carried is X
+        assert found.branches == (branch,)
+        assert found.summands() == (X, branch)
+    scaled = frame.match(torch.add, (X, branch + 1), {"alpha": 2})
+    assert scaled is not None
+    assert torch.equal(scaled.summands()[1], torch.full((2, 5, 8), 2.0))
     for args, kwargs in (
         ((branch, branch), {}),
         ((X, X), {}),
         ((X, 1.0), {}),
         ((X, torch.zeros(8)), {}),
-        ((X, branch), {"alpha": 2}),
+        ((X, branch), {"out": branch}),
         ((X,), {}),
     ):
-        assert frame.match(args, kwargs) is None
+        assert frame.match(torch.add, args, kwargs) is None
 
 
 def test_an_object_at_the_place_of_one_that_is_gone_is_not_the_stream() -> None:

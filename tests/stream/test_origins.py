@@ -33,7 +33,7 @@ def attended(probe: ProbeFrame, query: Tensor, key: Tensor, *, by_name: bool = F
 
 def added(probe: ProbeFrame, stream: Tensor, branch: Tensor) -> Tensor:
     """The sum, which is the stream from then on."""
-    assert probe.see_add((stream, branch), {})
+    assert probe.see_add(torch.add, (stream, branch), {}) is stream
     out = torch.zeros(2, 5, 8)
     probe.follow(out)
     return out
@@ -82,7 +82,7 @@ def test_an_add_of_what_does_not_come_from_the_stream_is_no_skip() -> None:
     added(probe, x, computed(probe, x))
     assert probe.record.joins == [False, False]
     assert probe.record.labels == ["mlp"]
-    assert not probe.see_add((positions, torch.zeros(2, 5, 8)), {})
+    assert probe.see_add(torch.add, (positions, torch.zeros(2, 5, 8)), {}) is None
 
 
 def test_branches_computed_before_the_first_add_join_it() -> None:

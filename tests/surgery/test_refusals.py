@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from torch import nn
 from rankscope._errors import InputError, UnsupportedOperationError
 from rankscope.masks import parse_mask
 from rankscope.models.stream import Stream
-from rankscope.models.view import BlockCall, BlockPlan, ModelView, Stack
+from rankscope.models.view import BlockCall, BlockPlan, Carry, ModelView, Stack
 from rankscope.surgery.graft import Graft
 from rankscope.surgery.grafting import _check_places
 from rankscope.surgery.operating import operate
@@ -36,12 +37,22 @@ def view(*plans: BlockPlan, inline: bool = False, name: str | None = None) -> Mo
     return ModelView(nn.Module(), (Stack(name, tuple(calls), Stream("batch tokens dim"), None),))
 
 
+def carried(*plans: BlockPlan) -> ModelView:
+    """A long skip around the first two blocks, and a norm written out in the second."""
+    plain = view(*plans).stacks[0]
+    skip, norm = Carry("", "torch.add", 0, 1), Carry("layers.1", "torch.mul", 1, 1)
+    return ModelView(nn.Module(), (replace(plain, carries=(skip,)), replace(plain, name="other", own_norms=(norm,))))
+
+
 FINE: tuple[tuple[ModelView, dict[str, Any]], ...] = (
     (view(PLAIN, PLAIN), {"attention_skip": 0.5, "mlp": "drop", "norm": "rms", "temperature": 2.0}),
     (view(UNSEEN), {"attention_skip": 0.0, "mlp": "drop", "norm": "identity"}),
     (view(UNSEEN, PLAIN), {"temperature": 2.0, "layers": frozenset({1})}),
-    (view(BARE), {"attention_skip": 0.0, "mlp_skip": 0.0}),
-    (view(BARE), {"attention_skip": 0.0, "mlp_skip": 1.0}),
+    (view(BARE, PLAIN), {"attention_skip": 0.0, "mlp_skip": 0.0}),
+    (view(BARE, BARE), {"attention_skip": 0.0, "mlp_skip": 0.0, "temperature": 2.0}),
+    (carried(PLAIN, PLAIN, PLAIN), {"temperature": 2.0, "mlp": "drop"}),
+    (carried(PLAIN, PLAIN, PLAIN), {"norm": "rms", "layers": frozenset({0, 2})}),
+    (carried(PLAIN, PLAIN, PLAIN), {"attention_skip": 0.0, "layers": frozenset({2})}),
     (view(MIXER, PLAIN), {"mlp": "drop"}),
     (view(MIXER, PARALLEL), {"mlp": "drop"}),
     (view(PARALLEL), {"attention_skip": 0.5, "mlp_skip": 0.5, "mlp": "drop"}),
@@ -55,6 +66,13 @@ FINE: tuple[tuple[ModelView, dict[str, Any]], ...] = (
     (view(PLAIN, name="encoder"), {"stack": "encoder", "norm": "rms"}),
 )
 REFUSED: tuple[tuple[ModelView, dict[str, Any], str], ...] = (
+    (carried(PLAIN, PLAIN), {"mlp_skip": 0.5}, "Found at blocks 0 to 1: torch.add in the model itself"),
+    (carried(PLAIN, PLAIN), {"attention_skip": 0.0, "layers": frozenset({1})}, "blocks 0 to 1: torch.add in the model"),
+    (
+        carried(PLAIN, PLAIN),
+        {"norm": "identity"},
+        "norm='identity' would leave .* other block 1: torch.mul in layers.1",
+    ),
     (view(PLAIN, UNSEEN), {"temperature": 2.0}, "^block 1: its attention probabilities cannot be seen"),
     (view(PLAIN, UNSEEN), {"mask": parse_mask("causal")}, "^block 1: its attention probabilities"),
     (view(CROSS_ONLY, name="decoder"), {"attention_scale": 2.0}, "^decoder block 0: its attention probabilities"),
@@ -63,6 +81,13 @@ REFUSED: tuple[tuple[ModelView, dict[str, Any], str], ...] = (
     (view(PLAIN, HIDDEN_MLP), {"mlp": "drop"}, "^block 1: the MLP joins the attention branch in a way that was not"),
     (view(PLAIN, ATTENTION_ALONE), {"mlp": "drop"}, "^block 1 adds no MLP to the stream"),
     (view(MIXER), {"mlp": "drop"}, "no block meant adds an MLP"),
+    (
+        view(BARE, BARE),
+        {"attention_skip": 0.0, "mlp_skip": 0.0},
+        "would change nothing: block 0 to block 1 have no skip",
+    ),
+    (view(BARE), {"attention_skip": 0.0}, "would change nothing: block 0 have no skip"),
+    (view(ATTENTION_ALONE), {"mlp_skip": 0.5}, "would change nothing: block 0 have no skip"),
     (view(BARE), {"attention_skip": 0.5, "mlp_skip": 0.5}, "^block 0 has no skip to scale"),
     (view(BARE), {"mlp_skip": 0.5}, "^block 0 has no skip to scale"),
     (view(BARE, MIXER), {"norm": "rms"}, "^norm='rms': no block meant has a norm"),
@@ -114,6 +139,8 @@ def test_a_graft_needs_a_place_to_take_hold() -> None:
         (("sums",), view(PLAIN, BARE), "^block 1 has no skip onto which a branch is added"),
         (("norms", "reads"), view(PLAIN, MIXER), "^block 1 has no norm that could be changed"),
         (("reads",), view(PLAIN, PLAIN, inline=True), "several blocks in one module call"),
+        (("adds",), carried(PLAIN, PLAIN), "what is put at the skips would leave in place"),
+        (("norms",), carried(PLAIN, PLAIN), "What is put at the norms would leave norms in place"),
     ):
         with pytest.raises(UnsupportedOperationError, match=reason):
             _check_places(touching(*places), model)

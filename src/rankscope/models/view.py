@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from torch import nn
@@ -11,6 +11,7 @@ from torch import nn
 from rankscope.models.stream import Stream
 
 Label = Literal["attention", "cross_attention", "mixer", "mlp", "both"]
+Sums = Literal["plain", "any"]
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,29 @@ class BlockCall:
 
 
 @dataclass(frozen=True)
+class Carry:
+    """An operation that hands the stream on beside the skips that surgery can edit, or a norm written by hand.
+
+    Attributes:
+        module: qualified name of the module that does it; empty for the model itself.
+        operation: as the author wrote it.
+        first: the first block it leads around, or the block it is in.
+        last: the last one.
+    """
+
+    module: str
+    operation: str
+    first: int
+    last: int
+
+    @property
+    def where(self) -> str:
+        """Blocks, operation and module in words."""
+        blocks = f"block {self.first}" if self.first == self.last else f"blocks {self.first} to {self.last}"
+        return f"{blocks}: {self.operation} in {self.module or 'the model itself'}"
+
+
+@dataclass(frozen=True)
 class Stack:
     """A residual stream from its first block to its last.
 
@@ -67,6 +91,9 @@ class Stack:
         final_norm: qualified name of the norm after the last block, if there is one.
         agrees_with: what the shape of the stream was held against and found to agree with, in words.
         is_declared: whether the user said in which order its axes are.
+        carries: what hands the stream on beside the skips of its blocks; a cut of these would leave it in place.
+        own_norms: norms of the stream that are written out, where no norm module or function shows them.
+        sums: ``"any"`` where its skips are not all written as ``x + f(x)``: gains that are computed, differences, ...
     """
 
     name: str | None
@@ -75,6 +102,9 @@ class Stack:
     final_norm: str | None
     agrees_with: tuple[str, ...] = ()
     is_declared: bool = False
+    carries: tuple[Carry, ...] = field(default=(), kw_only=True)
+    own_norms: tuple[Carry, ...] = field(default=(), kw_only=True)
+    sums: Sums = field(default="plain", kw_only=True)
 
     @property
     def depth(self) -> int:

@@ -151,5 +151,6 @@ class Walk:
     def _view_at(self, number: int) -> ModelView:
         stack = self.view.stacks[0]
         calls = stack.calls[number : number + 1]
-        part = PartOfStack(stack.name, calls, stack.stream, None if calls else stack.final_norm, whole=stack.depth)
+        final_norm = None if calls else stack.final_norm
+        part = PartOfStack(stack.name, calls, stack.stream, final_norm, whole=stack.depth, sums=stack.sums)
         return ModelView(self.view.model, (part,))

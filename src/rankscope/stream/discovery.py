@@ -11,12 +11,14 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
 from torch import nn
 
 from rankscope._errors import DiscoveryError
 from rankscope.models.stream import Stream
-from rankscope.models.view import BlockCall, BlockPlan, Label, ModelView, Stack
+from rankscope.models.view import BlockCall, BlockPlan, Label, ModelView, Stack, Sums
+from rankscope.stream.carries import KnownCall, carries_of
 from rankscope.stream.origins import CallRecord
 from rankscope.stream.probe import probe
 
@@ -43,15 +45,59 @@ def discover(
     Raises:
         DiscoveryError: when nothing in the model looks like a block; the message lists containers to choose from.
     """
-    records = probe(model, run, batch, stream)
-    chosen = _named(records, blocks) if blocks is not None else _found(records)
-    if not chosen:
+    plain, records, _ = _stacks(model, run, batch, blocks, stream, "plain")
+    uncut = _uncut(plain)
+    if plain and not uncut:
+        return ModelView(model, plain)
+    # Skips that are not plain sums: look again, through every form of a sum, and keep what explains more.
+    wide, _, all_true = _stacks(model, run, batch, blocks, stream, "any")
+    found = wide if wide and all_true and (not plain or _uncut(wide) < uncut) else plain
+    if not found:
         raise DiscoveryError(_nothing_found(model, records, blocks))
+    return ModelView(model, found)
+
+
+def _uncut(stacks: Sequence[Stack]) -> int:
+    return sum(1 + carry.last - carry.first for stack in stacks for carry in stack.carries)
+
+
+def _stacks(
+    model: nn.Module,
+    run: Callable[[], object],
+    batch: int,
+    blocks: str | Sequence[str] | None,
+    stream: Stream | None,
+    sums: Sums,
+) -> tuple[tuple[Stack, ...], list[CallRecord], bool]:
+    """The stacks, as one pass shows them (none where no module looks like a block), and whether its skips are true."""
+    records, tape = probe(model, run, batch, stream, sums)
+    chosen = _named(records, blocks) if blocks is not None else _found(records)
     stacks: dict[str, list[CallRecord]] = {}
     for record in chosen:
         stacks.setdefault(_pattern(record), []).append(record)
     names = _stack_names(list(stacks))
-    return ModelView(model, tuple(_stack(names[key], calls, batch, stream) for key, calls in stacks.items()))
+    found = [_stack(names[key], calls, batch, stream) for key, calls in stacks.items()]
+    numbers = {id(record): number for number, record in enumerate(records)}
+    calls = {
+        numbers[id(record)]: _known(position, call)
+        for position, (stack, key) in enumerate(zip(found, stacks, strict=True))
+        for call, record in zip(stack.calls, stacks[key], strict=True)
+    }
+    seen = carries_of(tape, calls, len(found))
+    complete = tuple(
+        replace(stack, sums=sums, carries=tuple(seen.carries[position]), own_norms=tuple(seen.norms[position]))
+        for position, stack in enumerate(found)
+    )
+    return complete, records, seen.all_true
+
+
+def _known(stack: int, call: BlockCall) -> KnownCall:
+    adds = [
+        (call.first_layer + number, label is not None and not joins)
+        for number, plan in enumerate(call.blocks)
+        for label, joins in zip(plan.adds, plan.joins, strict=True)
+    ]
+    return KnownCall(stack, call.first_layer, call.first_layer + len(call.blocks) - 1, tuple(adds))
 
 
 def _named(records: Iterable[CallRecord], blocks: str | Sequence[str]) -> list[CallRecord]:

@@ -21,7 +21,7 @@ from rankscope.stream.attention_calls import from_sdpa, inside_multi_head, is_at
 from rankscope.stream.fastpath import without_fastpath
 from rankscope.stream.frames import first_tensor, output_tensor, stream_in, stream_out, with_output_tensor
 from rankscope.stream.open_call import OpenCall
-from rankscope.stream.operators import ADDS, IN_PLACE_ADDS, MULTI_HEAD, NORMS, SDPA, SOFTMAXES, is_attention, is_norm
+from rankscope.stream.operators import IN_PLACE_SUMS, MULTI_HEAD, NORMS, SDPA, SOFTMAXES, is_attention, is_norm
 from rankscope.stream.recomputation import CallMemory
 from rankscope.stream.sites import SiteRef
 
@@ -86,6 +86,10 @@ class StreamFollower(TorchFunctionMode):
         """A norm of the stream gave ``out``."""
         return out
 
+    def on_branch_norm(self, call: OpenCall, x: Tensor, out: Tensor) -> Tensor:
+        """A norm function gave ``out`` for something that is not the stream itself."""
+        return out
+
     def on_leave(self, call: OpenCall, out: Tensor) -> None:
         """A block call ends."""
 
@@ -119,16 +123,17 @@ class StreamFollower(TorchFunctionMode):
         call = self._open
         if call is None or _OBSERVING.get():
             return func(*args, **kwargs)
-        if func in ADDS:
-            pair = call.match(args, kwargs)
-            if pair is not None:
-                target = args[0] if func in IN_PLACE_ADDS else None
-                return self._add(call, *pair, lambda: func(*args, **kwargs), target)
+        if func in call.sums:
+            found = call.match(func, args, kwargs)
+            if found is not None:
+                target = args[0] if func in IN_PLACE_SUMS else None
+                return self._add(call, *found.summands(), lambda: func(*args, **kwargs), target)
         elif (func is SDPA or func is MULTI_HEAD or func in SOFTMAXES) and self.reads_attention():
             return self._attention(call, func, args, kwargs)
         out = func(*args, **kwargs)
-        if func in NORMS and args and call.is_stream(args[0]):
-            out = self.on_norm(call, args[0], out)
+        if func in NORMS:
+            x = args[0] if args else kwargs["input"]
+            out = self.on_norm(call, x, out) if call.is_stream(x) else self.on_branch_norm(call, x, out)
         call.pass_on(func, args, out)
         return out
 
@@ -153,6 +158,8 @@ class StreamFollower(TorchFunctionMode):
             return inside_multi_head(func, args, kwargs, self._fused, self._softmax_inside)
         if func is SDPA:
             return self._fused(func, args, kwargs)
+        if not call.has_attention:
+            return func(*args, **kwargs)
         batch, tokens = call.batch_and_tokens()
         inside = self._attention_depth > 0
         if not is_over_keys(args, kwargs) or not is_attention_shaped(args[0], batch, tokens, inside):
@@ -187,7 +194,7 @@ class StreamFollower(TorchFunctionMode):
     def _inner_hooks(self, block: nn.Module) -> Iterator[torch.utils.hooks.RemovableHandle]:
         for name, module in block.named_modules():
             if is_norm(module) and not isinstance(module, _CALLS_TORCH_NORM):
-                yield module.register_forward_hook(self._norm)
+                yield module.register_forward_hook(self._norm, with_kwargs=True)
             if is_attention(name, module):
                 yield module.register_forward_pre_hook(self._enter_attention)
                 yield module.register_forward_hook(self._leave_attention, always_call=True)
@@ -269,11 +276,11 @@ class StreamFollower(TorchFunctionMode):
     def _leave_attention(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         self._attention_depth -= 1
 
-    def _norm(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        call, out = self._open, output_tensor(output)
-        if call is None or out is None or not args or not call.is_stream(args[0]):
+    def _norm(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        call, out, x = self._open, output_tensor(output), first_tensor(args, kwargs)
+        if call is None or out is None or x is None or not call.is_stream(x):
             return None
-        new = self.on_norm(call, args[0], out)
+        new = self.on_norm(call, x, out)
         call.follow_normed(new)
         return with_output_tensor(output, new) if new is not out else None
 

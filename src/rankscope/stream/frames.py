@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, cast
 
 import torch
@@ -12,7 +12,55 @@ from torch import Tensor, nn
 
 from rankscope._errors import SiteError
 from rankscope.models.stream import Stream
-from rankscope.stream.operators import MULTIPLICATIONS, NORMS, SAME_VALUES, SLICE
+from rankscope.models.view import Sums
+from rankscope.stream.operators import (
+    ADDED_MATRIX_PRODUCTS,
+    ADDED_PRODUCTS,
+    ADDS,
+    DIFFERENCES,
+    DIVISIONS,
+    INTERPOLATIONS,
+    MULTIPLICATIONS,
+    NEGATIONS,
+    NORMS,
+    SAME_VALUES,
+    SLICE,
+    SUMS,
+)
+
+
+@dataclass(frozen=True)
+class Term:
+    """One of the two summands of a call: the tensors it is made of, and how to compute it.
+
+    A product of matrices does not carry on what it is made of.
+    """
+
+    factors: tuple[object, ...]
+    value: Callable[[], Any]
+    is_product: bool = False
+
+
+@dataclass(frozen=True)
+class SkipSum:
+    """A call that adds a branch to the stream.
+
+    Attributes:
+        carried: the tensor that is the stream.
+        branches: the tensors the branch is made of.
+        own: the term the stream enters by, whatever gain it has.
+        other: the branch.
+    """
+
+    carried: Tensor
+    branches: tuple[Tensor, ...]
+    own: Term
+    other: Term
+
+    def summands(self) -> tuple[Tensor, Tensor]:
+        """Stream and branch as they are added."""
+        stream, branch = self.own.value(), self.other.value()
+        return stream, branch if branch.shape == stream.shape else branch.expand(stream.shape)
 
 
 class StreamFrame:
@@ -21,8 +69,10 @@ class StreamFrame:
     Only weak references are kept: following a stream must not keep an activation alive.
     """
 
-    def __init__(self, entry: Tensor) -> None:
+    def __init__(self, entry: Tensor, sums: Sums = "plain") -> None:
         self.entry_shape = entry.shape
+        self.sums = ADDS if sums == "plain" else SUMS
+        self._any_form = sums == "any"
         self._aliases: dict[int, weakref.ref[Tensor]] = {}
         self._normed: dict[int, weakref.ref[Tensor]] = {}
         self.follow(entry)
@@ -34,6 +84,7 @@ class StreamFrame:
     def follow_normed(self, tensor: Tensor) -> None:
         """This object is a norm of the stream: the stream itself in a post-norm block, a branch in a pre-norm one."""
         self._normed[id(tensor)] = weakref.ref(tensor)
+        self._aliases.pop(id(tensor), None)
 
     def is_stream(self, candidate: object) -> bool:
         """Whether this very object is the stream, or a norm of it."""
@@ -48,18 +99,39 @@ class StreamFrame:
         reference = references.get(id(candidate))
         return reference is not None and reference() is candidate
 
-    def match(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Tensor, Tensor] | None:
-        """``(stream, branch)`` if these are the arguments of an add onto the stream."""
-        if len(args) != 2 or kwargs:
+    def match(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> SkipSum | None:
+        """The sum, if this call, one of ``sums``, adds something to the stream."""
+        if not kwargs and not any(map(self.is_stream, args)):
+            return None  # most sums of a model: taking them apart would cost more than the sum
+        terms = _terms(func, args, kwargs)
+        if terms is None:
             return None
-        left, right = args
-        left_is, right_is = self.is_stream(left), self.is_stream(right)
-        if left_is == right_is:
+        holds = [
+            next((factor for factor in term.factors if not term.is_product and self.is_stream(factor)), None)
+            for term in terms
+        ]
+        if (holds[0] is None) == (holds[1] is None):
             return None
-        stream, branch = (left, right) if left_is else (right, left)
-        if not isinstance(branch, Tensor) or branch.shape != stream.shape:
+        own, other = terms if holds[0] is not None else terms[::-1]
+        carried = holds[0] if holds[0] is not None else holds[1]
+        assert isinstance(carried, Tensor)
+        branches = tuple(factor for factor in other.factors if isinstance(factor, Tensor))
+        if not branches or not self._has_the_shape(func, carried, branches):
             return None
-        return stream, branch
+        return SkipSum(carried, branches, own, other)
+
+    def _has_the_shape(self, func: Callable[..., Any], carried: Tensor, branches: Sequence[Tensor]) -> bool:
+        """Whether the sum has the shape of the stream."""
+        shape = carried.shape
+        if func in ADDED_MATRIX_PRODUCTS:
+            return (*branches[0].shape[:-1], branches[1].shape[-1]) == tuple(shape)
+        if all(branch.shape == shape for branch in branches):
+            return True
+        return (
+            self._any_form
+            and all(_broadcasts(branch.shape, shape) for branch in branches)
+            and not (_is_statistic(branches, shape))
+        )
 
     def pass_on(self, func: Callable[..., Any], args: Sequence[Any], out: Any) -> None:
         """Follow the stream through calls that keep its values, normalise it, or scale it by a gain of the block."""
@@ -74,7 +146,20 @@ class StreamFrame:
                 self.follow(out) if self._is_in(self._aliases, source) else self.follow_normed(out)
         elif func in MULTIPLICATIONS and len(args) == 2:
             left, right = args
-            self._follow_scaled(*((left, right) if _is_gain(right) else (right, left)), out)
+            if self._any_form and self.is_stream(left) != self.is_stream(right):
+                self._follow_gated(left if self.is_stream(left) else right, out)
+            else:
+                self._follow_scaled(*((left, right) if _is_gain(right) else (right, left)), out)
+        elif self._any_form and func in DIFFERENCES and len(args) == 2 and isinstance(args[1], Tensor):
+            if _is_statistic(args[1:], out.shape):  # x - x.mean(-1): the stream, centred
+                self._follow_gated(source, out)
+        elif self._any_form and (func in DIVISIONS or func in NEGATIONS or _adds_nothing(func, args)):
+            self._follow_gated(source, out)
+
+    def _follow_gated(self, gated: object, out: Tensor) -> None:
+        """Follow the stream through any gain, also one that is computed."""
+        if self.is_stream(gated) and isinstance(gated, Tensor) and out.shape == gated.shape:
+            self.follow_normed(out) if self.is_normed(gated) else self.follow(out)
 
     def _follow_scaled(self, scaled: object, gain: object, out: Tensor) -> None:
         """Follow the stream through a gain a block puts on its skip.
@@ -85,6 +170,52 @@ class StreamFrame:
             self.follow(out)
         elif self.is_normed(scaled) and isinstance(gain, (int, float)):
             self.follow_normed(out)
+
+
+def _terms(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Term, Term] | None:
+    """The two summands of a call; None for forms that are not told apart."""
+    named = dict(kwargs)
+    factors = (*args, *(named.pop(name) for name in _ARGUMENTS if name in named))
+    out = named.pop("out", None)
+    if out is not None:
+        return None
+    if (func in ADDS or func in DIFFERENCES) and len(factors) == 2 and named.keys() <= {"alpha"}:
+        left, right = factors
+        factor = named.get("alpha", 1) * (-1 if func in DIFFERENCES else 1)
+        return Term((left,), lambda: left), Term((right,), lambda: right if factor == 1 else right * factor)
+    if len(factors) != 3:
+        return None
+    first, second, third = factors
+    if func in ADDED_PRODUCTS and named.keys() <= {"value"}:
+        value = named.get("value", 1)
+        return Term((first,), lambda: first), Term((second, third), lambda: value * second * third)
+    if func in INTERPOLATIONS and not named:
+        return Term((first,), lambda: first - third * first), Term((second,), lambda: third * second)
+    if func in ADDED_MATRIX_PRODUCTS and named.keys() <= {"alpha", "beta"}:
+        beta, alpha = named.get("beta", 1), named.get("alpha", 1)
+        return Term((first,), lambda: beta * first), Term(
+            (second, third), lambda: alpha * (second @ third), is_product=True
+        )
+    return None
+
+
+_ARGUMENTS = ("input", "other", "end", "tensor1", "tensor2", "weight", "mat1", "mat2", "batch1", "batch2")
+
+
+def _broadcasts(shape: torch.Size, to: torch.Size) -> bool:
+    if len(shape) > len(to):
+        return False
+    return all(length in (1, wanted) for length, wanted in zip(shape[::-1], to[::-1], strict=False))
+
+
+def _is_statistic(branches: Sequence[Tensor], shape: torch.Size) -> bool:
+    """One number per token."""
+    return shape[-1] > 1 and all(branch.dim() == len(shape) and branch.shape[-1] == 1 for branch in branches)
+
+
+def _adds_nothing(func: Callable[..., Any], args: Sequence[Any]) -> bool:
+    """``0 + x``, as ``sum([x, y])`` begins."""
+    return func in ADDS and len(args) == 2 and isinstance(args[1], (int, float)) and args[1] == 0
 
 
 def _only_slices(index: object) -> bool:

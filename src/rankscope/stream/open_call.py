@@ -23,7 +23,7 @@ class OpenCall(StreamFrame):
     """
 
     def __init__(self, entry: Tensor, stack: Stack, number: int, taken: Tensor | None = None) -> None:
-        super().__init__(entry)
+        super().__init__(entry, stack.sums)
         self.taken = taken if stack.stream.skips == "around" else None
         self.stack = stack
         self.number = number
@@ -74,6 +74,11 @@ class OpenCall(StreamFrame):
     def is_at_final_norm(self) -> bool:
         """Whether a norm met now is the final norm of the stack, and not one of a block."""
         return self.call.final_norm_inside and self._adds_seen == len(self._adds)
+
+    @property
+    def has_attention(self) -> bool:
+        """Whether the probe saw attention in this call."""
+        return bool(self._attention)
 
     def next_attention(self) -> SiteRef:
         """The site of the attention call that is happening."""

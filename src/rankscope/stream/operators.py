@@ -17,7 +17,19 @@ from torch import nn
 T = torch.Tensor
 
 ADDS: frozenset[Callable[..., Any]] = frozenset({T.add, T.__add__, T.__radd__, T.add_, T.__iadd__, torch.add})
-IN_PLACE_ADDS: frozenset[Callable[..., Any]] = frozenset({T.add_, T.__iadd__})
+DIFFERENCES: frozenset[Callable[..., Any]] = frozenset(
+    {T.sub, T.__sub__, T.sub_, T.__isub__, T.subtract, T.subtract_, torch.sub, torch.subtract}
+)
+ADDED_PRODUCTS: frozenset[Callable[..., Any]] = frozenset({torch.addcmul, T.addcmul, T.addcmul_})
+INTERPOLATIONS: frozenset[Callable[..., Any]] = frozenset({torch.lerp, T.lerp, T.lerp_})
+ADDED_MATRIX_PRODUCTS: frozenset[Callable[..., Any]] = frozenset(
+    {torch.addmm, T.addmm, T.addmm_, torch.baddbmm, T.baddbmm, T.baddbmm_}
+)
+SUMS: frozenset[Callable[..., Any]] = ADDS | DIFFERENCES | ADDED_PRODUCTS | INTERPOLATIONS | ADDED_MATRIX_PRODUCTS
+"""Every call that is a sum of two terms, one of which can be the stream."""
+IN_PLACE_SUMS: frozenset[Callable[..., Any]] = frozenset(
+    {T.add_, T.__iadd__, T.sub_, T.__isub__, T.subtract_, T.addcmul_, T.lerp_, T.addmm_, T.baddbmm_}
+)
 
 SAME_VALUES: frozenset[Callable[..., Any]] = frozenset(
     {
@@ -30,6 +42,10 @@ SAME_VALUES: frozenset[Callable[..., Any]] = frozenset(
 
 SLICE: Callable[..., Any] = T.__getitem__
 MULTIPLICATIONS: frozenset[Callable[..., Any]] = frozenset({T.mul, T.__mul__, T.__rmul__, torch.mul})
+DIVISIONS: frozenset[Callable[..., Any]] = frozenset(
+    {T.div, T.__truediv__, torch.div, T.true_divide, torch.true_divide}
+)
+NEGATIONS: frozenset[Callable[..., Any]] = frozenset({T.neg, T.__neg__, torch.neg, T.negative, torch.negative})
 
 NORMS: frozenset[Callable[..., Any]] = frozenset(
     {F.layer_norm, torch.layer_norm, F.rms_norm, torch.rms_norm, F.group_norm, F.batch_norm}
@@ -43,6 +59,13 @@ CONSTANTS: frozenset[Callable[..., Any]] = frozenset(
 
 SHAPED_LIKE: frozenset[Callable[..., Any]] = frozenset({T.expand_as, T.view_as, T.reshape_as, T.type_as})
 """Calls that take only the shape or the type of their second argument."""
+
+PRODUCTS: frozenset[Callable[..., Any]] = frozenset(
+    {torch.matmul, T.matmul, T.__matmul__, T.__rmatmul__, torch.bmm, T.bmm, torch.baddbmm, T.baddbmm, torch.einsum}
+)
+PROJECTIONS: frozenset[Callable[..., Any]] = frozenset(
+    {F.linear, torch.addmm, T.addmm, F.conv1d, F.conv2d, F.embedding, torch.conv1d, torch.conv2d}
+)
 
 SDPA: Callable[..., Any] = F.scaled_dot_product_attention
 MULTI_HEAD: Callable[..., Any] = F.multi_head_attention_forward
@@ -59,3 +82,11 @@ _ATTENTION_NAME = re.compile(r"attention|attn", re.IGNORECASE)
 def is_attention(name: str, module: nn.Module) -> bool:
     """Whether a module is attention by its own name or its class's."""
     return _ATTENTION_NAME.search(f"{name.rpartition('.')[2]} {type(module).__name__}") is not None
+
+
+_MIXER_NAME = re.compile(r"mixer|mamba|ssm|fourier|recurrent|rwkv|rglru|hyena|lstm_?layer|conv", re.IGNORECASE)
+
+
+def is_mixer(name: str, module: nn.Module) -> bool:
+    """Whether a module mixes tokens without being attention, by its own name or its class's."""
+    return _MIXER_NAME.search(f"{name.rpartition('.')[2]} {type(module).__name__}") is not None

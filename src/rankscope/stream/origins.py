@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from rankscope._errors import SiteError
 from rankscope.models.stream import Stream
-from rankscope.models.view import Label
+from rankscope.models.view import Label, Sums
 from rankscope.stream.attention_calls import AttentionCall
 from rankscope.stream.frames import StreamFrame
 from rankscope.stream.operators import ADDS, CONSTANTS, SHAPED_LIKE
@@ -89,9 +89,9 @@ class CallRecord:
 class ProbeFrame(StreamFrame):
     """A stream frame that also knows where every other tensor of the call comes from."""
 
-    def __init__(self, entry: Tensor, record: CallRecord, attention_depth: int) -> None:
+    def __init__(self, entry: Tensor, record: CallRecord, attention_depth: int, sums: Sums = "plain") -> None:
         self._newest: dict[int, weakref.ref[Tensor]] = {}
-        super().__init__(entry)
+        super().__init__(entry, sums)
         self.record = record
         self.names_since_add: list[str] = []
         self.adds_to_normed = False
@@ -158,28 +158,30 @@ class ProbeFrame(StreamFrame):
         for tensor in outputs:
             self.mark_attention(tensor, crosses)
 
-    def see_add(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-        """Record an add onto the stream, if this is one."""
-        pair = self.match(args, kwargs)
-        if pair is None:
-            return False
+    def see_add(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
+        """Record an add onto the stream, if this is one; gives the tensor that is the stream."""
+        found = self.match(func, args, kwargs) if func in self.sums else None
+        if found is None:
+            return None
         follows_a_skip = bool(self.record.adds) and self.record.adds[-1] is not None
-        label = self._label(pair[1])
-        stale = label is not None and not self.origin(pair[1]) & Origin.FRESH
+        origin = Origin.NONE
+        for tensor in found.branches:
+            origin |= self.origin(tensor)
+        label = self._label(origin)
+        stale = label is not None and not origin & Origin.FRESH
         self.record.adds.append(label)
         self.record.joins.append(follows_a_skip and stale)
         self._age()
-        self.adds_to_normed |= self.is_normed(pair[0])
+        self.adds_to_normed |= self.is_normed(found.carried)
         self.names_since_add.clear()
-        return True
+        return found.carried
 
     def _age(self) -> None:
         """The stream is about to change: nothing known so far is computed from what it becomes."""
         self._newest.clear()
         self._origins = {key: (ref, origin & ~Origin.FRESH) for key, (ref, origin) in self._origins.items()}
 
-    def _label(self, branch: Tensor) -> Label | None:
-        origin = self.origin(branch)
+    def _label(self, origin: Origin) -> Label | None:
         if not origin & Origin.DERIVED:
             return None
         if origin & Origin.ATTENTION:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from rankscope.models.stream import Stream
+from rankscope.models.view import Sums
 from rankscope.stream.attention_calls import (
     AttentionCall,
     from_sdpa,
@@ -24,32 +25,49 @@ from rankscope.stream.attention_calls import (
     is_attention_shaped,
     is_over_keys,
 )
+from rankscope.stream.dataflow import Tape
 from rankscope.stream.frames import first_tensor, output_tensor, tensors_in
-from rankscope.stream.operators import ADDS, MULTI_HEAD, NORMS, SDPA, SOFTMAXES, is_attention, is_norm
+from rankscope.stream.operators import (
+    MULTI_HEAD,
+    NORMS,
+    PRODUCTS,
+    PROJECTIONS,
+    SDPA,
+    SOFTMAXES,
+    SUMS,
+    is_attention,
+    is_norm,
+)
 from rankscope.stream.origins import CROSS_NAME, CallRecord, ProbeFrame
 
 
-def probe(model: nn.Module, run: Callable[[], object], batch: int, stream: Stream | None = None) -> list[CallRecord]:
-    """Run the model once (``run`` calls it) and return a record of each module call, in order of entry."""
-    mode = _Probe(batch, stream)
+def probe(
+    model: nn.Module, run: Callable[[], object], batch: int, stream: Stream | None = None, sums: Sums = "plain"
+) -> tuple[list[CallRecord], Tape]:
+    """Run the model once (``run`` calls it): a record of each module call, in order of entry, and all operations."""
+    mode = _Probe(batch, stream, sums)
     with ExitStack() as stack:
         for name, module in model.named_modules():
             stack.callback(module.register_forward_pre_hook(mode.enter(name), with_kwargs=True).remove)
-            stack.callback(module.register_forward_hook(mode.leave(name)).remove)
-        with torch.no_grad(), mode:
+            stack.callback(module.register_forward_hook(mode.leave(name), with_kwargs=True).remove)
+        with torch.no_grad(), mode.tape, mode:
             run()
-    return mode.records
+    return mode.records, mode.tape
 
 
 class _Probe(TorchFunctionMode):
-    def __init__(self, batch: int, stream: Stream | None) -> None:
+    def __init__(self, batch: int, stream: Stream | None, sums: Sums) -> None:
         super().__init__()
         self._stream = stream
+        self.tape = Tape()
+        self._sums = sums
         self.records: list[CallRecord] = []
+        self.numbers: dict[int, int] = {}
         self._batch = batch
         self._frames: list[ProbeFrame] = []
         self._open: list[ProbeFrame | None] = []
         self._attention_modules: list[str] = []
+        self._products: dict[int, weakref.ref[Tensor]] = {}
         self._returned: dict[int, list[tuple[weakref.ref[Tensor], CallRecord]]] = {}
 
     def __torch_function__(
@@ -57,12 +75,25 @@ class _Probe(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         if not self._frames:
-            return func(*args, **kwargs)
-        added = [frame.see_add(args, kwargs) for frame in self._frames] if func in ADDS else []
+            before = self.tape.begin_function(func, ())
+            try:
+                return func(*args, **kwargs)
+            finally:
+                self.tape.end_function(before)
+        added = [frame.see_add(func, args, kwargs) for frame in self._frames] if func in SUMS else []
         inputs = tensors_in((args, kwargs), depth=3)
-        out = self._run(func, args, kwargs, inputs)
-        for frame, is_add in zip(self._frames, added, strict=False):
-            if is_add:
+        skips = [
+            (self.numbers[id(frame.record)], len(frame.record.adds) - 1, stream)
+            for frame, stream in zip(self._frames, added, strict=False)
+            if stream is not None
+        ]
+        before = self.tape.begin_function(func, skips)
+        try:
+            out = self._run(func, args, kwargs, inputs)
+        finally:
+            self.tape.end_function(before)
+        for frame, stream in zip(self._frames, added, strict=False):
+            if stream is not None:
                 frame.follow(out)
         return out
 
@@ -75,6 +106,8 @@ class _Probe(TorchFunctionMode):
             out = func(*args, **kwargs)
             calls = self._attention_calls(func, args, kwargs, out)
         outputs = tensors_in(out) or inputs[:1]
+        if func in PRODUCTS or (func not in PROJECTIONS and any(map(self._is_product, inputs))):
+            self._products |= {id(tensor): weakref.ref(tensor) for tensor in outputs}
         for frame in self._frames:
             frame.spread(func, inputs, outputs, len(self._attention_modules))
             frame.pass_on(func, args, out)
@@ -95,8 +128,19 @@ class _Probe(TorchFunctionMode):
             call = from_sdpa(args, kwargs)
             return [] if call is None else [call]
         over_keys = func in SOFTMAXES and is_over_keys(args, kwargs)
-        fits = over_keys and any(self._fits(out, frame) for frame in self._frames)
+        fits = over_keys and any(self._fits(out, frame) and self._are_scores(args[0], frame) for frame in self._frames)
         return [AttentionCall(weights=out)] if fits else []
+
+    def _are_scores(self, scores: Tensor, frame: ProbeFrame) -> bool:
+        """Whether a softmax over the last axis is one over keys.
+
+        As long as the stream, or the product of queries and keys: else it is over the features of a projection.
+        """
+        return self._is_product(scores) or scores.shape[-1] - frame.tokens(self._batch, self._stream) in (0, 1)
+
+    def _is_product(self, tensor: Tensor) -> bool:
+        reference = self._products.get(id(tensor))
+        return reference is not None and reference() is tensor
 
     def _fits(self, probs: Tensor, frame: ProbeFrame) -> bool:
         inside = bool(self._attention_modules)
@@ -109,6 +153,9 @@ class _Probe(TorchFunctionMode):
         """A pre-hook that opens a frame on the module's input."""
 
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if not self._open:
+                self.tape.note_input((args, kwargs))
+            self.tape.enter(name, module)
             entry = first_tensor(args, kwargs)
             own_name = f"{name.rpartition('.')[2]} {type(module).__name__}"
             for frame in self._frames:
@@ -117,8 +164,10 @@ class _Probe(TorchFunctionMode):
             if entry is not None:
                 parent = next((f.record for f in reversed(self._open) if f is not None), None)
                 record = CallRecord(name, module, parent, entry.shape, fed_by=self._givers_of(entry))
+                self.numbers[id(record)] = len(self.records)
+                self.tape.note_edge(len(self.records), name, entry, begins=True)
                 self.records.append(record)
-                opened = ProbeFrame(entry, record, len(self._attention_modules))
+                opened = ProbeFrame(entry, record, len(self._attention_modules), self._sums)
                 self._frames.append(opened)
             self._open.append(opened)
             if is_attention(name, module):
@@ -126,19 +175,21 @@ class _Probe(TorchFunctionMode):
 
         return hook
 
-    def leave(self, name: str) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
+    def leave(self, name: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], None]:
         """A hook that closes the frame and notes what the module gave back."""
 
-        def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
             frame = self._open.pop()
             out = output_tensor(output)
+            self.tape.leave()
             if frame is not None:
                 self._frames.remove(frame)
+                self.tape.note_edge(self.numbers[id(frame.record)], name, out, begins=False)
                 if out is not None:
                     frame.record.output_shape = out.shape
                     frame.record.post_norm = frame.adds_to_normed
                     frame.record.ends_with_norm = frame.is_normed(out) and not frame.adds_to_normed
-                    self._note_norm(name, module, args, out)
+                    self._note_norm(name, module, first_tensor(args, kwargs), out)
                     self._returned.setdefault(id(out), []).append((weakref.ref(out), frame.record))
             if is_attention(name, module):
                 if out is not None:
@@ -148,15 +199,15 @@ class _Probe(TorchFunctionMode):
 
         return hook
 
-    def _note_norm(self, name: str, module: nn.Module, args: tuple[Any, ...], out: Tensor) -> None:
-        if not is_norm(module) or not args:
+    def _note_norm(self, name: str, module: nn.Module, x: Tensor | None, out: Tensor) -> None:
+        if not is_norm(module) or x is None:
             return
         for frame in self._frames:
-            if frame.origin(args[0]):
+            if frame.origin(x):
                 frame.record.norms_at.append(len(frame.record.adds))
-            if frame.is_stream(args[0]):
+            if frame.is_stream(x):
                 frame.follow_normed(out)
-        for record in self._givers_of(args[0]):
+        for record in self._givers_of(x):
             record.final_norm = name
 
     def _weighty_giver_of(self, tensor: Tensor) -> str | None:

@@ -12,6 +12,7 @@ from rankscope._errors import UnsupportedOperationError
 from rankscope.models.stream import Stream
 from rankscope.models.view import ModelView
 from rankscope.surgery.graft import ATTENTION_PLACES, Graft
+from rankscope.surgery.refusals import check_carries, check_own_norms
 from rankscope.surgery.session import need_edits_in_blocks, remove_last, session_on
 
 
@@ -53,6 +54,10 @@ def grafting(
 
 
 def _check_places(graft: Graft, view: ModelView) -> None:
+    if graft.touches & {"adds", "sums"}:
+        check_carries(view, "what is put at the skips")
+    if "norms" in graft.touches:
+        check_own_norms(view, "What is put at the norms")
     for stack in view.stacks:
         for layer, plan in enumerate(stack.plans):
             where = f"{f'{stack.name} ' if stack.name else ''}block {layer}"

@@ -18,7 +18,7 @@ from rankscope.stream.attention_calls import announce, from_sdpa, sdpa_arguments
 from rankscope.stream.follower import Perform, StreamFollower, observing
 from rankscope.stream.frames import first_tensor, output_tensor, with_output_tensor
 from rankscope.stream.open_call import OpenCall
-from rankscope.stream.operators import SOFTMAXES, is_attention, is_norm
+from rankscope.stream.operators import SOFTMAXES, is_attention, is_mixer, is_norm
 from rankscope.stream.recomputation import in_backward
 from rankscope.stream.sites import SiteRef
 from rankscope.surgery.attention_edits import before_kernel, before_softmax, edit_probs, edits_probs, needs_uniform
@@ -51,6 +51,9 @@ class Operator(StreamFollower):
         self._operations = operations
         self._hand = GraftHand(grafts)
         self._softmax_at: Spot | None = None
+        self._norm_depth = 0
+        self._touched: set[tuple[str, int]] = set()
+        """What was changed in the call under way, and in which block."""
 
     def reads_attention(self) -> bool:
         """Only while an operation or a graft changes attention."""
@@ -98,13 +101,35 @@ class Operator(StreamFollower):
             total = (own if gain == 1.0 else gain * own) + added
         return self._hand.sum(call, label, total)
 
+    def on_enter(self, call: OpenCall, entry: Tensor) -> None:
+        """Begin to count what is changed."""
+        if call.block == 0:
+            self._touched.clear()
+
     def on_norm(self, call: OpenCall, x: Tensor, out: Tensor) -> Tensor:
         """Replace a norm of the stream."""
-        out = normed(x, out, self._norm_choice(call))
+        out = self._normed(call, x, out)
         if not call.is_at_final_norm:
             for graft in self._hand.at("norms"):
                 out = graft.norm(spot_of(call), x, out, is_last=call.adds_are_over)
         return out
+
+    def on_branch_norm(self, call: OpenCall, x: Tensor, out: Tensor) -> Tensor:
+        """Replace a norm function on a branch; those inside attention are part of it, norm modules have their hook."""
+        return out if self._attention_depth or self._norm_depth else self._normed(call, x, out)
+
+    def _normed(self, call: OpenCall, x: Tensor, out: Tensor) -> Tensor:
+        choice = self._norm_choice(call)
+        if choice == "keep":
+            return out
+        if out.shape[-1] != call.entry_shape[-1]:
+            raise UnsupportedOperationError(
+                f"norm={choice!r}: block {call.layer} ({call.call.module_name}) normalises a tensor of shape "
+                f"{tuple(out.shape)}, where its stream has {tuple(call.entry_shape)}: a norm over another width or "
+                "another axis cannot be replaced."
+            )
+        self._touched.add(("norm", call.layer))
+        return normed(x, out, choice)
 
     def _norm_choice(self, call: OpenCall) -> NormChoice:
         if call.is_at_final_norm:
@@ -179,11 +204,26 @@ class Operator(StreamFollower):
         return probs if mixture is None else mixed_probs(probs, visible, mixture)
 
     def on_leave(self, call: OpenCall, out: Tensor) -> None:
-        """Make sure that no graft was passed over."""
+        """Make sure that nothing was passed over."""
         self._hand.check_values()
+        for block, plan in enumerate(call.call.blocks):
+            layer = call.call.first_layer + block
+            for operation in self._for(call.stack.name, layer):
+                if operation.norm != "keep" and plan.has_norm and len(call.call.blocks) == 1:
+                    self._check_touched("norm", f"norm={operation.norm!r}", call, layer)
+                if operation.mlp == "drop" and "both" in plan.skips:
+                    self._check_touched("mlp", "mlp='drop'", call, layer)
+
+    def _check_touched(self, what: str, asked: str, call: OpenCall, layer: int) -> None:
+        if (what, layer) not in self._touched:
+            raise UnsupportedOperationError(
+                f"{asked} changed nothing in block {layer} ({call.call.module_name}): the {what} that was seen there "
+                "when the model was probed was not met in this pass."
+            )
 
     def _begin_pass(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         super()._begin_pass(module, args)
+        self._norm_depth = 0
         self._hand.reset()
 
     def _end_pass(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
@@ -192,10 +232,10 @@ class Operator(StreamFollower):
 
     def _inner_hooks(self, block: nn.Module) -> Iterator[torch.utils.hooks.RemovableHandle]:
         yield from super()._inner_hooks(block)
-        inside_attention = {
+        inside_mixing = {
             id(inner)
             for name, module in block.named_modules()
-            if is_attention(name, module)
+            if module is not block and (is_attention(name, module) or is_mixer(name, module))
             for inner in module.modules()
         }
         for name, module in block.named_modules():
@@ -205,8 +245,12 @@ class Operator(StreamFollower):
                 yield module.register_forward_pre_hook(self._read_whole)
             if module is not block:
                 yield module.register_forward_pre_hook(self._refuse_parts)
-            if is_norm(module) and id(module) not in inside_attention:
-                yield module.register_forward_hook(self._branch_norm)
+            if is_norm(module):
+                yield module.register_forward_pre_hook(self._enter_norm)
+                yield module.register_forward_hook(self._leave_norm, always_call=True)
+            if is_norm(module) and id(module) not in inside_mixing:
+                hook = partial(self._branch_norm, "." not in name)
+                yield module.register_forward_hook(hook, with_kwargs=True)
 
     def _note_attention_input(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         given = first_tensor(args, kwargs)
@@ -228,12 +272,25 @@ class Operator(StreamFollower):
                 "backward pass, and there it cannot be told which block is meant. Checkpoint whole blocks."
             )
 
-    def _branch_norm(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        """A norm on a branch (sandwich norms); norms of the stream are dealt with where they are met."""
-        call, out = self._open, output_tensor(output)
-        if call is None or out is None or not args or call.is_stream(args[0]) or out.shape[-1] != call.entry_shape[-1]:
+    def _enter_norm(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        self._norm_depth += 1
+
+    def _leave_norm(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        self._norm_depth -= 1
+
+    def _branch_norm(
+        self, is_own: bool, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    ) -> Any:
+        """A norm on a branch (sandwich norms); norms of the stream are dealt with where they are met.
+
+        One of another width inside an MLP is a part of it, and not one of the block's own (``is_own``).
+        """
+        call, out, x = self._open, output_tensor(output), first_tensor(args, kwargs)
+        if call is None or out is None or x is None or call.is_stream(x):
             return None
-        new = normed(args[0], out, self._norm_choice(call))
+        if not is_own and out.shape[-1] != call.entry_shape[-1]:
+            return None
+        new = self._normed(call, x, out)
         return with_output_tensor(output, new) if new is not out else None
 
     def _hooks(self, modules: Mapping[str, nn.Module]) -> Iterator[torch.utils.hooks.RemovableHandle]:
@@ -248,4 +305,6 @@ class Operator(StreamFollower):
         if call is None or out is None:
             return None
         dropped = any(operation.mlp == "drop" for operation in self._for(call.stack.name, call.layer))
+        if dropped:
+            self._touched.add(("mlp", call.layer))
         return with_output_tensor(output, torch.zeros_like(out)) if dropped else None

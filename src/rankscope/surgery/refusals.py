@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from rankscope._errors import InputError, UnsupportedOperationError
-from rankscope.models.view import BlockPlan, ModelView
+from rankscope.models.view import BlockPlan, Carry, ModelView, Stack
 from rankscope.surgery.operation import Operation
 
 
@@ -21,13 +23,104 @@ def check_operable(operation: Operation, view: ModelView) -> None:
         for layer, plan in enumerate(stack.plans)
         if operation.applies_to(stack.name, layer)
     }
+    if {operation.attention_skip, operation.mlp_skip} != {1.0}:
+        check_carries(view, "a gain on the skips", operation)
+    if operation.norm != "keep":
+        check_own_norms(view, f"norm={operation.norm!r}", operation)
     for where, plan in meant.items():
         _check_block(operation, where, plan)
+    if operation.mlp == "drop":
+        _check_inside(operation, view)
     if operation.norm != "keep" and not any(plan.has_norm for plan in meant.values()):
         raise UnsupportedOperationError(f"norm={operation.norm!r}: no block meant has a norm of its own.")
     if operation.mlp == "drop" and not any({"mlp", "both"} & set(plan.skips) for plan in meant.values()):
         raise UnsupportedOperationError("mlp='drop': no block meant adds an MLP to the stream that could be dropped.")
     _check_inline(operation, view)
+    _check_changes_something(operation, meant)
+
+
+def _check_changes_something(operation: Operation, meant: Mapping[str, BlockPlan]) -> None:
+    """Without a skip in any block, and with nothing else asked for, the model would run as it is."""
+    scales = {operation.attention_skip, operation.mlp_skip} != {1.0}
+    changes_more = operation.touches_attention or operation.mlp == "drop" or operation.norm != "keep"
+    if not meant or not scales or changes_more:
+        return
+    gained = [any(operation.gain(label) != 1.0 for label in plan.skips) for plan in meant.values()]
+    if not any(gained):
+        places = list(meant)
+        blocks = places[0] if len(places) == 1 else f"{places[0]} to {places[-1]}"
+        raise UnsupportedOperationError(
+            f"This gain on skips would change nothing: {blocks} have no skip it applies to, neither a sum "
+            "nor any other way around a block. Leave it out: the model already runs without such skips."
+        )
+
+
+def _check_inside(operation: Operation, view: ModelView) -> None:
+    """A block with skips of its own inside a branch: which of its parts is the MLP cannot be told."""
+    for stack in view.stacks:
+        for call in stack.calls:
+            inside = [
+                c for c in stack.carries if f"{c.module}.".startswith(f"{call.module_name}.") and call.module_name
+            ]
+            if inside and operation.applies_to(stack.name, call.first_layer):
+                raise UnsupportedOperationError(
+                    f"mlp='drop': {call.module_name} has ways around its parts that are no plain skips "
+                    f"({inside[0].where}), so what its MLP adds cannot be told apart."
+                )
+
+
+def check_carries(view: ModelView, what: str, operation: Operation | None = None) -> None:
+    """Raise if the stream gets around a block by another way than the skips that are known.
+
+    Args:
+        view: the model.
+        what: is to be done, in words.
+        operation: which blocks are meant; None for all.
+
+    Raises:
+        UnsupportedOperationError: the cut would be incomplete; the message says where.
+    """
+    found = _in_meant(operation, [(stack, stack.carries) for stack in view.stacks])
+    if found:
+        raise UnsupportedOperationError(
+            f"The stream gets around blocks in a way that {what} would leave in place, so the result would not be what "
+            f"it is called. {_listed(found)}. What can be edited is a sum of the block's own stream and a branch "
+            "(x + f(x), with any gain); long skips, injected inputs, choices and stacks of tensors cannot."
+        )
+
+
+def check_own_norms(view: ModelView, what: str, operation: Operation | None = None) -> None:
+    """Raise if a norm of the stream is written out, where no norm module or function shows it.
+
+    Args:
+        view: the model.
+        what: is to be done, in words.
+        operation: which blocks are meant; None for all.
+
+    Raises:
+        UnsupportedOperationError: some norms would be left as they are; the message says where.
+    """
+    found = _in_meant(operation, [(stack, stack.own_norms) for stack in view.stacks])
+    if found:
+        raise UnsupportedOperationError(
+            f"{what} would leave norms in place that are written out instead of being a norm module "
+            f"or a norm function of torch. {_listed(found)}. Write them as a module with Norm in its class name."
+        )
+
+
+def _in_meant(operation: Operation | None, listed: list[tuple[Stack, tuple[Carry, ...]]]) -> list[str]:
+    return [
+        f"{f'{stack.name} ' if stack.name else ''}{carry.where}"
+        for stack, carries in listed
+        for carry in carries
+        if operation is None
+        or any(operation.applies_to(stack.name, layer) for layer in range(carry.first, carry.last + 1))
+    ]
+
+
+def _listed(found: list[str]) -> str:
+    more = f"; and {len(found) - 4} more" if len(found) > 4 else ""
+    return f"Found at {'; '.join(found[:4])}{more}"
 
 
 def _check_inline(operation: Operation, view: ModelView) -> None:

@@ -28,6 +28,7 @@ from rankscope.results.decomposition import judge_decomposition
 from rankscope.results.rows import RowWriter
 from rankscope.results.run import Run
 from rankscope.stream.viewing import need_plain_stream, undisturbed, view_of
+from rankscope.surgery.refusals import check_carries
 from rankscope.verbs.decomposing_memory import planned_memory
 from rankscope.verbs.origin import floor_of, provenance_of
 from rankscope.verbs.unembedding import check_reads_the_stream, unembedding_of
@@ -94,6 +95,7 @@ def decompose(
 
     Raises:
         UnsupportedConfigError: a model without head weights, or with a branch its heads do not make up.
+        UnsupportedOperationError: the stream gets around blocks beside their skips, so that paths would be missing.
 
     Example:
         >>> run = decompose("init:tiny-gpt2", sequences=2, tokens=16)
@@ -115,6 +117,7 @@ def decompose(
         view = view_of(loaded.model, prepared[0], blocks=blocks, stream=declared)
         need_plain_stream(view, "decompose")
         _check_layers(layers, view)
+        check_carries(view, "a sum over the paths through the blocks")
         if unembedding is not None:
             check_reads_the_stream(unembedding, view, prepared[0])
         wanted = parse_dtype(arithmetic)

@@ -88,6 +88,11 @@ def _structure(view: ModelView) -> list[Check]:
         kinds = Counter(" + ".join(skips) or "no skip" for skips in facts.skips)
         each = "; ".join(f"{kind} in {count}" for kind, count in kinds.items())
         checks.append(Check("skips", "pass" if any(facts.skips) else "info", f"{prefix}{each} of {stack.depth} blocks"))
+        if stack.carries:
+            where = "; ".join(carry.where for carry in stack.carries[:4])
+            checks.append(
+                Check("uncut skips", "refused", f"{prefix}gains on skips are refused, the stream also goes by {where}")
+            )
     return checks
 
 

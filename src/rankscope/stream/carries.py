@@ -1,0 +1,290 @@
+"""Where a forward pass carries the residual stream around what computes from it.
+
+The recorded pass is gone through again as if every skip that surgery knows had been cut. Whatever still brings the
+stream, as it was at an earlier point, together with something that was computed from it there, is a skip that a cut
+would leave in place: a long skip between blocks, an input that is injected again, a sum written in a form that is not
+followed.
+
+Every value has four sets of *points*. A point is the output of a map that does something (a matrix, attention, an
+embedding) or an input of the model; sets are bits of an integer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import permutations
+from typing import Any, NamedTuple
+
+from rankscope.models.view import Carry
+from rankscope.stream.dataflow import Edge, Op, Tape
+
+
+class _Sets(NamedTuple):
+    """What a value holds of each point.
+
+    Attributes:
+        carried: the point itself, up to views, norms, gains and elementwise functions.
+        linear: the point, through constant matrices at most.
+        reached: something computed from the point.
+        bent: something computed from the point through attention or an activation.
+    """
+
+    carried: int = 0
+    linear: int = 0
+    reached: int = 0
+    bent: int = 0
+
+    def __or__(self, other: Any) -> _Sets:
+        return _Sets(*(a | b for a, b in zip(self, other, strict=True)))
+
+    @property
+    def all(self) -> int:
+        return self.carried | self.linear | self.reached | self.bent
+
+
+_NOTHING = _Sets()
+_UNSEEN = Op("mixes", (), (), (), (), True, False, False, False, (), "a kernel that cannot be followed", "", ())
+
+
+@dataclass(frozen=True)
+class KnownCall:
+    """A module call that holds blocks.
+
+    Attributes:
+        stack: number of its stack.
+        first: number of its first block.
+        last: number of its last block.
+        adds: block of each add onto its stream, and whether surgery puts its gain on the stream there.
+    """
+
+    stack: int
+    first: int
+    last: int
+    adds: tuple[tuple[int, bool], ...]
+
+
+@dataclass
+class _Meeting:
+    """Points that meet, at one operation, what was computed from them."""
+
+    points: int
+    op: Op
+    at: Mapping[int, int]
+    """How far each stack has come: the block that runs, or ran last."""
+
+
+@dataclass
+class _Replay:
+    calls: Mapping[int, KnownCall]
+    sets: dict[int, _Sets] = field(default_factory=dict)
+    statistics: set[int] = field(default_factory=set)
+    origins: dict[int, dict[int, int]] = field(default_factory=dict)
+    """Of each stack, the first block whose stream each point was part of."""
+    entered: int = 0
+    """Points that came in with a block, and not only out of a sum inside one."""
+    reached: dict[int, int] = field(default_factory=dict)
+    open: list[tuple[int, int, tuple[int, ...]]] = field(default_factory=list)
+    """Of each block call under way: points it took as they are, or through matrices, and the axes of its tokens."""
+    false_cuts: int = 0
+    """Sums taken for skips in which nothing was computed from the stream."""
+    met: list[_Meeting] = field(default_factory=list)
+    gated: list[_Meeting] = field(default_factory=list)
+    normed: list[_Meeting] = field(default_factory=list)
+    points: int = 0
+
+    def new_point(self) -> int:
+        self.points += 1
+        return 1 << self.points
+
+    def of(self, values: Iterable[int]) -> list[_Sets]:
+        return [found for value in values if (found := self.sets.get(value)) is not None]
+
+    def run(self, events: Sequence[Op | Edge], inputs: Iterable[int]) -> None:
+        for value in sorted(inputs):
+            point = self.new_point()
+            self.sets[value] = _Sets(point, point)
+        for event in events:
+            if isinstance(event, Op):
+                self._apply(event)
+            elif event.call in self.calls:
+                self._cross(event, self.calls[event.call])
+
+    def _cross(self, edge: Edge, call: KnownCall) -> None:
+        found = self.sets.get(edge.value, _NOTHING)
+        if edge.begins:
+            # What becomes the stream by a constant matrix (an adapter, projected embeddings) is the stream as well.
+            self._enter(call.stack, call.first, found.carried | found.linear)
+            self.entered |= found.carried | found.linear
+            self.open.append((found.carried, found.carried | found.linear, edge.tokens))
+            return
+        entry, _, _ = self.open.pop()
+        if entry and not found.all:
+            # What a block gives back seems to come from nowhere: it was computed where no operation shows.
+            unseen = replace(_UNSEEN, module=edge.module)
+            self.met.append(_Meeting(entry, unseen, dict(self.reached)))
+        through = entry & found.carried & found.reached
+        if through:
+            # A product of the stream and a gate is no sum, but a block that gives it back hands the stream on.
+            gate = next((meeting for meeting in reversed(self.gated) if meeting.points & through), None)
+            if gate is not None:
+                self.met.append(_Meeting(through, gate.op, dict(self.reached)))
+
+    def _enter(self, stack: int, layer: int, carried: int) -> None:
+        self.reached[stack] = layer
+        origins = self.origins.setdefault(stack, {})
+        for point in _bits(carried):
+            if not point & self.entered:
+                origins[point] = layer
+
+    def _apply(self, op: Op) -> None:
+        cut = [(self.calls[call], position, stream) for call, position, stream in op.adds if call in self.calls]
+        dropped = {stream for call, position, stream in cut if call.adds[position][1]}
+        carried, read = (
+            self.of(v for v in op.carried if v not in dropped),
+            self.of(v for v in op.read if v not in dropped),
+        )
+        sets = self._result(op, carried, read)
+        if op.is_statistic or (op.kind in ("carries", "bends") and self._is_statistic(op)):
+            self.statistics |= set(op.out)
+        elif op.kind == "scales" and not op.in_norm and self._is_statistic(op, some=True):
+            stream = sets.carried
+            if stream:
+                self.normed.append(_Meeting(stream, op, dict(self.reached)))
+        for value in op.out:
+            self.sets[value] = sets
+        for before, after in op.written:
+            self.sets[after] = self.sets.get(before, _NOTHING) | sets
+        for call, position, stream in cut:
+            layer, is_cut = call.adds[position]
+            if is_cut:
+                self._enter(call.stack, layer, sets.carried)
+                self.false_cuts += not self.sets.get(stream, _NOTHING).carried & sets.reached
+
+    def _is_statistic(self, op: Op, *, some: bool = False) -> bool:
+        values = [value for value in (*op.carried, *op.read) if self.sets.get(value, _NOTHING).all]
+        flags = [value in self.statistics for value in values]
+        return any(flags) and not all(flags) if some else bool(flags) and all(flags)
+
+    def _result(self, op: Op, carried: list[_Sets], read: list[_Sets]) -> _Sets:
+        if op.kind == "matrix":
+            return self._product(op, carried, read)
+        union, steering = _union(carried), _union(read).all
+        if not union.all:
+            return _NOTHING if not steering else _Sets(0, 0, steering, steering)
+        if op.kind == "mixes":
+            self._meet_inside(op, carried)
+            if op.is_foreign:  # may well be a fused sum
+                self._meet(op, carried, gates=False)
+            point = self.new_point()
+            return _Sets(point, point, union.all | steering, union.all | steering)
+        self._meet(op, carried, gates=op.kind == "scales")
+        is_norm = op.in_norm or self._is_statistic(op, some=True)
+        gates = op.kind == "scales" and (len(carried) > 1 or bool(steering)) and not is_norm
+        linear = 0 if gates or op.kind == "bends" else union.linear
+        bent = union.bent | steering | (union.linear & ~linear)
+        return _Sets(union.carried, linear, union.reached | steering, bent)
+
+    def _product(self, op: Op, factors: list[_Sets], added: list[_Sets]) -> _Sets:
+        """A product of matrices, and what is added to it in the same call."""
+        known = [factor for factor in factors if factor.all]
+        total = _union(factors)
+        result = _NOTHING
+        if known:
+            point = self.new_point()
+            if len(known) == 1:
+                if self.sets.get(op.carried[-1], _NOTHING).all and len(op.carried) > 1:
+                    self._meet_inside(op, known)  # a constant matrix from the left sums over rows
+                result = _Sets(point, point | total.linear, total.all, total.bent)
+            else:
+                result = _Sets(point, point, total.all, total.all)
+        if added:
+            self._meet(op, [*added, result], gates=False)
+            result = result | _union(added)
+        return result
+
+    def _meet_inside(self, op: Op, given: list[_Sets]) -> None:
+        """A sum over streams that were put side by side."""
+        for sets in given:
+            if op.reduces or op.kind == "matrix":
+                self._note(sets.carried & sets.reached, op, self.met)
+
+    def _meet(self, op: Op, given: list[_Sets], *, gates: bool) -> None:
+        for one, other in permutations(given, 2):
+            points = one.carried & other.reached
+            if op.merges and not gates:
+                self._note(points | self._projected(op, one, other), op, self.met)
+            else:
+                self._note(points, op, self.gated)
+
+    def _projected(self, op: Op, one: _Sets, other: _Sets) -> int:
+        """Points that come through constant matrices alone, beside something that computed from them.
+
+        Scores of attention are such sums too (with positions): only what has the shape of a stream counts, or what
+        comes from an earlier block.
+        """
+        points = 0 if one.carried & other.carried else one.linear & ~one.carried & other.bent
+        if not points or not self.open:
+            return points
+        _, entry, tokens = self.open[-1]
+        return points if op.tokens[: len(tokens)] == tokens and len(op.tokens) == len(tokens) else points & ~entry
+
+    def _note(self, points: int, op: Op, where: list[_Meeting]) -> None:
+        if points:
+            where.append(_Meeting(points, op, dict(self.reached)))
+
+
+def _union(given: Iterable[_Sets]) -> _Sets:
+    total = _NOTHING
+    for sets in given:
+        total = total | sets
+    return total
+
+
+def _bits(mask: int) -> Iterable[int]:
+    while mask:
+        lowest = mask & -mask
+        yield lowest
+        mask ^= lowest
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a pass shows.
+
+    Attributes:
+        carries: for each stack, what carries it around its blocks beside the skips known.
+        norms: for each stack, the norms written out in it.
+        all_true: whether in every skip known the branch was computed from the stream, by more than a statistic.
+    """
+
+    carries: list[list[Carry]]
+    norms: list[list[Carry]]
+    all_true: bool
+
+
+def carries_of(tape: Tape, calls: Mapping[int, KnownCall], stacks: int) -> Found:
+    """Go through a recorded pass with the skips of these calls cut."""
+    replay = _Replay(calls)
+    replay.run(tape.events, tape.inputs)
+    norms = _located(replay, replay.normed, stacks, inside=True)
+    return Found(_located(replay, replay.met, stacks), norms, not replay.false_cuts)
+
+
+def _located(replay: _Replay, met: list[_Meeting], stacks: int, *, inside: bool = False) -> list[list[Carry]]:
+    found: list[dict[tuple[str, str], Carry]] = [{} for _ in range(stacks)]
+    for meeting in met:
+        for stack, origins in replay.origins.items():
+            if stack not in meeting.at:
+                continue
+            layers = [origins[point] for point in _bits(meeting.points) if point in origins]
+            if not layers:
+                continue
+            first, last = min(layers), meeting.at[stack]
+            first = last if inside else min(first, last)
+            key = (meeting.op.module, meeting.op.name)
+            known = found[stack].get(key)
+            if known is not None:
+                first, last = min(first, known.first), max(last, known.last)
+            found[stack][key] = Carry(meeting.op.module, meeting.op.name, first, last)
+    return [list(each.values()) for each in found]

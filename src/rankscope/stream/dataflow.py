@@ -1,0 +1,366 @@
+"""A record of every tensor operation of one forward pass, as far as the residual stream is concerned.
+
+Torch functions are what the model's author wrote; a ``TorchDispatchMode`` sees what they come to: every operation,
+also of scripted code and of custom autograd functions, with its views and its writes in place. Each operation is kept
+as a few integers: which values went in, which came out, and what kind of map it is. No tensor is kept.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from rankscope.stream.frames import tensors_in
+from rankscope.stream.operators import NORMS, is_norm
+
+Kind = Literal["carries", "scales", "bends", "matrix", "mixes"]
+"""What a map does to the tensors it takes.
+
+``carries``: hands them on as they are, up to a sum, a view, a norm, a choice. ``scales``: a product of tensors.
+``bends``: an elementwise function that is not linear. ``matrix``: a product with a matrix that does not depend on the
+input. ``mixes``: anything else, above all what makes tokens meet.
+"""
+
+_LINEAR = {"add", "sub", "rsub", "neg", "lerp", "where", "masked_fill", "clone", "copy", "positive"}
+_ELEMENTWISE = {"hardswish", "prelu", "_prelu_kernel", "log_sigmoid_forward", "glu", "rrelu_with_noise", "floor_divide"}
+"""Elementwise functions that torch does not mark as such."""
+_PRODUCTS = {"mul", "div", "true_divide"}
+_CARRYING = {
+    "_to_copy", "_unsafe_view", "_reshape_alias", "cat", "stack", "repeat", "roll", "flip", "rot90", "constant_pad_nd",
+    "pad", "reflection_pad1d", "reflection_pad2d", "replication_pad1d", "index", "_unsafe_index", "index_select",
+    "gather", "take_along_dim", "index_put", "_unsafe_index_put", "index_copy", "index_add", "index_fill", "scatter",
+    "scatter_add", "scatter_reduce", "select_scatter", "slice_scatter", "diagonal_scatter", "as_strided_scatter",
+    "masked_select", "masked_scatter", "copy", "native_layer_norm", "_fused_rms_norm", "rms_norm", "native_group_norm",
+    "native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training", "cudnn_batch_norm",
+    "native_dropout", "avg_pool1d", "avg_pool2d", "_adaptive_avg_pool2d", "max_pool2d_with_indices",
+    "upsample_nearest1d", "upsample_nearest2d", "upsample_bilinear2d", "upsample_linear1d", "upsample_bicubic2d",
+    "repeat_interleave", "tril", "triu", "resize_", "set_", "lift_fresh", "_conj", "view_as_real", "view_as_complex",
+    "addcmul", "addcdiv", "split_with_sizes_copy", "unbind_copy", "bernoulli",
+}  # fmt: skip
+_STATISTICS = {
+    "mean",
+    "sum",
+    "amax",
+    "amin",
+    "var",
+    "std",
+    "var_mean",
+    "std_mean",
+    "linalg_vector_norm",
+    "norm",
+    "prod",
+}
+_SORTED = {"max", "min", "topk", "sort", "median", "kthvalue", "logsumexp", "argmax", "argmin", "argsort"}
+_MATRIX_PRODUCTS = {"mm", "bmm", "addmm", "baddbmm", "addbmm", "linear", "mv", "addmv", "matmul"}
+_ADDED_PRODUCTS = {"addmm", "baddbmm", "addbmm", "addmv"}
+_CONDITIONED = {"where": 0, "masked_fill": 1, "masked_scatter": 1, "masked_select": 1}
+"""Operations with an argument that only chooses, and its position."""
+_INDEXED = {
+    "index", "_unsafe_index", "index_put", "_unsafe_index_put", "index_select", "gather", "index_add", "index_copy",
+    "index_fill", "scatter", "scatter_add", "scatter_reduce", "take_along_dim",
+}  # fmt: skip
+"""Operations with integers among their arguments, which only choose."""
+_SIDE_BY_SIDE = {"cat", "stack"}
+_CONSTANT = {
+    "zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "randn_like", "new_zeros", "new_ones",
+    "new_full", "new_empty", "zero_", "fill_", "zero", "fill",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Op:
+    """One operation.
+
+    Attributes:
+        kind: what it does to the values it takes.
+        carried: values handed on.
+        read: values that only steer it: gains that are broadcast, conditions, and the factors of an added product.
+        out: values that came out.
+        written: values of other tensors that share the memory an in-place operation wrote to: before and after.
+        merges: whether values that are carried here meet in the same entries, by a sum or by a choice.
+        reduces: whether it sums over tokens or over streams held side by side.
+        is_statistic: whether it is one number per token, such as a mean over channels.
+        in_norm: whether it happened inside a norm that is known as one.
+        adds: skips of which this is the sum: number of the module call, number of the add in it, the stream's value.
+        name: as the author of the model wrote it.
+        module: qualified name of the module that did it.
+        tokens: the leading axes of what came out.
+        is_foreign: whether torch does not know what it does: a kernel of the model's own.
+    """
+
+    kind: Kind
+    carried: tuple[int, ...]
+    read: tuple[int, ...]
+    out: tuple[int, ...]
+    written: tuple[tuple[int, int], ...]
+    merges: bool
+    reduces: bool
+    is_statistic: bool
+    in_norm: bool
+    adds: tuple[tuple[int, int, int], ...]
+    name: str
+    module: str
+    tokens: tuple[int, ...]
+    is_foreign: bool = False
+
+
+def _view_of(sources: tuple[int, ...], value: int, tokens: tuple[int, ...]) -> Op:
+    return Op("carries", sources, (), (value,), (), False, False, False, False, (), "a view", "", tokens)
+
+
+@dataclass(frozen=True)
+class Edge:
+    """A module call begins or ends: its number and name, and the value it took or gave back."""
+
+    call: int
+    module: str
+    value: int
+    begins: bool
+    tokens: tuple[int, ...]
+
+
+class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Writes down the operations of everything that runs while it is on.
+
+    Attributes:
+        events: operations and the edges of module calls, in order.
+        inputs: values that came in with the model's own arguments.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.events: list[Op | Edge] = []
+        self.inputs: set[int] = set()
+        self._values = 0
+        self._known: dict[int, tuple[weakref.ref[Tensor], int]] = {}
+        self._sharing: dict[int, list[weakref.ref[Tensor]]] = {}
+        self._modules: list[tuple[str, bool]] = []
+        self._casts: dict[int, int] = {}
+        self._func: Callable[..., Any] | None = None
+        self._adds: list[tuple[int, int, Tensor]] = []
+
+    def enter(self, name: str, module: nn.Module) -> None:
+        """A module is called."""
+        self._modules.append((name, is_norm(module)))
+
+    def leave(self) -> None:
+        """It is done."""
+        self._modules.pop()
+
+    def note_input(self, values: object) -> None:
+        """These came in with the model's own arguments."""
+        self.inputs |= {self.value_of(tensor) for tensor in tensors_in(values, depth=4)}
+
+    def note_edge(self, call: int, module: str, tensor: Tensor | None, *, begins: bool) -> None:
+        """A module call begins with this tensor, or gives it back."""
+        if tensor is None:
+            self.events.append(Edge(call, module, 0, begins, ()))
+        else:
+            self.events.append(Edge(call, module, self.value_of(tensor), begins, tuple(tensor.shape[:-1])))
+
+    def begin_function(self, func: Callable[..., Any], adds: Sequence[tuple[int, int, Tensor]]) -> Any:
+        """The author's own call, of which the operations that follow are parts; gives what to put back after it.
+
+        Args:
+            func: the call.
+            adds: skips of which it is the sum: number of the module call, number of the add in it, and the stream.
+        """
+        before = self._func, self._adds
+        self._func, self._adds = func, list(adds)
+        return before
+
+    def end_function(self, before: Any) -> None:
+        """The author's call has ended."""
+        self._func, self._adds = before
+
+    def value_of(self, tensor: Tensor) -> int:
+        """The number of the value a tensor holds now."""
+        entry = self._known.get(id(tensor))
+        if entry is not None and entry[0]() is tensor:
+            return entry[1]
+        # A tensor from nowhere that looks at known memory (x.data, a round trip through NumPy) is a view of it.
+        sources = tuple(self.value_of(other) for other in self._others(tensor))
+        value = self._new_value(tensor)
+        if sources:
+            self.events.append(_view_of(sources, value, tuple(tensor.shape[:-1])))
+        return value
+
+    def _new_value(self, tensor: Tensor) -> int:
+        self._values += 1
+        reference = weakref.ref(tensor)
+        self._known[id(tensor)] = (reference, self._values)
+        if (memory := _memory_of(tensor)) is not None:
+            self._sharing.setdefault(memory, []).append(reference)
+        return self._values
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        given = tensors_in((args, kwargs), depth=3)
+        before = [self.value_of(tensor) for tensor in given]
+        out = func(*args, **kwargs)
+        name = func.overloadpacket.__name__
+        made = tensors_in(out, depth=2)
+        if name not in _CONSTANT or func._schema.is_mutable:
+            self._write_down(func, name, args, kwargs, given, before, made)
+        return out
+
+    def _write_down(
+        self,
+        func: Any,
+        name: str,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        given: list[Tensor],
+        before: list[int],
+        made: list[Tensor],
+    ) -> None:
+        target = _written_to(func, args, kwargs)
+        plain = name.removesuffix("_") if target is not None else name
+        kind, carried, read, statistic = self._kind(func, plain, args, given, before, made)
+        reduces = plain in _STATISTICS and not statistic
+        if target is not None and name == plain:  # torch.add(x, y, out=z): z is no summand
+            keep = {self.value_of(target)} - {
+                v for t, v in zip(given[:-1], before[:-1], strict=True) if t is not target
+            }
+            carried = tuple(value for value in carried if value not in keep)
+        written: list[tuple[int, int]] = []
+        if target is not None:
+            old = {id(other): self.value_of(other) for other in self._others(target)}
+            self._new_value(target)
+            written = [(old[id(other)], self._new_value(other)) for other in self._others(target)]
+            made = [target, *(tensor for tensor in made if tensor is not target)]
+            if plain == "copy" and len(before) > 1:
+                carried = tuple(before[1:2])
+            elif plain in ("zero", "fill"):
+                carried = ()
+        outs = tuple(self.value_of(tensor) for tensor in made)
+        if plain == "_to_copy":
+            self._casts[before[0]] = outs[0]
+        if not outs:
+            return
+        merges = _merges(func, plain, args, given)
+        call = self._func
+        in_norm = (call is not None and call in NORMS) or any(is_norm for _, is_norm in self._modules)
+        adds = tuple((number, add, self._given_as(stream, given, before)) for number, add, stream in self._adds)
+        tokens = tuple(made[0].shape[:-1])
+        module = self._modules[-1][0] if self._modules else ""
+        written_as = _written_as(call, name)
+        self.events.append(
+            Op(
+                kind,
+                carried,
+                read,
+                outs,
+                tuple(written),
+                merges,
+                reduces,
+                statistic,
+                in_norm,
+                adds,
+                written_as,
+                module,
+                tokens,
+                func.namespace not in ("aten", "prims", "prim"),
+            )
+        )
+
+    def _given_as(self, stream: Tensor, given: list[Tensor], before: list[int]) -> int:
+        """The value by which the stream went in: itself, or the cast of it that autocast puts in its place."""
+        same = (value for tensor, value in zip(given, before, strict=True) if tensor is stream)
+        return next(same, self._casts.get(self.value_of(stream), 0))
+
+    def _others(self, target: Tensor) -> list[Tensor]:
+        """Tensors still alive that look at the memory of another."""
+        memory = _memory_of(target)
+        alive = [tensor for ref in self._sharing.get(memory or 0, []) if (tensor := ref()) is not None]
+        unique = {id(tensor): tensor for tensor in alive if tensor is not target and _memory_of(tensor) == memory}
+        return list(unique.values())
+
+    def _kind(
+        self, func: Any, name: str, args: Sequence[Any], given: list[Tensor], before: list[int], made: list[Tensor]
+    ) -> tuple[Kind, tuple[int, ...], tuple[int, ...], bool]:
+        """What an operation does, which values it carries, which only steer it, and whether it is a statistic."""
+        if name in _STATISTICS:
+            light = _is_over_channels(args, given, made)
+            return ("bends" if light else "mixes"), tuple(before), (), light
+        if name in _SORTED:
+            light = _is_over_channels(args, given, made) or (name in ("topk", "sort") and len(args) < 3)
+            return ("bends" if light else "mixes"), tuple(before), (), False
+        if name in _MATRIX_PRODUCTS:
+            added = int(name in _ADDED_PRODUCTS)
+            return "matrix", tuple(before[added:]), tuple(before[:added]), False
+        if name in ("convolution", "_convolution", "mkldnn_convolution"):
+            is_pointwise = all(length == 1 for length in given[1].shape[2:])
+            return ("matrix" if is_pointwise else "mixes"), tuple(before), (), False
+        if name in ("addcmul", "addcdiv"):
+            return "carries", tuple(before), (), False
+        if name in _PRODUCTS and made:
+            full = [tensor.shape == made[0].shape for tensor in given]
+            carried = tuple(value for value, is_full in zip(before, full, strict=True) if is_full)
+            return "scales", carried, tuple(value for value in before if value not in carried), False
+        if name in _CONDITIONED:
+            position = _CONDITIONED[name]
+            return "carries", tuple(v for i, v in enumerate(before) if i != position), (before[position],), False
+        if name in _INDEXED:
+            floats = [tensor.is_floating_point() or tensor.is_complex() for tensor in given]
+            carried = tuple(value for value, is_float in zip(before, floats, strict=True) if is_float)
+            return "carries", carried, tuple(value for value in before if value not in carried), False
+        if func.is_view or name in _CARRYING or name in _LINEAR or name in _SIDE_BY_SIDE:
+            return "carries", tuple(before), (), False
+        if torch.Tag.pointwise in func.tags or name in _ELEMENTWISE:
+            return "bends", tuple(before), (), False
+        return "mixes", tuple(before), (), False
+
+
+def _written_to(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
+    """The tensor that an operation writes to, in place or by ``out=``."""
+    for position, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            given = kwargs.get(argument.name, args[position] if position < len(args) else None)
+            if isinstance(given, Tensor):
+                return given
+    return None
+
+
+def _merges(func: Any, name: str, args: Sequence[Any], given: list[Tensor]) -> bool:
+    """Whether values meet in the same entries; tensors put one after the other along the tokens do not."""
+    if name == "cat":
+        dim = args[1] if len(args) > 1 else 0
+        ndim = given[-1].dim() if given else 1
+        return bool(dim % ndim == ndim - 1)
+    if name == "stack":
+        return True
+    return name not in _PRODUCTS
+
+
+def _is_over_channels(args: Sequence[Any], given: list[Tensor], made: list[Tensor]) -> bool:
+    """Whether a sum, a mean, ... goes over the last axis alone."""
+    dims = next((arg for arg in args[1:] if isinstance(arg, (list, tuple))), None)
+    if dims is None:
+        dims = [arg for arg in args[1:] if isinstance(arg, int) and not isinstance(arg, bool)][-1:]
+    ndim = given[0].dim() if given else 0
+    return ndim > 1 and len(dims) == 1 and dims[0] % ndim == ndim - 1
+
+
+def _memory_of(tensor: Tensor) -> int | None:
+    """Which memory a tensor looks at; None for those that have none of their own (sparse ones, other subclasses)."""
+    if tensor.layout is not torch.strided or type(tensor) not in (Tensor, nn.Parameter):
+        return None
+    storage = tensor.untyped_storage()
+    return int(storage.data_ptr() or storage._cdata)  # tensors without memory (meta) are told by their storage
+
+
+def _written_as(func: Callable[..., Any] | None, name: str) -> str:
+    """The operation in the words of the model's author."""
+    own = getattr(func, "__name__", "")
+    if not own or own.startswith("_"):
+        return f"torch.ops.aten.{name}"
+    return f"torch.{own}" if hasattr(torch, own) else own

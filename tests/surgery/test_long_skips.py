@@ -1,0 +1,331 @@
+"""Skips that are not inside a block: found by the dataflow of the whole pass, and refused by name.
+
+And networks that look as if they had some and have none: those stay operable.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import rankscope as rs
+from rankscope._errors import InputError, UnsupportedOperationError
+from rankscope.surgery.operating import operate
+from tests.own_models import SelfAttention
+
+DIM, TOKENS = 16, 9
+
+
+class Block(nn.Module):
+    def __init__(self, *, skip: float = 1.0) -> None:
+        super().__init__()
+        self.attention = SelfAttention(DIM, 2, causal=False)
+        self.mlp = nn.Sequential(nn.Linear(DIM, 2 * DIM), nn.GELU(), nn.Linear(2 * DIM, DIM))
+        self.norm1, self.norm2 = nn.LayerNorm(DIM), nn.LayerNorm(DIM)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(self.norm1(x))
+        return x + self.mlp(self.norm2(x))
+
+
+class Network(nn.Module):
+    depth = 4
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(DIM, DIM)
+        self.blocks = nn.ModuleList(Block() for _ in range(self.depth))
+        self.merge = nn.Linear(2 * DIM, DIM)
+        self.back = nn.Linear(DIM, DIM)
+        self.gains = nn.Parameter(torch.tensor([0.8, 0.3]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embed(x)
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+class UNet(Network):
+    def forward(self, x: Tensor) -> Tensor:
+        x, kept = self.embed(x), []
+        for block in self.blocks[:2]:
+            x = block(x)
+            kept.append(x)
+        for block in self.blocks[2:]:
+            x = block(x + kept.pop())
+        return x
+
+
+class UNetByConcatenation(Network):
+    def forward(self, x: Tensor) -> Tensor:
+        x, kept = self.embed(x), []
+        for block in self.blocks[:2]:
+            x = block(x)
+            kept.append(x)
+        for block in self.blocks[2:]:
+            x = block(self.merge(torch.cat([x, kept.pop()], dim=-1)))
+        return x
+
+
+class UNetByProjection(Network):
+    def forward(self, x: Tensor) -> Tensor:
+        x = first = self.embed(x)
+        for block in self.blocks[:3]:
+            x = block(x)
+        return self.blocks[3](x + self.back(first))
+
+
+class InputInjection(Network):
+    """One block looped, with the input added again in each round."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = start = self.embed(x)
+        for _ in range(3):
+            x = self.blocks[0](x + start)
+        return x
+
+
+class ResidualLambdas(Network):
+    def forward(self, x: Tensor) -> Tensor:
+        x = start = nn.functional.rms_norm(self.embed(x), (DIM,))
+        for block in self.blocks:
+            x = block(self.gains[0] * x + self.gains[1] * start)
+        return x
+
+
+class AroundTwoBlocks(Network):
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embed(x)
+        for first, second in zip(self.blocks[::2], self.blocks[1::2], strict=True):
+            x = x + second(first(x))
+        return x
+
+
+class AroundEverything(Network):
+    def forward(self, x: Tensor) -> Tensor:
+        x = start = self.embed(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.back(x + start)
+
+
+class KeepingBlock(Block):
+    """Adds what an earlier block left in an attribute."""
+
+    kept: ClassVar[list[Tensor]] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = super().forward(x)
+        self.kept.append(x)
+        return out + self.kept[0] if len(self.kept) > 2 else out
+
+
+class ThroughAnAttribute(Network):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(KeepingBlock() for _ in range(self.depth))
+
+    def forward(self, x: Tensor) -> Tensor:
+        KeepingBlock.kept.clear()
+        out = super().forward(x)
+        KeepingBlock.kept.clear()
+        return out
+
+
+class TupleBlock(Block):
+    def forward(self, x: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        return super().forward(x) + 0.1 * start, start
+
+
+class ThroughATuple(Network):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(TupleBlock() for _ in range(self.depth))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embed(x)
+        state = (x, x)
+        for block in self.blocks:
+            state = block(*state)
+        return state[0]
+
+
+class BottleneckBlock(nn.Module):
+    """As in MobileBERT: attention at half the width, with skips of its own there, inside one outer skip."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        half = DIM // 2
+        self.down, self.shared, self.up = nn.Linear(DIM, half), nn.Linear(DIM, half), nn.Linear(half, DIM)
+        self.attention = SelfAttention(half, 2, causal=False)
+        self.mlp = nn.Sequential(nn.Linear(half, DIM), nn.GELU(), nn.Linear(DIM, half))
+
+    def forward(self, x: Tensor) -> Tensor:
+        narrow = self.down(x)
+        narrow = narrow + self.attention(self.shared(x))
+        narrow = narrow + self.mlp(narrow)
+        return x + self.up(narrow)
+
+
+class Bottleneck(Network):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(BottleneckBlock() for _ in range(self.depth))
+
+
+LONG = {
+    UNet: "blocks 1 to 2: torch.add in the model itself",
+    UNetByConcatenation: "blocks 1 to 2: torch.cat in the model itself",
+    UNetByProjection: "blocks 0 to 2: torch.add in the model itself",
+    InputInjection: "blocks 0 to 1: torch.add in the model itself",
+    ResidualLambdas: "blocks 0 to 2: torch.add in the model itself",
+    AroundTwoBlocks: "blocks 0 to 3: torch.add in the model itself",
+    AroundEverything: "blocks 0 to 3: torch.add in the model itself",
+    ThroughAnAttribute: "blocks 0 to 2: torch.add in blocks.2",
+    ThroughATuple: "block 0: torch.add in blocks.0",
+    Bottleneck: "block 0: torch.add in blocks.0",
+}
+
+
+def tokens() -> Tensor:
+    return torch.randn(2, TOKENS, DIM, generator=torch.Generator().manual_seed(5)).double()
+
+
+def made(kind: type[Network]) -> Network:
+    torch.manual_seed(0)
+    return kind().double().eval()
+
+
+@pytest.mark.parametrize("kind", LONG)
+def test_a_skip_outside_of_blocks_is_refused_by_name(kind: type[Network]) -> None:
+    model, x = made(kind), tokens()
+    with pytest.raises(UnsupportedOperationError) as caught, operate(model, skip=0.0, inputs=x):
+        pytest.fail("it must be refused before anything runs")
+    assert LONG[kind] in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", LONG)
+def test_no_verb_cuts_half_of_it(kind: type[Network]) -> None:
+    model, x = made(kind), tokens().float()
+    model = model.float()
+    with pytest.raises(UnsupportedOperationError, match="gets around blocks"):
+        rs.exact(model, x, skip=0.0)
+    with pytest.raises(UnsupportedOperationError, match="gets around blocks"):
+        rs.decompose(model, x)
+    run = rs.ablate(model, x, variants=["+norm+mlp", "full"])
+    assert set(run.table["variant"].to_pylist()) == {"full"}
+    assert any("+norm+mlp under the mask own was left out" in note and "gets around" in note for note in run.notes)
+    with pytest.raises(InputError, match="gets around blocks"):
+        rs.remedy(model, x, remedies=["residual_scale"], repeats=0, gradients=False)
+    report = rs.doctor(model, x)
+    assert report["uncut skips"].status == "refused"
+
+
+@pytest.mark.parametrize("kind", LONG)
+def test_what_does_not_concern_skips_stays_possible(kind: type[Network]) -> None:
+    model, x = made(kind), tokens()
+    with torch.no_grad():
+        bare = model(x)
+        with operate(model, temperature=2.0, inputs=x):
+            assert not torch.equal(model(x), bare)
+
+
+def test_only_blocks_the_long_skip_leads_around_are_refused() -> None:
+    model, x = made(UNet), tokens()
+    with torch.no_grad():
+        bare = model(x)
+        for layer in (0, 3):
+            with operate(model, skip=0.0, layers=[layer], inputs=x):
+                assert not torch.equal(model(x), bare)
+        for layer in (1, 2):
+            with (
+                pytest.raises(UnsupportedOperationError, match="gets around"),
+                operate(model, skip=0.0, layers=[layer]),
+            ):
+                pass
+
+
+class RmsNorm(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)
+
+
+class BusyBlock(nn.Module):
+    """Much that meets, and no skip beside the two: rotations, gated MLP, gated attention, routing, positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = SelfAttention(DIM, 2, causal=False)
+        self.gate, self.up, self.down = (nn.Linear(DIM, DIM) for _ in range(3))
+        self.router = nn.Linear(DIM, 2)
+        self.experts = nn.ModuleList(nn.Linear(DIM, DIM) for _ in range(2))
+        self.norm1, self.norm2 = RmsNorm(), RmsNorm()
+        self.latents = nn.Linear(DIM, DIM)
+
+    def forward(self, x: Tensor, position: Tensor) -> Tensor:
+        h = self.norm1(x) + position
+        y = self.attention(torch.cat([h, self.latents(h)], dim=1))[:, : x.shape[1]]
+        y = y * torch.sigmoid(self.gate(h))
+        y = y * y.cos() + y.flip(-1) * y.sin()
+        x = x + y
+        h = self.norm2(x)
+        weights = self.router(h).softmax(-1)
+        routed = torch.zeros_like(h)
+        for number, expert in enumerate(self.experts):
+            routed += expert(h * weights[..., number : number + 1])
+        inner = self.up(routed)
+        inner = 0.5 * inner * (1 + torch.tanh(0.8 * (inner + 0.044715 * inner**3)))
+        return x + self.down(inner * self.gate(h))
+
+
+class Busy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(BusyBlock() for _ in range(3))
+        self.position = nn.Parameter(torch.randn(TOKENS, DIM))
+        self.before = nn.Conv1d(DIM, DIM, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.before(x.transpose(1, 2)).transpose(1, 2)
+        x = x + self.position
+        for block in self.blocks:
+            x = block(x, self.position)
+        return x
+
+
+def test_what_only_looks_like_a_long_skip_is_operated() -> None:
+    torch.manual_seed(0)
+    model, x = Busy().double().eval(), tokens()
+    with torch.no_grad():
+        bare = model(x)
+        with operate(model, skip=0.0, inputs=x):
+            cut = model(x)
+        want = x + model.before(x.transpose(1, 2)).transpose(1, 2) + model.position
+        for block in model.blocks:
+            full = block(want, model.position)
+            # The block minus its skips: h is what attention gives, and the MLP reads that.
+            attended = _attended(block, want, model.position)
+            want = _fed(block, attended)
+            assert full.shape == want.shape
+    assert not torch.equal(cut, bare)
+    assert bool((cut - want).norm() <= 1e-12 * want.norm())
+
+
+def _attended(block: BusyBlock, x: Tensor, position: Tensor) -> Tensor:
+    h = block.norm1(x) + position
+    y = block.attention(torch.cat([h, block.latents(h)], dim=1))[:, : x.shape[1]]
+    y = y * torch.sigmoid(block.gate(h))
+    return y * y.cos() + y.flip(-1) * y.sin()
+
+
+def _fed(block: BusyBlock, x: Tensor) -> Tensor:
+    h = block.norm2(x)
+    weights = block.router(h).softmax(-1)
+    routed = sum(expert(h * weights[..., n : n + 1]) for n, expert in enumerate(block.experts))
+    inner = block.up(routed)
+    inner = 0.5 * inner * (1 + torch.tanh(0.8 * (inner + 0.044715 * inner**3)))
+    return block.down(inner * block.gate(h))
