@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
 from enum import Enum
+from pathlib import Path
+
+from rankscope._errors import InputError
+
+_LONGEST_NAME, _LONGEST_PATH = 255, 4096
 
 
 class Status(str, Enum):
@@ -17,3 +24,46 @@ class Status(str, Enum):
 
     def __str__(self) -> str:
         return self.value
+
+
+def path_of(given: object, what: str, expected: str) -> Path:
+    """``given`` as a path, with the home directory written out.
+
+    Args:
+        given: what the caller passed.
+        what: the name of the argument.
+        expected: what belongs there, for the message.
+
+    Raises:
+        InputError: it names no place that a file system could have.
+
+    Example:
+        >>> path_of({"a": 1}, "model", "a folder")
+        Traceback (most recent call last):
+        rankscope._errors.InputError: model is a dict; expected a folder.
+    """
+    place = os.fspath(given) if isinstance(given, (str, os.PathLike)) else None
+    if not isinstance(place, str):
+        raise InputError(f"{what} is {kind_of(given)}; expected {expected}.")
+    longest = max((len(os.fsencode(name)) for name in place.split(os.sep)), default=0)
+    if "\0" in place or longest > _LONGEST_NAME or len(place) > _LONGEST_PATH:
+        raise InputError(f"{what} is a text of {len(place)} characters ({place[:40]!r}...); expected {expected}.")
+    return Path(place).expanduser()
+
+
+def kind_of(value: object) -> str:
+    """What kind of thing a caller passed, in words.
+
+    Example:
+        >>> kind_of(None), kind_of([1]), kind_of(dict)
+        ('None', 'a list', 'the class dict')
+    """
+    if value is None:
+        return "None"
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    name = type(value).__name__
+    if isinstance(value, Mapping) and value and all(hasattr(entry, "dtype") for entry in value.values()):
+        return f"a dict of {len(value)} tensors (a state dict)"
+    name = "dict" if isinstance(value, dict) else name
+    return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"

@@ -51,6 +51,7 @@ def test_bound_hands_over_every_option(cli, monkeypatch: pytest.MonkeyPatch, tmp
         "weights_only": True,
         "lanczos": 7,
         "random_tokens": True,
+        "tokenizer": None,
         "sequences": 3,
         "tokens": 9,
         "batch": 2,

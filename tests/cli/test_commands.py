@@ -69,7 +69,8 @@ def test_measure_hands_over_every_option(cli, measured: Fake, tmp_path: Path) ->
     options = (
         "--sequences 2 --tokens 16 --batch 1 --metrics stable_rank,mean_cosine --metrics mu --sites block.in@0,5,final"
     )
-    more = "--tokens-policy no-first --dtype float64 --seed 7 --null --blocks layers.* --random-tokens --quiet"
+    more = "--tokens-policy no-first --dtype float64 --seed 7 --null --blocks layers.* --random-tokens --quiet "
+    more += "--tokenizer gpt2"
     layout = ("--layout", "batch dim tokens")
     cli("measure", "init:tiny-bert", "--text", str(text), *options.split(), *more.split(), *layout)
     words, given = measured.given
@@ -82,6 +83,7 @@ def test_measure_hands_over_every_option(cli, measured: Fake, tmp_path: Path) ->
         "batch": 1,
         "tokens_policy": "no-first",
         "random_tokens": True,
+        "tokenizer": "gpt2",
         "dtype": "float64",
         "seed": 7,
         "null": True,
@@ -134,7 +136,10 @@ def test_doctor(cli, monkeypatch: pytest.MonkeyPatch, status: str, code: int) ->
     outcome = cli("doctor", "init:tiny-bert", "--seed", "3")
     assert outcome.code == code
     assert "said [so]" in outcome.out
-    assert fake.given == (("init:tiny-bert",), {"seed": 3, "dtype": None, "blocks": None, "stream": None})
+    assert fake.given == (
+        ("init:tiny-bert",),
+        {"seed": 3, "dtype": None, "blocks": None, "stream": None, "tokenizer": None},
+    )
     outcome = cli("doctor", "init:tiny-bert", "--json")
     answer = json.loads(outcome.out)
     assert outcome.code == code

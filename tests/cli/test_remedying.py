@@ -39,6 +39,7 @@ def test_every_option_reaches_the_verb(cli, monkeypatch: pytest.MonkeyPatch, tmp
         "batch": 1,
         "tokens_policy": "no-first",
         "random_tokens": True,
+        "tokenizer": None,
         "dtype": "float64",
         "seed": 7,
         "blocks": "layers.*",

@@ -8,10 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from rankscope.experiments.dong2021.circle import exact_distances, free_run, radial_factor
+from rankscope.experiments.dong2021.circle import COORDINATES, PLACES, exact_distances, free_run, radial_factor
 from rankscope.experiments.dong2021.circle_lines import Free
 from rankscope.experiments.dong2021.circle_network import VARIANTS, RecurrentBlock, recurrent_block
+from rankscope.experiments.dong2021.circle_text import describe_circle
+from rankscope.experiments.training.keeping import write_rows
 from rankscope.experiments.training.tasks import circle_task
+from rankscope.results.provenance import Provenance
+from rankscope.results.rows import RowWriter
+from rankscope.results.run import Run
 
 START = circle_task(angles=12).train.inputs["points"]
 
@@ -94,3 +99,49 @@ def test_cubic_law_a_step_of_pure_attention_triples_a_small_change_of_radius() -
 def test_how_a_run_ends(distance, centre, steps: int, end: str) -> None:
     free = Free(np.array(distance), np.array(centre), np.log10(distance), np.empty((0, 4)), 0.0, 1.0, steps)
     assert free.end == end
+
+
+def circle_run(ends: dict[str, list[float]], loss: float = 1e-6, widths: tuple[int, ...] = (8,)) -> Run:
+    """A run of one seed whose distances are written by hand, by variant."""
+    writer = RowWriter(coordinates=COORDINATES)
+    rows = [
+        {"metric": metric, "layer": step, "value": value, "variant": name, "width": width, "seed": 0}
+        for width in widths
+        for name in VARIANTS
+        for metric, values in (
+            ("final_loss", [loss]),
+            ("radial_factor", [1.0]),
+            ("distance", ends[name]),
+            ("centre", [0.0] * len(ends[name])),
+            ("log10_distance_exact", [math.log10(value) for value in ends[name]]),
+            *((place, [0.0] * len(ends[name])) for place in PLACES),
+        )
+        for step, value in enumerate(values)
+    ]
+    write_rows(writer, rows, "points")
+    steps = len(ends["attention"]) - 1
+    extra = {"widths": widths, "steps": steps, "seeds": 1, "angles": 4, "plan": {"steps": 1, "batch": 1, "rate": 1}}
+    return Run("reproduce:dong2021-circle", Provenance("m"), {}, "", writer.table(), extra=extra)
+
+
+MEETS_FIRST, MEETS_LATER, STAYS = [0.6, 0.001, 0.001], [0.6, 0.3, 0.001], [0.6, 0.6, 0.6]
+AS_CLAIMED = {"attention": MEETS_FIRST, "attention + skip": STAYS, "attention + MLP": MEETS_LATER,
+              "attention + skip + MLP": STAYS}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "loss", "answer"),
+    [
+        ({}, 1e-6, "Yes."),
+        ({"attention": STAYS}, 1e-6, "In part: 1 of 3 outcomes"),
+        ({"attention + skip": MEETS_FIRST}, 1e-6, "In part: 2 of 3 outcomes"),
+        ({"attention + skip": MEETS_FIRST, "attention + MLP": MEETS_FIRST}, 1e-6, "In part: 1 of 3 outcomes"),
+        ({"attention": STAYS, "attention + skip": MEETS_FIRST, "attention + MLP": MEETS_FIRST}, 1e-6, "No."),
+        ({}, 0.04, "Not tested: 4 of 4 blocks have not learned the circle"),
+    ],
+)
+def test_item_11_yes_only_if_every_claimed_outcome_happened(
+    changes: dict[str, list[float]], loss: float, answer: str
+) -> None:
+    text = describe_circle(circle_run({**AS_CLAIMED, **changes}, loss))
+    assert f"**Does the claim hold?** {answer}" in text

@@ -169,7 +169,7 @@ def test_errors_say_what_to_do(folder: Path, tmp_path: Path, monkeypatch: pytest
         load("init:tiny-bert", dtype="float31")
     with pytest.raises(LoadError, match="not a model class"):
         load("init:tiny-bert", model_class="os")
-    monkeypatch.setattr(hub, "_hub_answers", lambda: False)
+    monkeypatch.setattr(hub, "hub_answers", lambda: False)
     with pytest.raises(LoadError, match=r"hub cannot be reached.*init:gpt2"):
         load("gpt2")
 

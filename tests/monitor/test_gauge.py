@@ -20,6 +20,7 @@ from rankscope.monitor.battery import DEFAULT_METRICS
 from rankscope.monitor.outlets import HEATMAP_EVERY
 from rankscope.surgery.operating import operate
 from rankscope.verbs.measuring import measure
+from rankscope.verbs.remedying import remedy
 from tests.monitor.trainings import bert, plain, probe, train
 
 COLLAPSING: dict[str, Any] = {"skip": 0.0, "mlp": "drop"}
@@ -109,12 +110,56 @@ def test_collapse_is_alarmed_with_the_missing_skip_to_blame(caplog: pytest.LogCa
     assert alarm.state == "raised"
     assert alarm.step == 1
     assert alarm.component == "skip"
-    assert alarm.remedies == ("residual_scale", "shaped_attention")
+    assert "residual_scale" not in alarm.remedies
     assert alarm.sentence in caplog.text
     assert gauge.last is not None
     assert "token_collapse" in gauge.last.active
     assert gauge.last.scalars["rankscope/alarms"] >= 1.0
     assert not gauge.should_stop
+
+
+@pytest.mark.parametrize("cut", [COLLAPSING, {"skip": 0.0}], ids=["pure attention", "skips cut"])
+def test_item_10_what_an_alarm_advises_is_what_remedy_ranks_first(cut: dict[str, Any]) -> None:
+    """Tried on the model at hand, at the moment of the alarm; ``remedy`` is asked on the same probe."""
+    model = bert(layers=6)
+    gauge = Gauge(model, probe(), schedule=1, strict=True, alarms=["token_collapse"])
+    with operate(model, **cut):
+        readings = [gauge.step(step) for step in range(2)]
+        run = remedy(model, probe(), repeats=0, gradients=False)
+    raised = [alarm for reading in readings if reading is not None for alarm in reading.alarms]
+    assert len(raised) == 1
+    worst = {entry["name"]: min(value or 0.0 for value in entry["residual"][1:]) for entry in run.extra["remedies"]}
+    best = sorted(worst, key=lambda name: -worst[name])
+    assert raised[0].remedies == tuple(best[:2])
+    for name in raised[0].remedies:
+        assert f"{name} brings the relative residual to {worst[name]:.2g}" in raised[0].sentence
+    assert worst["residual_scale"] <= worst["none"], "what was advised before"
+
+
+def test_item_10_no_remedy_is_named_where_none_helps() -> None:
+    """Tokens that are equal before the first block stay equal under every remedy."""
+    model = bert(layers=3)
+    with torch.no_grad():
+        model.bert.embeddings.position_embeddings.weight.zero_()
+    same = {"inputs_embeds": torch.ones(2, 8, model.config.hidden_size)}
+    gauge = Gauge(model, same, schedule=1, strict=True, alarms=["token_collapse"])
+    readings = [gauge.step(step) for step in range(2)]
+    (alarm,) = [alarm for reading in readings if reading is not None for alarm in reading.alarms]
+    assert alarm.remedies == ()
+    assert "remedies tried on the probe helps." in alarm.sentence
+
+
+def test_item_10_trying_remedies_leaves_the_training_alone() -> None:
+    model = bert(layers=4)
+    model.train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    state = torch.get_rng_state()
+    with operate(model, **COLLAPSING), Gauge(model, probe(), schedule=1, strict=True) as gauge:
+        for step in range(2):
+            gauge.step(step)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(module.training for module in model.modules())
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_stop_flags_and_raise_raises() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from rankscope import compare
+from rankscope import Run, compare, measure
 from rankscope._errors import InputError, UnknownNameError
 from rankscope.results.bootstrap import resampled_differences, widening
 from rankscope.results.rows import RowWriter
@@ -19,13 +20,17 @@ from tests.results.builders import make_run, profile
 OPTIONS = {"draws": 2000, "level": 0.95, "seed": 0}
 
 
+def read(run: Run, **facts: object) -> Run:
+    return dataclasses.replace(run, provenance=dataclasses.replace(run.provenance, **facts))
+
+
 def run_with(values: np.ndarray, metric: str = "relative_residual", **given: object):
     """A run of one metric with the values ``(layers, sequences)``."""
     writer = RowWriter()
     for layer, row in enumerate(values):
         writer.add(metric=metric, site="block.out", stack=None, layer=layer, first_sequence=0, values=row,
                    statuses=np.where(np.isnan(row), 2, 0), head_axis=False)  # fmt: skip
-    return make_run(writer.table(), **given)
+    return read(make_run(writer.table(), **given), inputs="built-in sample text", inputs_hash="0" * 64)
 
 
 def slow_paired(a: np.ndarray, b: np.ndarray, draws: int, level: float, seed: int) -> tuple[float, float]:
@@ -128,6 +133,37 @@ def test_other_lengths_are_not_paired() -> None:
     assert not answer.paired
     assert answer.table["sequences_b"].to_pylist() == [3, 3]
     assert compare(run_with(base), run_with(base[:, :3]), paired=True).table["sequences_a"].to_pylist() == [3, 3]
+
+
+def test_item_9_runs_that_read_different_tokens_are_not_paired() -> None:
+    run = run_with(np.random.default_rng(7).uniform(size=(2, 4)))
+    other = read(run, inputs="random tokens, seed 0", inputs_hash="1" * 64)
+    answer = compare(run, other)
+    assert not answer.paired
+    assert "did not read the same tokens" in str(answer)
+    assert "The inputs differ: a read built-in sample text, b random tokens, seed 0." in answer.verdict
+    asked = compare(run, other, paired=True)
+    assert asked.paired
+    assert "although the runs did not read the same tokens" in str(asked)
+    assert "The inputs differ" in asked.verdict
+    assert "The inputs differ" not in compare(run, run).verdict
+
+
+def test_item_9_a_run_of_an_earlier_version_is_not_paired() -> None:
+    run = run_with(np.random.default_rng(7).uniform(size=(2, 4)))
+    old = read(run, inputs=None, inputs_hash=None)
+    for pair in ((run, old), (old, run), (old, old)):
+        assert not compare(*pair).paired
+        assert "does not say what it read" in str(compare(*pair))
+
+
+def test_item_9_text_against_random_tokens() -> None:
+    """The whole way: the same model, as many sequences of the same length."""
+    options = {"sequences": 3, "tokens": 12, "metrics": ["relative_residual"]}
+    text, random = (measure("init:tiny-bert", random_tokens=chosen, **options) for chosen in (False, True))
+    assert text.provenance.lengths == random.provenance.lengths
+    assert not compare(text, random).paired
+    assert compare(text, measure("init:tiny-bert", seed=1, batch=2, **options)).paired, "other weights, same tokens"
 
 
 def test_saved_runs_and_depths_that_differ(tmp_path: Path) -> None:

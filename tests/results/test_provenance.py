@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import getpass
 import json
+import os
 import pickle
 import platform
 import shutil
@@ -61,24 +62,76 @@ def test_command_without_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
-def test_git_state(tmp_path: Path) -> None:
-    assert git_state(tmp_path) is None
-    run = ["git", "-c", "user.name=a", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false"]
-    subprocess.run(["git", "init", "-q", "."], cwd=tmp_path, check=True)
-    (tmp_path / "file").write_text("one")
-    subprocess.run(["git", "add", "file"], cwd=tmp_path, check=True)
-    subprocess.run([*run, "commit", "-q", "--no-verify", "-m", "one"], cwd=tmp_path, check=True)
-    clean = git_state(tmp_path)
-    assert clean is not None
-    assert len(clean["commit"]) == 40
-    assert clean["dirty"] is False
-    (tmp_path / "file").write_text("two")
-    changed = git_state(tmp_path)
-    assert changed == {"commit": clean["commit"], "dirty": True}
+def test_git_state_is_what_git_says(tmp_path: Path) -> None:
+    """A branch, a branch among packed references, a detached head, a worktree; each read without git."""
+    here = tmp_path / "here"
+    here.mkdir()
+
+    def git(*words: str, at: Path = here) -> str:
+        settings = ("user.name=a", "user.email=a@example.org", "commit.gpgsign=false", "init.defaultBranch=feature/one")
+        options = [word for setting in settings for word in ("-c", setting)]
+        command = ["git", *options, *words]
+        return subprocess.run(command, cwd=at, check=True, capture_output=True, text=True).stdout.strip()
+
+    assert git_state(here) is None
+    git("init", "-q", ".")
+    assert git_state(here) is None, "no commit yet"
+    git("commit", "-q", "--allow-empty", "--no-verify", "-m", "one")
+    (here / "inside").mkdir()
+    commit = git("rev-parse", "HEAD")
+    for place in (here, here / "inside"):
+        assert git_state(place) == {"commit": commit, "dirty": None}
+    git("worktree", "add", "-q", str(tmp_path / "beside"))
+    assert git_state(tmp_path / "beside") == {"commit": commit, "dirty": None}
+    git("pack-refs", "--all")
+    git("commit", "-q", "--allow-empty", "--no-verify", "-m", "two", at=tmp_path / "beside")
+    assert git_state(here) == {"commit": commit, "dirty": None}
+    newer = git("rev-parse", "HEAD", at=tmp_path / "beside")
+    assert newer != commit
+    assert git_state(tmp_path / "beside") == {"commit": newer, "dirty": None}
+    git("checkout", "-q", "--detach")
+    assert git_state(here) == {"commit": commit, "dirty": None}
 
 
-def test_without_git(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_item_12_the_git_program_is_not_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / ".git").mkdir()
+    (tmp_path / ".git" / "HEAD").write_text("a" * 40 + "\n")
     monkeypatch.setenv("PATH", str(tmp_path))
+    assert git_state(tmp_path) == {"commit": "a" * 40, "dirty": None}
+
+
+ODD_HEADS = {
+    "words": b"swordfish",
+    "a path that climbs": b"ref: refs/../../secret",
+    "a path from the root": b"ref: /etc/passwd",
+    "bytes": bytes(range(256)),
+    "nothing": b"",
+    "long": b"ref: refs/" + b"a" * 10_000,
+    "zero": b"ref: refs/a\0b",
+}
+
+
+@pytest.mark.parametrize("case", ODD_HEADS)
+def test_item_12_an_odd_repository_is_none(case: str, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("b" * 40)
+    (tmp_path / ".git").mkdir()
+    (tmp_path / ".git" / "HEAD").write_bytes(ODD_HEADS[case])
+    assert git_state(tmp_path) is None
+
+
+@pytest.mark.parametrize("name", ["HEAD", "refs/heads/main", "packed-refs", "commondir"])
+def test_item_12_a_pipe_in_a_repository_is_not_waited_for(name: str, tmp_path: Path) -> None:
+    home = tmp_path / ".git"
+    (home / "refs" / "heads").mkdir(parents=True)
+    if name != "HEAD":
+        (home / "HEAD").write_text("ref: refs/heads/main")
+    os.mkfifo(home / name)
+    assert git_state(tmp_path) is None
+
+
+@pytest.mark.parametrize("words", ["gitdir: .git", "gitdir: /dev/zero", "gitdir: \0", "x" * 5000, ""])
+def test_item_12_a_file_in_place_of_a_repository(words: str, tmp_path: Path) -> None:
+    (tmp_path / ".git").write_text(words)
     assert git_state(tmp_path) is None
 
 

@@ -24,6 +24,7 @@ class Weights(str, Enum):
 def ablate_command(
     spec: parameters.Spec,
     text: parameters.Text = None,
+    tokenizer: parameters.Tokenizer = None,
     variants: Annotated[
         list[str] | None, typer.Option("--variants", help="Networks to compare, with commas; see `ls variants`.")
     ] = None,
@@ -70,6 +71,7 @@ def ablate_command(
             batch=batch,
             tokens_policy=tokens_policy.value,
             random_tokens=random_tokens,
+            tokenizer=tokenizer,
             dtype=dtype,
             seed=seed,
             blocks=blocks,

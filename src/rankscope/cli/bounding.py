@@ -14,6 +14,7 @@ from rankscope.cli.words import split_names
 def bound_command(
     spec: parameters.Spec,
     text: parameters.Text = None,
+    tokenizer: parameters.Tokenizer = None,
     theorems: Annotated[
         list[str] | None, typer.Option("--theorems", help="Theorems, with commas or repeated; see `ls theorems`.")
     ] = None,
@@ -53,6 +54,7 @@ def bound_command(
         tokens=tokens,
         batch=batch,
         random_tokens=random_tokens,
+        tokenizer=tokenizer,
         dtype=dtype,
         seed=seed,
         blocks=blocks,

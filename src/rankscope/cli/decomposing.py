@@ -30,6 +30,7 @@ class Marginal(str, Enum):
 def decompose_command(
     spec: parameters.Spec,
     text: parameters.Text = None,
+    tokenizer: parameters.Tokenizer = None,
     convention: Annotated[
         Convention, typer.Option("--convention", help="MLPs start new paths, or are linearised at each token.")
     ] = Convention.sources,
@@ -79,6 +80,7 @@ def decompose_command(
         batch=batch,
         tokens_policy=tokens_policy.value,
         random_tokens=random_tokens,
+        tokenizer=tokenizer,
         dtype=dtype,
         seed=seed,
         blocks=blocks,

@@ -16,13 +16,14 @@ def doctor_command(
     dtype: Annotated[str | None, typer.Option(help="Run in this dtype, e.g. float64.")] = None,
     blocks: Annotated[str | None, typer.Option(metavar="PATTERN", help="Name the blocks, e.g. 'layers.*'.")] = None,
     layout: parameters.Layout = None,
+    tokenizer: parameters.Tokenizer = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the checks that failed.")] = False,
 ) -> None:
     """Can the numbers be trusted on this model? Parity with its own forward, blocks, skips, sites, what is refused."""
     import rankscope
 
-    report = rankscope.doctor(spec, seed=seed, dtype=dtype, blocks=blocks, stream=layout)
+    report = rankscope.doctor(spec, seed=seed, dtype=dtype, blocks=blocks, stream=layout, tokenizer=tokenizer)
     if as_json:
         from rankscope.results.provenance import SCHEMA
 

@@ -30,6 +30,7 @@ class Norm(str, Enum):
 def exact_command(
     spec: parameters.Spec,
     text: parameters.Text = None,
+    tokenizer: parameters.Tokenizer = None,
     skip: Annotated[
         float | None, typer.Option("--skip", metavar="GAIN", help="Gain on every skip; 0 removes it.")
     ] = None,
@@ -72,6 +73,7 @@ def exact_command(
         tokens=tokens,
         tokens_policy=tokens_policy.value,
         random_tokens=random_tokens,
+        tokenizer=tokenizer,
         seed=seed,
         blocks=blocks,
         stream=layout,

@@ -15,6 +15,7 @@ from rankscope.cli.words import split_names
 def measure_command(
     spec: parameters.Spec,
     text: parameters.Text = None,
+    tokenizer: parameters.Tokenizer = None,
     random_tokens: parameters.RandomTokens = False,
     sequences: parameters.Sequences = 8,
     tokens: parameters.Tokens = 128,
@@ -73,6 +74,7 @@ def measure_command(
             batch=batch,
             tokens_policy=tokens_policy.value,
             random_tokens=random_tokens,
+            tokenizer=tokenizer,
             dtype=dtype,
             seed=seed,
             null=null,

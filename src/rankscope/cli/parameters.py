@@ -29,6 +29,10 @@ Text = Annotated[
     Path | None,
     typer.Option("--text", exists=True, dir_okay=False, readable=True, help="Text file to read instead of the sample."),
 ]
+Tokenizer = Annotated[
+    str | None,
+    typer.Option("--tokenizer", metavar="NAME", help="Hub name or folder of the tokenizer, if the model has none."),
+]
 RandomTokens = Annotated[bool, typer.Option("--random-tokens", help="Tokens drawn at random instead of text.")]
 Sequences = Annotated[int, typer.Option("--sequences", min=1, help="How many sequences.")]
 Tokens = Annotated[int, typer.Option("--tokens", min=1, help="Tokens per sequence.")]

@@ -22,6 +22,7 @@ class TreatedWeights(str, Enum):
 def remedy_command(
     spec: parameters.Spec,
     text: parameters.Text = None,
+    tokenizer: parameters.Tokenizer = None,
     remedies: Annotated[
         list[str] | None,
         typer.Option("--remedies", help="Remedies, with commas, each NAME or NAME=STRENGTH; see `ls remedies`."),
@@ -63,6 +64,7 @@ def remedy_command(
         batch=batch,
         tokens_policy=tokens_policy.value,
         random_tokens=random_tokens,
+        tokenizer=tokenizer,
         dtype=dtype,
         seed=seed,
         blocks=blocks,

@@ -82,7 +82,9 @@ def command_again(command: Sequence[str]) -> list[str]:
 
 
 def _run(words: Sequence[str], place: Path, *, quiet: bool) -> None:
-    arguments = [sys.executable, "-m", "rankscope", *words, "--quiet", "--out", str(place)]
+    # By its place and not with -m, which would look for a package of that name in the current folder first.
+    program = Path(__file__).resolve().parents[1] / "__main__.py"
+    arguments = [sys.executable, str(program), *words, "--quiet", "--out", str(place)]
     if not quiet:
         remarks_console().print(f"running: rankscope {' '.join(words)}", markup=False)
     done = subprocess.run(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)

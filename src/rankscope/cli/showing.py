@@ -65,8 +65,11 @@ def save_figure(drawn: Figure, place: Path) -> None:
     Raises:
         InputError: a format matplotlib does not write, or a place that cannot be written to.
     """
+    from rankscope.results.sheet import drawing_style
+
     try:
-        drawn.savefig(place, dpi=FIGURE_DOTS)
+        with drawing_style("--figure", {}):
+            drawn.savefig(place, dpi=FIGURE_DOTS)
     except ValueError as error:
         raise InputError(f"--figure {place}: {error}. Use a name that ends in .png, .svg or .pdf.") from error
     except OSError as error:

@@ -123,8 +123,15 @@ def status_command(
     if not (as_json or quiet):
         from rankscope.reporting.terminal import print_entries
 
-        rows = [{"model": model, "verb": verb, **{name: str(count) for name, count in found.items()}}
-                for (model, verb), found in status.groups.items()]  # fmt: skip
+        rows = [
+            {
+                "model": place[0],
+                "verb": place[1],
+                **{name: str(count) for name, count in found.items()},
+                "read": "; ".join(status.inputs.get(place, {})),
+            }
+            for place, found in status.groups.items()
+        ]
         print_entries(rows, results_console())
     _show(status, as_json=as_json, quiet=quiet)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope._errors import MissingExtraError
+from rankscope.results.sheet import drawing_style
 from rankscope.results.text import number
 
 if TYPE_CHECKING:
@@ -46,16 +46,13 @@ def figure_with_head(
     Raises:
         MissingExtraError: without matplotlib.
     """
-    try:
-        from matplotlib import rc_context
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingExtraError("reproduce", "matplotlib", "plot") from error
     width = max(panel[0] * columns, 6.4)
     words = textwrap.wrap(subtitle, int(width * 14))
     head, foot = 0.42 + 0.16 * len(words), 0.16 + 0.18 * legend_rows
     height = panel[1] * rows + head + foot
-    with rc_context(TYPE):
+    with drawing_style("reproduce", TYPE):
+        from matplotlib.figure import Figure
+
         figure = Figure(figsize=(width, height))
         figure.set_layout_engine(
             "constrained", rect=(0, foot / height, 1, 1 - (head + foot) / height), h_pad=0.06, w_pad=0.06

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rankscope.experiments._recipe import RECIPES, Recipe, Settings, checked
 from rankscope.results.run import Run
+from rankscope.results.sheet import drawing_style
 from rankscope.results.storage import write_page
 
 FIGURE_INCHES_TO_DOTS = 150
@@ -96,10 +97,8 @@ def write_reproduction(run: Run, folder: str | os.PathLike[str]) -> list[Path]:
     """
     home = run.save(folder)
     written = [home / "run.json", *sorted(home.glob("rows-*.parquet"))]
-    from matplotlib import rc_context
-
     for stem, figure in recipe_of(run).draw(run).items():
-        with rc_context({"svg.hashsalt": "rankscope", "svg.fonttype": "none"}):
+        with drawing_style("reproduce", {"svg.hashsalt": "rankscope", "svg.fonttype": "none"}):
             for suffix, options in ((".png", {"dpi": FIGURE_INCHES_TO_DOTS}), (".svg", {"metadata": {"Date": None}})):
                 path = home / f"{stem}{suffix}"
                 figure.savefig(path, **options)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rankscope._errors import LoadError, UnsupportedConfigError
+from rankscope._types import path_of
 from rankscope.models.loading.config import config_from_json
 from rankscope.models.presets import PRESETS, preset
 from rankscope.theory.designs.design import CHOICES, Design
@@ -37,8 +38,11 @@ def design_of(spec: str | Path) -> tuple[Design, tuple[str, ...]]:
         >>> design.depth, design.width, design.norm_place
         (12, 768, 'post')
     """
+    of_a_model = " For a model, save its configuration (model.config.save_pretrained) and pass that folder"
     name = str(spec).removeprefix("init:")
-    path = Path(name).expanduser()
+    known = "a Design, the name of a preset, a config.json or a folder that holds one"
+    advice = "" if isinstance(spec, (str, Path)) else f".{of_a_model}"
+    path = path_of(name if isinstance(spec, (str, Path)) else spec, "design", f"{known}{advice}")
     if name not in PRESETS and (path.exists() or "/" in name or name.endswith(".json")):
         found = path / "config.json" if path.is_dir() else path
         if not found.is_file():

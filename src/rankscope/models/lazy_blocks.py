@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from rankscope._errors import LoadError, UnsupportedConfigError
+from rankscope._types import path_of
 from rankscope.models.heads.family import Family, config_value, family_of
 from rankscope.models.loading.config import config_from_json
 from rankscope.models.loading.shard_files import safetensors_in
@@ -97,7 +98,7 @@ def lazy_model(folder: str | Path) -> LazyModel:
         LoadError: no folder, no config.json, or no safetensors in it.
         UnsupportedConfigError: no description of the heads fits.
     """
-    place = Path(folder).expanduser()
+    place = path_of(folder, "model", "a local folder with a config.json and *.safetensors")
     files = safetensors_in(place)
     if not files or not (place / "config.json").is_file():
         raise LoadError(

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
@@ -14,9 +15,12 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from rankscope._errors import InputError
-from rankscope.models.inputs import TokensPolicy
+from rankscope.models.inputs import Padding, TokensPolicy
+from rankscope.models.loading import need_module
 from rankscope.models.stream import Stream, stream_of
 from rankscope.monitor.acting import LOGGER, Action, Actions, CollapseError
+from rankscope.monitor.advice import Advice, advise
+from rankscope.monitor.alarms import AlarmSpec
 from rankscope.monitor.battery import Battery, chosen_metrics
 from rankscope.monitor.inside import InsideReader
 from rankscope.monitor.ledger import likely_component
@@ -56,6 +60,9 @@ class Gauge:
         blocks: names or patterns of the block modules, where discovery needs help.
         stream: where the residual stream is, for a model that does not hold it as ``batch tokens dim`` or
             ``tokens batch dim``: ``Stream("batch dim tokens")``, or the same as text; see ``rankscope.Stream``.
+        tokenizer: reads the texts of the probe: a tokenizer, its folder, or a hub name; without one, words are hashed.
+        padding: which tokens of tensors do not count: the argument that says so (``"src_key_padding_mask"``, or with
+            the value that marks padding, ``"mask=0"``) or, of a probe, a tensor that is True there; see ``measure``.
         patience: seconds to wait for other ranks where a forward pass needs them (FSDP).
 
     Raises:
@@ -86,6 +93,8 @@ class Gauge:
         tokens_policy: TokensPolicy = "content",
         blocks: str | Sequence[str] | None = None,
         stream: Stream | str | None = None,
+        tokenizer: Any = None,
+        padding: Padding = None,
         patience: float = 60.0,
     ) -> None:
         if where not in ("probe", "inside"):
@@ -94,8 +103,8 @@ class Gauge:
         self._schedule = as_schedule(schedule)
         self._ranks = Ranks(patience)
         self._prober = Prober(
-            unwrapped(model),
-            ProbePlan(probe, sequences, tokens, tokens_policy, blocks, stream_of(stream)),
+            unwrapped(need_module(model, "Gauge")),
+            ProbePlan(probe, sequences, tokens, tokens_policy, blocks, stream_of(stream), tokenizer, padding),
             Battery(specs, tokens_policy),
         )
         self._actions = Actions(actions, speaks=self._ranks.is_first)
@@ -109,7 +118,7 @@ class Gauge:
         }
         outlets = sinks if self._ranks.is_first else ()
         self._outlets = Outlets(outlets, record if self._ranks.is_first else None, facts, strict=strict)
-        self._inside = InsideReader(self._prober, tokens_policy)
+        self._inside = InsideReader(self._prober, tokens_policy, padding if isinstance(padding, str) else None)
         self._watch, self._references = Watch(rules), References()
         self._where, self._strict = where, strict
         self._decision: tuple[int, bool] | None = None
@@ -241,7 +250,21 @@ class Gauge:
             ledger = self._prober.ledger() if ledger is None else ledger
             return likely_component(ledger[stack], layer)
 
-        alarms = self._watch.look(step, self._references.states(values), blame)
+        @cache
+        def trials() -> dict[str, tuple[LayerValue, ...]]:
+            return self._prober.trials()
+
+        @cache
+        def plain() -> tuple[LayerValue, ...]:
+            return values if self._where == "probe" else self._prober.look()
+
+        def advised(spec: AlarmSpec, stack: str | None) -> Advice:
+            return advise(spec, stack, plain(), trials, self._references.states)
+
+        alarms = self._watch.look(step, self._references.states(values), blame, advised)
+        if self._where == "probe" and self._prober.caveats:
+            words = " ".join(self._prober.caveats)
+            alarms = tuple(replace(alarm, sentence=f"{alarm.sentence} {words}") for alarm in alarms)
         active = self._watch.active
         scalars = {**_scalars(values), "rankscope/alarms": float(len(active))}
         return Reading(step, scalars, values, alarms, active, time=time.time())

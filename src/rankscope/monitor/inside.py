@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 from rankscope._errors import UnsupportedOperationError
-from rankscope.models.inputs import Batch, TokensPolicy, prepare_inputs
+from rankscope.models.inputs import Batch, Padding, TokensPolicy, prepare_inputs
 from rankscope.models.loading import load
 from rankscope.monitor.forgiving import ForgivingTracer
 from rankscope.monitor.probing import Prober
@@ -23,11 +23,13 @@ class InsideReader:
     Args:
         prober: knows the model and its structure.
         policy: which tokens count.
+        padding: the argument of the training batches that says what is padding, as ``Gauge`` takes it.
     """
 
-    def __init__(self, prober: Prober, policy: TokensPolicy) -> None:
+    def __init__(self, prober: Prober, policy: TokensPolicy, padding: Padding = None) -> None:
         self._prober = prober
         self._policy = policy
+        self._padding = padding
         self._values: tuple[LayerValue, ...] = ()
 
     def take(self) -> tuple[LayerValue, ...]:
@@ -64,6 +66,8 @@ class InsideReader:
         view, _, _ = self._prober.set_up()
         part = Batch({}, None, 0, 0)
         if batch is not None:
-            part = prepare_inputs(load(model), batch, batch=_ALL, tokens_policy=self._policy)[0]
+            prepared = prepare_inputs(load(model), batch, batch=_ALL, tokens_policy=self._policy, padding=self._padding)
+            part = prepared[0]
+            self._padding = self._padding or prepared.padding  # how a mask is read is tried on the model once
         battery.begin(part)
         return ForgivingTracer(view, battery.selection, battery.observe)

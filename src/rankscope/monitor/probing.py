@@ -10,16 +10,19 @@ from typing import Any
 import torch
 from torch import nn
 
-from rankscope.models.inputs import Prepared, TokensPolicy, prepare_inputs
+from rankscope._errors import RankscopeError
+from rankscope.models.inputs import Padding, Prepared, TokensPolicy, prepare_inputs
 from rankscope.models.loading import load
 from rankscope.models.stream import Stream
 from rankscope.models.view import ModelView
+from rankscope.monitor.acting import LOGGER
 from rankscope.monitor.battery import Battery
 from rankscope.monitor.gradients import gradient_values
 from rankscope.monitor.isolation import beside_training
 from rankscope.monitor.ledger import Entry, read_ledger
 from rankscope.monitor.projections import Projections, find_projections
 from rankscope.processes.sharded import needs_all_ranks
+from rankscope.remedies import REMEDIES, applied
 from rankscope.results.readings import LayerValue
 from rankscope.stream.viewing import view_of
 
@@ -37,6 +40,8 @@ class ProbePlan:
         policy: which tokens count.
         blocks: names or patterns of the block modules, where discovery needs help.
         stream: where the residual stream is, where it was declared.
+        tokenizer: reads the texts.
+        padding: which tokens of tensors do not count.
     """
 
     given: Given
@@ -45,6 +50,8 @@ class ProbePlan:
     policy: TokensPolicy
     blocks: str | Sequence[str] | None
     stream: Stream | None = None
+    tokenizer: Any = None
+    padding: Padding = None
 
 
 class Prober:
@@ -54,11 +61,15 @@ class Prober:
         model: without wrappers.
         plan: the probe.
         battery: what to take.
+
+    Attributes:
+        caveats: how the probe is not what was given: hashed, random or cut; known once it was prepared.
     """
 
     def __init__(self, model: nn.Module, plan: ProbePlan, battery: Battery) -> None:
         self.model = model
         self.battery = battery
+        self.caveats: tuple[str, ...] = ()
         self._plan = plan
         self._ready: tuple[ModelView, Prepared, Mapping[tuple[str | None, int], Projections]] | None = None
 
@@ -80,8 +91,13 @@ class Prober:
                     tokens=plan.tokens,
                     batch=plan.sequences,
                     tokens_policy=plan.policy,
+                    tokenizer=plan.tokenizer,
+                    padding=plan.padding,
                 )
                 view = view_of(self.model, prepared[0], blocks=plan.blocks, stream=plan.stream)
+            for caveat in prepared.caveats:
+                LOGGER.warning("The probe: %s", caveat)
+            self.caveats = prepared.caveats
             self._ready = view, prepared, find_projections(view, loaded.config)
         return self._ready
 
@@ -93,6 +109,27 @@ class Prober:
                 with self.battery.reading(view, part):
                     part.run(self.model)
         return self.battery.values()
+
+    def trials(self) -> dict[str, tuple[LayerValue, ...]]:
+        """How the first part of the probe reads under each remedy that the model can undergo: one pass each."""
+        view, prepared, _ = self.set_up()
+        found = {}
+        for name in REMEDIES:
+            try:
+                with (
+                    beside_training(self.model),
+                    applied(self.model, name, view=view),
+                    self.battery.reading(view, prepared[0]),
+                ):
+                    prepared[0].run(self.model)
+            except RankscopeError:
+                self.battery.values()  # what was read before the model refused it
+            except Exception as error:  # noqa: BLE001  (a remedy that fails is no reason to stop watching)
+                self.battery.values()
+                LOGGER.warning("The remedy %s could not be tried: %s: %s", name, type(error).__name__, error)
+            else:
+                found[name] = self.battery.values()
+        return found
 
     def look_at_gradients(self) -> tuple[LayerValue, ...]:
         """Norms of the gradients as they are now."""

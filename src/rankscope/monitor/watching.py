@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from rankscope.monitor.advice import Advice
 from rankscope.monitor.alarms import ALARMS, AlarmSpec, Judgement, LayerState
 from rankscope.monitor.references import Place
 from rankscope.results.readings import Alarm
 
 Blame = Callable[[str | None, int], str]
+Advise = Callable[[AlarmSpec, str | None], Advice]
 
 
 @dataclass
@@ -36,17 +38,23 @@ class Watch:
         """Names of the alarms that stand."""
         return tuple(sorted({name for (name, _), memory in self._memory.items() if memory.active}))
 
-    def look(self, step: int, states: Mapping[Place, LayerState], blame: Blame) -> tuple[Alarm, ...]:
-        """The alarms that this reading raises or clears; ``blame`` is asked only for those raised."""
+    def look(self, step: int, states: Mapping[Place, LayerState], blame: Blame, advise: Advise) -> tuple[Alarm, ...]:
+        """The alarms that this reading raises or clears; ``blame`` and ``advise`` are asked only for those raised."""
         stacks = dict.fromkeys(stack for stack, _ in states)
         found: list[Alarm] = []
         for spec in self._specs:
             for stack in stacks:
-                found += self._look_at(spec, step, stack, states, blame)
+                found += self._look_at(spec, step, stack, states, blame, advise)
         return tuple(found)
 
     def _look_at(
-        self, spec: AlarmSpec, step: int, stack: str | None, states: Mapping[Place, LayerState], blame: Blame
+        self,
+        spec: AlarmSpec,
+        step: int,
+        stack: str | None,
+        states: Mapping[Place, LayerState],
+        blame: Blame,
+        advise: Advise,
     ) -> Iterator[Alarm]:
         judged = {place[1]: spec.rule(state) for place, state in states.items() if place[0] == stack}
         known = {layer: judgement for layer, judgement in judged.items() if judgement is not None}
@@ -62,7 +70,7 @@ class Watch:
         if memory.active:
             first = min(layer for layer, judgement in known.items() if judgement.severity >= 1.0)
             component = spec.blames if spec.blames is not None else blame(stack, first)
-            yield _raised(spec, step, stack, first, worst, known, component)
+            yield _raised(spec, step, stack, first, worst, known, component, advise(spec, stack))
         else:
             yield _cleared(spec, step, stack, worst, known[worst])
 
@@ -80,16 +88,16 @@ def _raised(
     worst: int,
     known: Mapping[int, Judgement],
     component: str,
+    advice: Advice,
 ) -> Alarm:
-    remedies = spec.remedies_for(component)
     depth = f", worst at layer {worst}: {known[worst].words}" if worst != first else ""
     sentence = (
         f"{spec.title} at {_place(stack, first)}, step {step}: {known[first].words}{depth}. "
-        f"Likely component: {component}. Worth trying: {' or '.join(remedies)}."
+        f"Likely component: {component}. {advice.words}"
     )
     evidence = {**known[first].evidence, "severity": known[first].severity, "worst_layer": float(worst)}
     evidence |= {f"worst_{name}": value for name, value in known[worst].evidence.items()}
-    return Alarm(spec.name, "raised", step, stack, first, sentence, evidence, component, remedies)
+    return Alarm(spec.name, "raised", step, stack, first, sentence, evidence, component, advice.remedies)
 
 
 def _cleared(spec: AlarmSpec, step: int, stack: str | None, worst: int, judgement: Judgement) -> Alarm:

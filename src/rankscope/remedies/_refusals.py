@@ -6,12 +6,13 @@ from rankscope._errors import UnsupportedOperationError
 from rankscope.models.view import BlockPlan, ModelView
 from rankscope.remedies._spec import Need, Remedy
 
+# What was not found, and not what a model is: a skip may be written in a way that is not recognised.
 _LACKS: dict[Need, str] = {
-    "skips": "adds nothing to its stream by a skip",
-    "post-norm": "does not normalise the sum that its skips add to (it is not post-norm)",
-    "pre-norm": "has no norms that only its branches read (it is not pre-norm)",
-    "attention": "has no attention whose probabilities can be seen",
-    "mlp": "adds no MLP to its stream",
+    "skips": "no addition of a skip was found; it has none, or it mixes the stream in a form that is not recognised",
+    "post-norm": "no norm was found that reads the sum its skips add to (it is not post-norm, as far as can be seen)",
+    "pre-norm": "no norm was found that only its branches read (it is not pre-norm, as far as can be seen)",
+    "attention": "no attention was found whose probabilities can be seen",
+    "mlp": "no addition of an MLP was found; it has none, or it mixes the stream in a form that is not recognised",
 }
 
 
@@ -27,7 +28,7 @@ def check_needs(remedy: Remedy, view: ModelView) -> None:
                 if not _has(plan, need):
                     where = f"{f'{stack.name} ' if stack.name else ''}block {layer}"
                     raise UnsupportedOperationError(
-                        f"{remedy.name} needs {need}, and {where} of this {type(view.model).__name__} {_LACKS[need]}."
+                        f"{remedy.name} needs {need}: in {where} of this {type(view.model).__name__} {_LACKS[need]}."
                     )
 
 

@@ -7,6 +7,7 @@ import shlex
 from pathlib import Path
 
 from rankscope._errors import InputError, ResultError
+from rankscope._types import path_of
 from rankscope.reporting.page.parts import Chapter
 from rankscope.reporting.page.profiles import (
     failures_section,
@@ -42,7 +43,7 @@ def atlas(folder: str | os.PathLike[str], path: str | os.PathLike[str], *, title
         ResultError: when there is no sweep in the folder, or the file cannot be written.
         MissingExtraError: without Jinja2 (extra ``report``).
     """
-    home = SweepFolder(Path(folder))
+    home = SweepFolder(path_of(folder, "folder", "the folder of a sweep"))
     profiles = list(profiles_in(home, home.expected()))
     if not profiles:
         raise InputError(f"No task of the verb measure is done in {home.home}, and the atlas is drawn from these.")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rankscope._errors import InputError, ResultError
+from rankscope._types import path_of
 from rankscope.reporting.page.chapters import chapter_of
 from rankscope.reporting.page.overview import run_names, side_by_side
 from rankscope.reporting.page.rendering import render
@@ -56,7 +57,7 @@ def report(
         >>> report(run, tempfile.mkdtemp() + "/report.html").name
         'report.html'
     """
-    given = [runs] if isinstance(runs, (Run, Record, str, os.PathLike)) else list(runs)
+    given: list[Any] = [runs] if isinstance(runs, (str, bytes)) or not isinstance(runs, Iterable) else list(runs)
     if not given:
         raise InputError("There is nothing to report on: give at least one run, or a folder written by --out.")
     read = [_read(run) for run in given]
@@ -105,6 +106,7 @@ def _page(runs: Sequence[Reported], title: str, command: str, comparison: Compar
 def _read(given: Reported | str | os.PathLike[str]) -> Reported:
     if isinstance(given, (Run, Record)):
         return given
+    path_of(given, "run", "a run, the record of a gauge, or the folder it was saved in")
     return read_record(given) if holds_record(given) else load_run(given)
 
 

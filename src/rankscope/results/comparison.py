@@ -99,7 +99,7 @@ def compare(
         metrics: which to compare; all that both hold by default.
         site: only this site.
         paired: resample pairs of sequences (True) or each run by itself (False); by default pairs when both runs read
-            the same number of sequences of the same lengths under the same token policy.
+            the same tokens under the same token policy.
         draws: how many resamples.
         level: of the intervals.
         seed: of the resampling.
@@ -137,7 +137,8 @@ def compare(
     found = resampled_differences(values_a, values_b, paired=pairs, draws=draws, level=level, seed=seed)
     table = _table(left.columns, shared, found)
     settings = {"draws": draws, "seed": seed, "level": level, "why": why}
-    return Comparison(facts_line(first), facts_line(second), table, pairs, settings, _verdict(table, level))
+    verdict = _verdict(table, level) + _inputs_differ(first, second)
+    return Comparison(facts_line(first), facts_line(second), table, pairs, settings, verdict)
 
 
 def _check(first: Run, second: Run, draws: int, level: float) -> None:
@@ -154,12 +155,27 @@ def _pairing(
     if asked is not None:
         if asked and not shared:
             raise InputError("paired=True needs sequences with the same numbers in both runs; they share none.")
-        return asked, "as asked"
+        differ = ", although the runs did not read the same tokens" if asked and _inputs_differ(first, second) else ""
+        return asked, f"as asked{differ}"
     one, other = first.provenance, second.provenance
-    same = one.lengths == other.lengths and one.token_policy == other.token_policy and left.sequences == right.sequences
-    if same and one.lengths:
-        return True, "both runs read the same number of sequences of the same lengths"
-    return False, "the runs did not read sequences of the same number and lengths"
+    if not (one.inputs_hash and other.inputs_hash):
+        return False, "a run of an earlier version does not say what it read"
+    if one.inputs_hash != other.inputs_hash:
+        return False, "the runs did not read the same tokens"
+    if one.token_policy != other.token_policy or one.lengths != other.lengths or left.sequences != right.sequences:
+        return False, "the runs read the same tokens and did not count the same ones"
+    return True, "both runs read the same tokens"
+
+
+def _inputs_differ(first: Run, second: Run) -> str:
+    """A sentence about runs that read different things; empty where they read the same, or nobody knows."""
+    one, other = first.provenance, second.provenance
+    if not (one.inputs_hash and other.inputs_hash) or one.inputs_hash == other.inputs_hash:
+        return ""
+    what = (
+        f"a read {one.inputs}, b {other.inputs}" if one.inputs != other.inputs else f"both {one.inputs}, other tokens"
+    )
+    return f" The inputs differ: {what}. Part of any difference may be theirs."
 
 
 def _aligned(mine: SequenceTable, values: np.ndarray, other: SequenceTable) -> np.ndarray:

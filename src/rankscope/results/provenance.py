@@ -6,7 +6,6 @@ import dataclasses
 import os
 import platform
 import re
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,7 +30,9 @@ LIBRARIES = (
     "x-transformers",
     "gguf",
 )
-GIT_SECONDS = 5.0
+_COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+_REF = re.compile(r"refs/[\w./+@-]{1,200}")
+_LARGEST_GIT_FILE = 4 * 2**20
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,8 @@ class Provenance:
         lengths: tokens counted in each sequence.
         operations: plain descriptions of the surgery the model ran under, in order.
         layout: where the residual stream was declared to be; None where it was found.
+        inputs: what was read, in words; None in runs of earlier versions.
+        inputs_hash: SHA-256 of the token ids, or of the tensors of a model that reads none.
     """
 
     model: str
@@ -77,6 +80,8 @@ class Provenance:
     created: str = field(default_factory=lambda: datetime.now(timezone.utc).isoformat(timespec="seconds"))
     schema: int = SCHEMA
     wall_seconds: float | None = None
+    inputs: str | None = None
+    inputs_hash: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("versions", "git", "lengths", "command", "operations"):
@@ -96,6 +101,7 @@ class Provenance:
         if not isinstance(facts, Mapping):
             raise ResultError(f"Provenance must be a JSON object, got {type(facts).__name__}.")
         known = {item.name for item in dataclasses.fields(cls)}
+        facts = {**dict.fromkeys(_LATER), **facts}
         if set(facts) != known:
             odd = sorted(str(name) for name in set(facts) ^ known)
             raise ResultError(f"Provenance does not have the fields of schema {SCHEMA}: {', '.join(odd)} differ.")
@@ -108,8 +114,11 @@ class Provenance:
 
 
 _WORDS = ("model", "origin", "revision", "config_hash", "weights_dtype", "arithmetic_dtype", "attention",
-          "token_policy", "python", "platform", "created")  # fmt: skip
+          "token_policy", "python", "platform", "created", "inputs", "inputs_hash")  # fmt: skip
 _REQUIRED = ("model", "python", "platform", "created", "versions", "schema", "lengths", "operations", "command")
+
+_LATER = ("inputs", "inputs_hash")
+"""Fields that runs of earlier versions do not have."""
 
 
 def _fits(name: str, value: object) -> bool:
@@ -168,25 +177,46 @@ def current_command() -> tuple[str, ...]:
 
 
 def git_state(folder: Path | None = None) -> dict[str, Any] | None:
-    """Commit of the checkout that ``folder`` lies in and whether tracked files differ from it; None outside one."""
-    commit = _git(folder, "rev-parse", "--verify", "HEAD")
-    if not commit:
+    """Commit of the checkout that ``folder`` lies in, read from its files; None outside one or where they are odd.
+
+    The ``git`` program is not run: it obeys settings of the folder it is run in, and one of them names a command to
+    execute. So whether tracked files differ from the commit is not known, and ``dirty`` is None.
+    """
+    start = Path.cwd() if folder is None else Path(folder).resolve()
+    for place in (start, *start.parents):
+        if (place / ".git").exists():
+            commit = _commit_in(place / ".git")
+            return None if commit is None else {"commit": commit, "dirty": None}
+    return None
+
+
+def _commit_in(home: Path) -> str | None:
+    """The commit that HEAD names; None for anything that git itself would not write."""
+    if home.is_file():  # a worktree or a submodule: one line that says where its HEAD lies
+        home = home.parent / _few_lines(home).removeprefix("gitdir: ").strip()
+    head = _few_lines(home / "HEAD").strip()
+    if not head.startswith("ref: "):
+        return head if _COMMIT.fullmatch(head) else None
+    name = head.removeprefix("ref: ")
+    if not _REF.fullmatch(name) or ".." in name:
         return None
-    changed = _git(folder, "status", "--porcelain", "--untracked-files=no")
-    return {"commit": commit, "dirty": None if changed is None else bool(changed)}
+    shared = _few_lines(home / "commondir").strip()
+    for store in (home, home / shared) if shared else (home,):
+        found = _few_lines(store / name).strip()
+        if _COMMIT.fullmatch(found):
+            return found
+        for line in _few_lines(store / "packed-refs").splitlines():
+            commit, _, packed = line.partition(" ")
+            if packed == name and _COMMIT.fullmatch(commit):
+                return commit
+    return None
 
 
-def _git(folder: Path | None, *words: str) -> str | None:
+def _few_lines(path: Path) -> str:
+    """The text of a regular file of at most 4 MiB, empty where there is none: a pipe would never end."""
     try:
-        done = subprocess.run(
-            ["git", *words],
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            timeout=GIT_SECONDS,
-            check=False,
-            env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None
+        if not path.is_file() or path.stat().st_size > _LARGEST_GIT_FILE:
+            return ""
+        return path.read_bytes()[:_LARGEST_GIT_FILE].decode("utf-8", errors="replace")
+    except (OSError, ValueError):  # not ours to read, or a name no file system has
+        return ""

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.dataset as ds
 
 from rankscope._errors import InputError, MissingExtraError, ResultError
+from rankscope._types import path_of
 from rankscope.results.rows import FIXED_COLUMNS
 from rankscope.results.sweep_folder import ROWS, Expected, SweepFolder
 
@@ -40,7 +40,8 @@ def query(folder: str | os.PathLike[str], sql: str) -> pa.Table:
     ``rows`` has the rows of every finished task of the present plan: ``verb``, ``model``, ``checkpoint``, ``step``,
     ``variant``, ``seed``, ``metric``, ``site``, ``stack``, ``layer``, ``head``, ``sequence``, ``value``, ``status``,
     the columns single verbs add, and ``task``, its key. ``tasks`` has one row per task: its state, verdict or reason,
-    seconds, bytes. The SQL is not trusted: no other file can be read, none written, no extension loaded.
+    what it read (``inputs``), seconds, bytes. The SQL is not trusted: no other file can be read, none written, no
+    extension loaded.
 
     Args:
         folder: of the sweep.
@@ -65,7 +66,7 @@ def query(folder: str | os.PathLike[str], sql: str) -> pa.Table:
         raise MissingExtraError("rankscope query", "duckdb", "sweep") from error
     if len(sql) > LARGEST_QUERY:
         raise InputError(f"The query has {len(sql)} characters; more than {LARGEST_QUERY} are not read.")
-    home = SweepFolder(Path(folder))
+    home = SweepFolder(path_of(folder, "folder", "the folder of a sweep"))
     expected = home.expected()
     closed = {"autoinstall_known_extensions": "false", "autoload_known_extensions": "false"}
     with duckdb.connect(":memory:", config=closed) as database:
@@ -108,9 +109,10 @@ def tasks_table(home: SweepFolder, expected: list[Expected]) -> pa.Table:
     done, failed = home.done(), home.failed()
     schema = pa.schema({
         "verb": pa.string(), **COORDINATES,
-        "state": pa.string(), "verdict": pa.string(), "reason": pa.string(), "seconds": pa.float64(),
-        "rows": pa.int64(), "bytes": pa.int64(), "parameters": pa.int64(), "weights_dtype": pa.string(),
-        "asked_bytes": pa.int64(), "peak_bytes": pa.int64(), "finished": pa.string(), "description": pa.string(),
+        "state": pa.string(), "verdict": pa.string(), "inputs": pa.string(), "reason": pa.string(),
+        "seconds": pa.float64(), "rows": pa.int64(), "bytes": pa.int64(), "parameters": pa.int64(),
+        "weights_dtype": pa.string(), "asked_bytes": pa.int64(), "peak_bytes": pa.int64(), "finished": pa.string(),
+        "description": pa.string(),
     })  # fmt: skip
     found = []
     for one in expected:
@@ -130,7 +132,7 @@ def _task_row(one: Expected, state: str, record: Mapping[str, Any]) -> dict[str,
             name: record.get(name) for name in ("verdict", "reason", "seconds", "asked_bytes", "peak_bytes", "finished")
         },
         **{name: (record.get("table") or {}).get(name) for name in ("rows", "bytes")},
-        **{name: provenance.get(name) for name in ("parameters", "weights_dtype")},
+        **{name: provenance.get(name) for name in ("inputs", "parameters", "weights_dtype")},
         "description": json.dumps(dict(one.task), ensure_ascii=False),
     }
 

@@ -54,7 +54,7 @@ class Alarm:
         sentence: what is seen, in plain words with the numbers.
         evidence: those numbers by name.
         component: the likely cause: ``"attention"``, ``"mlp"``, ``"skip"``, ``"norm"``, ``"embedding"``, ``"unknown"``.
-        remedies: two names of remedies worth trying.
+        remedies: names of remedies that helped when they were tried on the probe, at most two; may be empty.
     """
 
     name: str

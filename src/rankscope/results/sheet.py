@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rankscope._errors import MissingExtraError
 
@@ -26,10 +26,28 @@ def sheet(asked_by: str, width: float, height: float) -> Iterator[Figure]:
     Raises:
         MissingExtraError: without matplotlib.
     """
-    try:
-        from matplotlib import rc_context
+    with drawing_style(asked_by, STYLE):
         from matplotlib.figure import Figure
+
+        yield Figure(figsize=(width, height))
+
+
+@contextmanager
+def drawing_style(asked_by: str, settings: Mapping[str, Any]) -> Iterator[None]:
+    """Matplotlib's own defaults and these settings, for drawing and for saving.
+
+    A file ``matplotlibrc`` in the current folder changes the defaults, and one of its settings runs LaTeX.
+
+    Args:
+        asked_by: what the reader called, for the message.
+        settings: by name, over the defaults.
+
+    Raises:
+        MissingExtraError: without matplotlib.
+    """
+    try:
+        from matplotlib.style import context
     except ImportError as error:
         raise MissingExtraError(asked_by, "matplotlib", "plot") from error
-    with rc_context(STYLE):
-        yield Figure(figsize=(width, height))
+    with context(["default", dict(settings)]):
+        yield

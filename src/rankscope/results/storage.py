@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rankscope._errors import ResultError
+from rankscope._types import path_of
 from rankscope.results.plain_json import parse_json
 from rankscope.results.provenance import SCHEMA
 from rankscope.results.rows import FIXED_COLUMNS, NAMES, STATUSES
@@ -89,7 +90,7 @@ def read_run(folder: str | os.PathLike[str]) -> tuple[dict[str, Any], pa.Table]:
     Raises:
         ResultError: when a file is absent, of another schema, changed since it was written, or malformed.
     """
-    home = Path(folder)
+    home = path_of(folder, "run", "a run, or the folder it was saved in")
     facts = _read_sidecar(home)
     for _ in range(MOST_LOOKS):
         try:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from rankscope._types import path_of
 from rankscope.results.sweep_folder import Expected, SweepFolder
 
 State = Literal["done", "failed", "missing"]
@@ -37,6 +39,7 @@ class SweepStatus:
         earlier: results in the folder that belong to no task of the present plan; they are kept and not shown.
         seconds: what the finished tasks took, added up.
         rows: how many there are.
+        inputs: what the finished tasks of each ``(model, verb)`` read, in words, with how many did.
     """
 
     folder: Path
@@ -46,6 +49,16 @@ class SweepStatus:
     earlier: int
     seconds: float
     rows: int
+    inputs: Mapping[tuple[str, str], Mapping[str, int]] = field(default_factory=dict)
+
+    @property
+    def read(self) -> dict[str, int]:
+        """What the finished tasks read, in words, with how many did."""
+        found: dict[str, int] = {}
+        for counts in self.inputs.values():
+            for words, count in counts.items():
+                found[words] = found.get(words, 0) + count
+        return found
 
     @property
     def complete(self) -> bool:
@@ -61,7 +74,11 @@ class SweepStatus:
             "rows": self.rows,
             "seconds": round(self.seconds, 3),
             "earlier": self.earlier,
-            "groups": [{"model": model, "verb": verb, **found} for (model, verb), found in self.groups.items()],
+            "read": self.read,
+            "groups": [
+                {"model": place[0], "verb": place[1], **found, "inputs": dict(self.inputs.get(place, {}))}
+                for place, found in self.groups.items()
+            ],
             "failures": [vars(failure) for failure in self.failures],
         }
 
@@ -73,6 +90,8 @@ class SweepStatus:
         if self.counts["missing"]:
             words.append(f"{self.counts['missing']} not run yet")
         lines = [", ".join(words) + "."]
+        if self.read:
+            lines.append("  Read: " + "; ".join(f"{what} ({count})" for what, count in self.read.items()) + ".")
         lines += [f"  failed: {one.what}: {one.reason}" for one in self.failures[:MOST_SHOWN]]
         if len(self.failures) > MOST_SHOWN:
             lines.append(f"  and {len(self.failures) - MOST_SHOWN} more")
@@ -87,13 +106,14 @@ def status_of(folder: str | os.PathLike[str]) -> SweepStatus:
     Raises:
         ResultError: when no sweep was started there.
     """
-    home = SweepFolder(Path(folder))
+    home = SweepFolder(path_of(folder, "folder", "the folder of a sweep"))
     expected = home.expected()
     done, failed = home.done(), home.failed()
     groups: dict[tuple[str, str], dict[State, int]] = {}
     counts: dict[State, int] = dict.fromkeys(STATES, 0)
     failures: list[Failure] = []
     seconds, rows = 0.0, 0
+    inputs: dict[tuple[str, str], dict[str, int]] = {}
     for one in expected:
         state: State = "done" if one.key in done else "failed" if one.key in failed else "missing"
         group = (str(one.task.get("model")), str(one.task.get("verb")))
@@ -104,10 +124,24 @@ def status_of(folder: str | os.PathLike[str]) -> SweepStatus:
             failures.append(Failure(one.key, name_of(one), str(facts.get("reason")), str(facts.get("type"))))
         elif state == "done":
             record = home.record(one.key)
+            read = what_was_read(record)
+            if read is not None:
+                inputs.setdefault(group, {})[read] = inputs.get(group, {}).get(read, 0) + 1
             seconds += _number(record.get("seconds"))
             rows += int(_number(record.get("table", {}).get("rows")))
     earlier = len(done - {one.key for one in expected})
-    return SweepStatus(home.home, counts, groups, tuple(failures), earlier, seconds, rows)
+    return SweepStatus(home.home, counts, groups, tuple(failures), earlier, seconds, rows, inputs)
+
+
+def what_was_read(record: Mapping[str, Any]) -> str | None:
+    """What a finished task read, in words without the seed; None for one that reads nothing, or of earlier versions.
+
+    Example:
+        >>> what_was_read({"provenance": {"inputs": "random tokens, seed 3"}})
+        'random tokens'
+    """
+    found = (record.get("provenance") or {}).get("inputs")
+    return re.sub(r", seed \d+", "", found) if isinstance(found, str) else None
 
 
 def name_of(one: Expected) -> str:

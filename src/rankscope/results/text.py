@@ -64,6 +64,8 @@ def facts_line(run: Run) -> str:
         spans = sorted(set(seen.lengths))
         length = f" x {spans[0]}" + (f"-{spans[-1]}" if len(spans) > 1 else "") + " tokens" if spans else ""
         words.append(f"{seen.sequences} sequence{'s' if seen.sequences > 1 else ''}{length}")
+    if seen.inputs:
+        words.append(f"read: {seen.inputs}")
     if seen.token_policy:
         words.append(f"policy {seen.token_policy}")
     return ", ".join(words)

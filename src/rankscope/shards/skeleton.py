@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from rankscope._errors import LoadError, MissingExtraError, UnsupportedConfigError
+from rankscope._types import path_of
 from rankscope.models.loading import LoadedModel
 from rankscope.models.loading._load import described
 from rankscope.models.loading.config import config_from_json, model_class_named
@@ -68,7 +69,7 @@ def open_skeleton(spec: str | Path, *, dtype: torch.dtype | str | None = None) -
             f"stream reads weights from a local folder as it goes, and {spec!r:.80} is none. Leave stream out for "
             "a module in memory or a random initialisation."
         )
-    folder = Path(spec).expanduser()
+    folder = path_of(spec, "model", "a local folder")
     tensors = stored_tensors(folder)
     config = config_from_json(folder / "config.json", None)
     with quiet_transformers():

@@ -12,7 +12,7 @@ from torch import nn
 
 from rankscope._errors import InputError, UnsupportedOperationError
 from rankscope.models.inputs import prepare_inputs
-from rankscope.models.loading import load
+from rankscope.models.loading import load, need_module
 from rankscope.models.stream import Stream, stream_of
 from rankscope.models.view import ModelView
 from rankscope.stream.viewing import known_view, view_of
@@ -43,7 +43,7 @@ def session_on(
     view: ModelView | None = None,
 ) -> Iterator[Session]:
     """The session under way on a model, or a new one that ends with the block."""
-    under_way = _SESSIONS.get(model)
+    under_way = _SESSIONS.get(need_module(model, "operate()"))
     if under_way is not None:
         yield under_way
         return

@@ -23,7 +23,7 @@ variants:                               # surgery under which measure, exact and
   - {name: no-skip, skip: 0}            # settings of rankscope.operate, or a name from `rankscope ls variants`
 
 seeds: [0, 1]                           # of random initialisations and random inputs
-inputs: {sequences: 2, tokens: 16}      # also text: FILE, texts: [...], random_tokens, batch, tokens_policy
+inputs: {sequences: 2, tokens: 16}      # also text: FILE, texts: [...], random_tokens, tokenizer, batch, tokens_policy
 # dtype: float32
 # retries: 3                            # after a lost worker or a failing disk
 # cpus: 1                               # cores per task

@@ -57,7 +57,8 @@ def cluster(address: str | None, workers: int | None) -> Iterator[Any]:
         _knock(address)
         settings["address"] = address
     try:
-        ray.init(**settings)
+        with _away_from_here():
+            ray.init(**settings)
     except (ConnectionError, ValueError, RuntimeError) as error:
         where = "here" if address is None else f"at {address}"
         words = " ".join(str(error).split())[:300]
@@ -66,6 +67,20 @@ def cluster(address: str | None, workers: int | None) -> Iterator[Any]:
         yield ray
     finally:
         ray.shutdown()
+
+
+@contextmanager
+def _away_from_here() -> Iterator[None]:
+    """Ray puts the folder it is started in before all libraries of its workers, where a file torch.py would run.
+
+    Workers do not need that folder: the paths of a task are absolute.
+    """
+    here = os.getcwd()
+    os.chdir(Path(here).anchor)
+    try:
+        yield
+    finally:
+        os.chdir(here)
 
 
 def _knock(address: str) -> None:

@@ -52,6 +52,7 @@ class Inputs(Part):
     batch: Count = 4
     tokens_policy: Literal["content", "no-first", "no-special"] = "content"
     random_tokens: bool = False
+    tokenizer: Name | None = None
 
     @model_validator(mode="after")
     def _one_source(self) -> Inputs:

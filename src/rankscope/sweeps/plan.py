@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, get_args
 
 from rankscope._errors import InputError, MissingExtraError
+from rankscope._types import path_of
 from rankscope.sweeps.parts import (
     Ablate,
     Bound,
@@ -91,7 +92,11 @@ def plan_of(given: Plan | Mapping[str, Any] | str | Path) -> Plan:
     """
     if isinstance(given, Plan):
         return given
-    data = dict(given) if isinstance(given, Mapping) else read_plan_data(Path(given))
+    data = (
+        dict(given)
+        if isinstance(given, Mapping)
+        else read_plan_data(path_of(given, "plan", "a YAML file, or the same as a dict"))
+    )
     where = "The plan" if isinstance(given, Mapping) else str(given)
     try:
         return Plan.model_validate(data)

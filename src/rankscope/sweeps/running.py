@@ -11,6 +11,7 @@ from typing import Any
 from tqdm.auto import tqdm
 
 from rankscope._errors import ResultError
+from rankscope._types import path_of
 from rankscope.results.sweep_folder import SweepFolder
 from rankscope.results.sweep_status import SweepStatus, status_of
 from rankscope.sweeps.plan import Plan, plan_of
@@ -55,7 +56,7 @@ def sweep(
         {'done': 1, 'failed': 0, 'missing': 0}
     """
     read = plan_of(plan)
-    home = SweepFolder(Path(folder))
+    home = SweepFolder(path_of(folder, "folder", "the folder of a sweep"))
     tasks = {task.key: task for task in tasks_of(read)}
     home.begin(task.expected for task in tasks.values())
     done = home.done()

@@ -146,6 +146,8 @@ def _check(variant: Variant) -> None:
 
 def _described(inputs: Inputs, text: str | None) -> dict[str, Any]:
     facts = inputs.model_dump(mode="json", exclude_none=True)
+    if inputs.tokenizer is not None:
+        facts["tokenizer"] = _absolute(inputs.tokenizer)
     if text is not None:
         facts["text_sha256"] = hashlib.sha256(text.encode()).hexdigest()
     return facts

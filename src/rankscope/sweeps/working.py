@@ -152,6 +152,7 @@ def _arguments(facts: dict[str, Any]) -> dict[str, Any]:
     """Options of the verb, and those of the inputs that it takes."""
     inputs = facts["inputs"]
     names = ["sequences", "tokens", "random_tokens"]
+    names += ["tokenizer"] if "tokenizer" in inputs else []
     names += ["batch"] if facts["verb"] != "exact" else []
     names += ["tokens_policy"] if facts["verb"] != "bound" else []
     return {**{name: inputs[name] for name in names}, **facts["options"]}

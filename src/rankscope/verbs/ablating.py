@@ -12,12 +12,12 @@ from torch import nn
 
 from rankscope._errors import InputError
 from rankscope.metrics import NORM_METRICS
-from rankscope.models.inputs import InputPlan, TokensPolicy, prepare_planned
+from rankscope.models.inputs import InputPlan, Padding, TokensPolicy, prepare_planned
 from rankscope.models.stream import Stream
 from rankscope.results.ablation import judge_ablation
 from rankscope.results.run import Run
 from rankscope.verbs.ablating_grid import OWN_MASK, Grid, Weights, arms_of, models_of
-from rankscope.verbs.origin import floor_of, provenance_of
+from rankscope.verbs.origin import about_inputs, floor_of, provenance_of
 from rankscope.verbs.sharing import sharing
 from rankscope.verbs.sharing_ways import Parallel
 from rankscope.verbs.streaming import declared_or_offloaded, described, streaming_of
@@ -39,6 +39,8 @@ def ablate(
     batch: int = 8,
     tokens_policy: TokensPolicy = "content",
     random_tokens: bool = False,
+    tokenizer: Any = None,
+    padding: Padding = None,
     dtype: torch.dtype | str | None = None,
     seed: int = 0,
     blocks: str | Sequence[str] | None = None,
@@ -63,6 +65,8 @@ def ablate(
         batch: sequences per forward pass.
         tokens_policy: which tokens count.
         random_tokens: random ids instead of text.
+        tokenizer: reads the texts, where the model comes without one; see ``measure``.
+        padding: which of your own tokens do not count; see ``measure``.
         dtype: of the weights, when the model is loaded here.
         seed: of a random initialisation and of random inputs.
         blocks: names or patterns of the block modules, where discovery needs help.
@@ -95,7 +99,7 @@ def ablate(
         )
     with sharing(model, parallel) as share:
         loaded = share.load(model, seed=seed, dtype=dtype) if streaming is None else streaming.loaded
-        plan = InputPlan(sequences, tokens, batch, tokens_policy, seed, random_tokens)
+        plan = InputPlan(sequences, tokens, batch, tokens_policy, seed, random_tokens, tokenizer, padding)
         prepared = prepare_planned(loaded, inputs, plan)
         arms = list(arms_of(variants or DEFAULT_VARIANTS, masks or (OWN_MASK,)))
         shown = progress and share.is_first
@@ -117,4 +121,4 @@ def ablate(
         notes=(*loaded.notes, *prepared.notes, *grid.refused, *grid.where_it_breaks(table)),
         extra={**share.described, **described(streaming)},
     )
-    return grid.finished.checked(run)
+    return grid.finished.checked(about_inputs(run, prepared))

@@ -12,7 +12,7 @@ from torch import nn
 from tqdm.auto import tqdm
 
 from rankscope._errors import InputError, UnsupportedConfigError
-from rankscope.models.inputs import InputPlan, prepare_planned
+from rankscope.models.inputs import InputPlan, Padding, prepare_planned
 from rankscope.models.lazy_blocks import lazy_model
 from rankscope.models.loading import load
 from rankscope.models.loading.config import config_hash
@@ -28,7 +28,7 @@ from rankscope.verbs.bound_by_blocks import BoundByBlocks
 from rankscope.verbs.bound_conclusion import concluded
 from rankscope.verbs.bound_reading import BoundReader
 from rankscope.verbs.bound_weights import read_weights
-from rankscope.verbs.origin import Counted, floor_of, provenance_of
+from rankscope.verbs.origin import Counted, about_inputs, floor_of, provenance_of
 from rankscope.verbs.streaming import declared_or_offloaded, described, need_weights, streaming_of
 
 _WITHOUT_ACTIVATIONS = ("nothing", "weights")
@@ -46,6 +46,8 @@ def bound(
     tokens: int = 64,
     batch: int = 4,
     random_tokens: bool = False,
+    tokenizer: Any = None,
+    padding: Padding = None,
     dtype: torch.dtype | str | None = None,
     seed: int = 0,
     blocks: str | Sequence[str] | None = None,
@@ -71,6 +73,8 @@ def bound(
         tokens: length at which texts are cut.
         batch: sequences per forward pass.
         random_tokens: random ids instead of text.
+        tokenizer: reads the texts, where the model comes without one; see ``measure``.
+        padding: which of your own tokens do not count; see ``measure``.
         dtype: of the weights, when the model is loaded here.
         seed: of a random initialisation and of random inputs.
         blocks: names or patterns of the block modules, where discovery needs help.
@@ -109,7 +113,7 @@ def bound(
             f"Theorems need the weights of single heads, and {type(loaded.model).__name__} is no transformers model "
             "with a family description. measure and ablate work without."
         )
-    plan = InputPlan(sequences, tokens, batch, "content", seed, random_tokens)
+    plan = InputPlan(sequences, tokens, batch, "content", seed, random_tokens, tokenizer, padding)
     prepared = prepare_planned(loaded, inputs, plan)
     steps = lanczos if any(entry.name in _ON_GAINS for entry in chosen) else None
     if streaming is not None:
@@ -132,7 +136,8 @@ def bound(
         raise InputError("No sequence has two tokens or more, and fewer have no residual. Pass longer inputs.")
     provenance = provenance_of(loaded, prepared, counted, seed, time.perf_counter() - started, declared)
     notes = (*loaded.notes, *prepared.notes)
-    return concluded(chosen, measured, provenance, floor_of(counted.dtypes), notes, described(streaming))
+    run = concluded(chosen, measured, provenance, floor_of(counted.dtypes), notes, described(streaming))
+    return about_inputs(run, prepared)
 
 
 def _has_norm(model: nn.Module, view: ModelView) -> bool:

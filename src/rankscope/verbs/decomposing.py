@@ -14,7 +14,7 @@ from tqdm.auto import tqdm
 
 from rankscope._errors import InputError, UnknownNameError
 from rankscope.metrics import METRICS
-from rankscope.models.inputs import InputPlan, TokensPolicy, prepare_planned
+from rankscope.models.inputs import InputPlan, Padding, TokensPolicy, prepare_planned
 from rankscope.models.loading import load
 from rankscope.models.loading.dtypes import parse_dtype
 from rankscope.models.loading.quiet import quiet_transformers
@@ -30,7 +30,7 @@ from rankscope.results.run import Run
 from rankscope.stream.viewing import need_plain_stream, undisturbed, view_of
 from rankscope.surgery.refusals import check_carries
 from rankscope.verbs.decomposing_memory import planned_memory
-from rankscope.verbs.origin import floor_of, provenance_of
+from rankscope.verbs.origin import about_inputs, floor_of, provenance_of
 from rankscope.verbs.unembedding import check_reads_the_stream, unembedding_of
 
 DEFAULT_METRICS = ("relative_residual", "stable_rank")
@@ -54,6 +54,8 @@ def decompose(
     batch: int = 8,
     tokens_policy: TokensPolicy = "content",
     random_tokens: bool = False,
+    tokenizer: Any = None,
+    padding: Padding = None,
     dtype: torch.dtype | str | None = None,
     seed: int = 0,
     blocks: str | Sequence[str] | None = None,
@@ -82,6 +84,8 @@ def decompose(
         batch: sequences per forward pass.
         tokens_policy: which tokens count.
         random_tokens: random ids instead of text.
+        tokenizer: reads the texts, where the model comes without one; see ``measure``.
+        padding: which of your own tokens do not count; see ``measure``.
         dtype: of the weights, when the model is loaded here.
         seed: of a random initialisation and of random inputs.
         blocks: names or patterns of the block modules, where discovery needs help.
@@ -108,7 +112,7 @@ def decompose(
     loaded = load(model, seed=seed, dtype=dtype)
     # Under a budget the model is looked at with one sequence, and only then is the number in a pass decided.
     looked_at = batch if memory is None else 1
-    plan = InputPlan(sequences, tokens, looked_at, tokens_policy, seed, random_tokens)
+    plan = InputPlan(sequences, tokens, looked_at, tokens_policy, seed, random_tokens, tokenizer, padding)
     prepared = prepare_planned(loaded, inputs, plan)
     specs = [METRICS[name] for name in dict.fromkeys(DEFAULT_METRICS if metrics is None else metrics)]
     unembedding, direction = (None, None) if token is None else unembedding_of(loaded, token)
@@ -134,7 +138,7 @@ def decompose(
             task.run(part)
     table = reader.writer.table()
     verdict, evidence = judge_decomposition(table, reader.sum_error)
-    return Run(
+    run = Run(
         kind="decompose",
         provenance=provenance_of(loaded, prepared, reader, seed, time.perf_counter() - started, declared),
         floor=floor_of(reader.dtypes),
@@ -144,6 +148,7 @@ def decompose(
         notes=(*loaded.notes, *prepared.notes),
         extra=_described(task, reader, convention),
     )
+    return about_inputs(run, prepared)
 
 
 def _described(task: PathTask, reader: PathReader, convention: Convention) -> dict[str, Any]:

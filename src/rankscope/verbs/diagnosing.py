@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from rankscope._errors import DiscoveryError, LayoutError, RankscopeError, SiteError
-from rankscope.models.inputs import Batch, prepare_inputs
+from rankscope.models.inputs import Batch, Padding, prepare_inputs
 from rankscope.models.loading import LoadedModel, load
 from rankscope.models.loading.quiet import quiet_transformers
 from rankscope.models.stream import Stream, stream_of
@@ -40,6 +40,8 @@ def doctor(
     dtype: torch.dtype | str | None = None,
     blocks: str | Sequence[str] | None = None,
     stream: Stream | str | None = None,
+    tokenizer: Any = None,
+    padding: Padding = None,
 ) -> DoctorReport:
     """Run a model bare and traced, and report what was found, what agrees and what cannot be measured.
 
@@ -50,13 +52,18 @@ def doctor(
         dtype: of the weights, when the model is loaded here.
         blocks: names or patterns of the block modules, where discovery needs help.
         stream: where the residual stream is, as for ``measure``.
+        tokenizer: reads the texts, where the model comes without one; see ``measure``.
+        padding: which of your own tokens do not count; see ``measure``.
 
     Example:
         >>> doctor("init:tiny-gpt2").passed
         True
     """
     loaded = load(model, seed=seed, dtype=dtype)
-    batch = prepare_inputs(loaded, inputs, sequences=2, tokens=24, batch=2, seed=seed)[0]
+    prepared = prepare_inputs(
+        loaded, inputs, sequences=2, tokens=24, batch=2, seed=seed, tokenizer=tokenizer, padding=padding
+    )
+    batch = prepared[0]
     with undisturbed(loaded.model), quiet_transformers():
         try:
             view = view_of(loaded.model, batch, blocks=blocks, stream=stream_of(stream))

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from rankscope.masks import Mask
-from rankscope.models.inputs import InputPlan, TokensPolicy, prepare_planned
+from rankscope.models.inputs import InputPlan, Padding, TokensPolicy, prepare_planned
 from rankscope.models.loading import load
 from rankscope.models.loading.quiet import quiet_transformers
 from rankscope.models.stream import Stream
@@ -21,7 +21,7 @@ from rankscope.stream.viewing import undisturbed
 from rankscope.surgery.operating import operating, operation_of
 from rankscope.surgery.operation import AttentionChoice, MaskChoice, MlpChoice, NormChoice
 from rankscope.verbs.exact_passes import ExactPasses
-from rankscope.verbs.origin import exact_floors, provenance_of
+from rankscope.verbs.origin import about_inputs, exact_floors, provenance_of
 from rankscope.verbs.streaming import declared_or_offloaded, described, streaming_of
 
 
@@ -42,6 +42,8 @@ def exact(
     tokens: int = 128,
     tokens_policy: TokensPolicy = "content",
     random_tokens: bool = False,
+    tokenizer: Any = None,
+    padding: Padding = None,
     dtype: torch.dtype | str | None = None,
     seed: int = 0,
     stability: bool = False,
@@ -73,6 +75,8 @@ def exact(
         tokens: length at which texts are cut.
         tokens_policy: which tokens count.
         random_tokens: random ids instead of text.
+        tokenizer: reads the texts, where the model comes without one; see ``measure``.
+        padding: which of your own tokens do not count; see ``measure``.
         dtype: of the weights, when the model is loaded here.
         seed: of a random initialisation and of random inputs.
         stability: also give each block's factor on an infinitesimal residual (``linear_factor``): above 1 the block
@@ -114,7 +118,8 @@ def exact(
         layers=layers,
     )
     most = 4 if sequences is None and inputs is None else sequences
-    prepared = prepare_planned(loaded, inputs, InputPlan(most, tokens, 1, tokens_policy, seed, random_tokens))
+    plan = InputPlan(most, tokens, 1, tokens_policy, seed, random_tokens, tokenizer, padding)
+    prepared = prepare_planned(loaded, inputs, plan)
     passes = ExactPasses(
         loaded, prepared, operation, blocks, declared, stability=stability, plain=plain, shown=progress
     )
@@ -125,7 +130,7 @@ def exact(
     table = passes.writer.table()
     floor = exact_floors(loaded.dtype)
     verdict, evidence = judge_exact(table, floor["formats"])
-    return Run(
+    run = Run(
         kind="exact",
         provenance=provenance,
         floor=floor,
@@ -135,3 +140,4 @@ def exact(
         notes=(*loaded.notes, *prepared.notes),
         extra=described(streaming),
     )
+    return about_inputs(run, prepared)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from rankscope.models.inputs import InputPlan, TokensPolicy, prepare_planned
+from rankscope.models.inputs import InputPlan, Padding, TokensPolicy, prepare_planned
 from rankscope.models.stream import Stream
 from rankscope.results.estimates import notes_on_estimates
 from rankscope.results.not_finite import CODE
@@ -20,7 +20,7 @@ from rankscope.verbs.locating import where_it_breaks
 from rankscope.verbs.measuring_choice import BatteryChoice, metrics_named, sites_for
 from rankscope.verbs.measuring_passes import MeasuringPasses
 from rankscope.verbs.null import gaussian_null
-from rankscope.verbs.origin import floor_of, provenance_of
+from rankscope.verbs.origin import about_inputs, floor_of, provenance_of
 from rankscope.verbs.sharing import sharing
 from rankscope.verbs.sharing_ways import Parallel
 from rankscope.verbs.streaming import declared_or_offloaded, described, streaming_of
@@ -37,6 +37,8 @@ def measure(
     batch: int = 8,
     tokens_policy: TokensPolicy = "content",
     random_tokens: bool = False,
+    tokenizer: Any = None,
+    padding: Padding = None,
     dtype: torch.dtype | str | None = None,
     seed: int = 0,
     null: bool = False,
@@ -64,6 +66,10 @@ def measure(
         batch: sequences per forward pass.
         tokens_policy: ``"content"``, ``"no-first"`` or ``"no-special"``.
         random_tokens: random ids instead of text.
+        tokenizer: reads the texts, where the model comes without one: a tokenizer, its folder, or a hub name.
+        padding: which of your own tokens do not count: a tensor that is True there, or the argument that says so, as
+            ``"NAME"`` or with the value that marks padding, ``"NAME=1"``; ``"none"`` counts all. None finds such an
+            argument and tries on the model how it is read.
         dtype: of the weights, when the model is loaded here.
         seed: of a random initialisation and of random inputs.
         null: also measure Gaussian tokens of the same shape, for comparison.
@@ -101,7 +107,7 @@ def measure(
         loaded = share.load(model, seed=seed, dtype=dtype) if streaming is None else streaming.loaded
         specs = metrics_named(metrics)
         choice = BatteryChoice(specs, sites_for(specs, sites), tokens_policy, attention, similarity)
-        plan = InputPlan(sequences, tokens, batch, tokens_policy, seed, random_tokens)
+        plan = InputPlan(sequences, tokens, batch, tokens_policy, seed, random_tokens, tokenizer, padding)
         prepared = prepare_planned(loaded, inputs, plan)
         passes = MeasuringPasses(choice, loaded, prepared, blocks, declared, shown=progress and share.is_first)
         if streaming is None:
@@ -126,4 +132,4 @@ def measure(
         notes=(*loaded.notes, *prepared.notes, *notes_on_estimates(table), *passes.reader.notes(), *broken),
         extra={**extra, **share.described, **described(streaming)},
     )
-    return passes.finished.checked(run)
+    return passes.finished.checked(about_inputs(run, prepared))

@@ -57,7 +57,7 @@ class MeasuringPasses:
         self._view: ModelView | None = None
         self.prepared = prepared
         self.reader = choice.reader(self._writer)
-        labels = labels_of(prepared, loaded.tokenizer) if choice.similarity else []
+        labels = labels_of(prepared, prepared.tokenizer or loaded.tokenizer) if choice.similarity else []
         self._likeness = LikenessReader(self.reader, labels) if choice.similarity else None
         self.finished = Finished(self._writer, prepared.sequences, "sequences")
 

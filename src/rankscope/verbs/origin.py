@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, Protocol
 
 import torch
@@ -11,6 +12,7 @@ from rankscope.models.inputs import Prepared
 from rankscope.models.loading import LoadedModel
 from rankscope.models.stream import Stream
 from rankscope.results.provenance import Provenance
+from rankscope.results.run import Run
 from rankscope.surgery.session import operations_on
 
 
@@ -75,5 +77,14 @@ def provenance_of(
         lengths=tuple(lengths[key] for key in sorted(lengths) if key < prepared.sequences) or prepared.lengths,
         operations=operations_on(loaded.model),
         layout=None if stream is None else str(stream),
+        inputs=prepared.source,
+        inputs_hash=prepared.digest,
         wall_seconds=round(seconds, 3),
     )
+
+
+def about_inputs(run: Run, prepared: Prepared) -> Run:
+    """The run with a verdict that also says how what was read is not what was given: hashed, random or cut."""
+    if not prepared.caveats:
+        return run
+    return dataclasses.replace(run, verdict=" ".join((run.verdict, *prepared.caveats)))

@@ -12,7 +12,7 @@ from torch import nn
 from tqdm.auto import tqdm
 
 from rankscope._errors import InputError
-from rankscope.models.inputs import InputPlan, TokensPolicy, prepare_planned
+from rankscope.models.inputs import InputPlan, Padding, TokensPolicy, prepare_planned
 from rankscope.models.loading import load, load_initialised_twin
 from rankscope.models.loading.quiet import quiet_transformers
 from rankscope.models.stream import Stream, stream_of
@@ -20,7 +20,7 @@ from rankscope.remedies import REMEDIES
 from rankscope.results.remedy_ranking import NONE, judge_remedies, ranked
 from rankscope.results.run import Run
 from rankscope.stream.viewing import need_plain_stream, undisturbed, view_of
-from rankscope.verbs.origin import floor_of, provenance_of
+from rankscope.verbs.origin import about_inputs, floor_of, provenance_of
 from rankscope.verbs.remedy_words import parsed_remedy
 from rankscope.verbs.remedying_trial import Trial
 from rankscope.verbs.variants import variant_named
@@ -40,6 +40,8 @@ def remedy(
     batch: int = 8,
     tokens_policy: TokensPolicy = "content",
     random_tokens: bool = False,
+    tokenizer: Any = None,
+    padding: Padding = None,
     dtype: torch.dtype | str | None = None,
     seed: int = 0,
     blocks: str | Sequence[str] | None = None,
@@ -64,6 +66,8 @@ def remedy(
         batch: sequences per forward pass.
         tokens_policy: which tokens count.
         random_tokens: random ids instead of text.
+        tokenizer: reads the texts, where the model comes without one; see ``measure``.
+        padding: which of your own tokens do not count; see ``measure``.
         dtype: of the weights, when the model is loaded here.
         seed: of a random initialisation and of random inputs.
         blocks: names or patterns of the block modules, where discovery needs help.
@@ -86,7 +90,7 @@ def remedy(
     if weights == "init" and loaded.origin != "init":
         loaded = load_initialised_twin(loaded, seed=seed)
     wanted = [parsed_remedy(word) for word in remedies or REMEDIES]
-    plan = InputPlan(sequences, tokens, batch, tokens_policy, seed, random_tokens)
+    plan = InputPlan(sequences, tokens, batch, tokens_policy, seed, random_tokens, tokenizer, padding)
     prepared = prepare_planned(loaded, inputs, plan)
     with undisturbed(loaded.model), quiet_transformers():
         view = view_of(loaded.model, prepared[0], blocks=blocks, stream=declared)
@@ -105,7 +109,7 @@ def remedy(
     verdict, evidence = judge_remedies(
         entries, floor["relative"], prepared.sequences, is_random=loaded.origin == "init"
     )
-    return Run(
+    run = Run(
         kind="remedy",
         provenance=provenance_of(loaded, prepared, trial.reader, seed, time.perf_counter() - started, declared),
         floor=floor,
@@ -115,3 +119,4 @@ def remedy(
         notes=(*loaded.notes, *prepared.notes, *trial.notes),
         extra={"variant": variant, "remedies": entries},
     )
+    return about_inputs(run, prepared)

@@ -15,6 +15,8 @@ from rankscope.results.run import Run
 Array = NDArray[np.float64]
 RADIUS, MET, APART = 0.3, 0.01, 10.0
 """Of the circle; the share of the first distance below which two points have met, and above which they are apart."""
+LEARNED = 0.01
+"""Share of the loss of a block that always answers the centre, below which a block has learned the circle."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,6 +51,17 @@ class Free:
             return "apart"
         off = max(abs(self.distance[-1] / first - 1.0), self.centre[-1] / RADIUS)
         return "kept" if off < 0.1 else "drifted"
+
+    @property
+    def learned(self) -> bool:
+        """Whether training has led to the circle; always answering the centre loses half a squared radius."""
+        return self.loss < LEARNED * RADIUS**2 / 2
+
+    @property
+    def met_at(self) -> int | None:
+        """First step at which the points have met; None if they never do."""
+        met = np.flatnonzero(self.distance < MET * self.distance[0])
+        return int(met[0]) if met.size else None
 
     @property
     def left(self) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 
-from rankscope.experiments.dong2021.circle_lines import MET, Free, geometric, networks, variants, widths
+from rankscope.experiments.dong2021.circle_lines import MET, RADIUS, Free, geometric, networks, variants, widths
 from rankscope.results.run import Run
 from rankscope.results.text import number
 
@@ -95,15 +95,52 @@ def _log(value: float) -> str:
 
 def _claim(run: Run) -> str:
     alone, skip, mlp, both = (_all(run, name) for name in variants(run))
-    met = sum(free.end == "met" for free in alone)
-    total = len(alone)
     factor = {name: geometric([free.radial for free in _all(run, name)]) for name in variants(run)}
-    start = "Yes" if met == total else "In part" if _lost(alone) == total else "No"
+    outcomes = _outcomes(run)
+    told = "; ".join(f"{what}: {held} of {total}" for what, held, total in outcomes)
     return (
-        f"{start}. Without skip and MLP {_lost(alone)} of {total} blocks lose the circle, {met} of them because the "
-        f"points meet ({_ends(alone)}). With a skip {_lost(skip)} of {len(skip)} lose it ({_ends(skip)}), with skip "
-        f"and MLP {_lost(both)} of {len(both)} ({_ends(both)}), with an MLP in place of the skip {_lost(mlp)} of "
-        f"{len(mlp)} ({_ends(mlp)}). The radial factor tells them apart: "
+        f"{_answer(run, outcomes)} Outcomes, by blocks: {told}. Without skip and MLP {_lost(alone)} of {len(alone)} "
+        f"blocks lose the circle ({_ends(alone)}). With a skip {_lost(skip)} of {len(skip)} lose it ({_ends(skip)}), "
+        f"with skip and MLP {_lost(both)} of {len(both)} ({_ends(both)}), with an MLP in place of the skip "
+        f"{_lost(mlp)} of {len(mlp)} ({_ends(mlp)}). The radial factor tells them apart: "
         f"{', '.join(f'{value:.2f} ({name})' for name, value in factor.items())}; an MLP alone changes the constant "
         "of the cubic law and not its order."
     )
+
+
+def _outcomes(run: Run) -> list[tuple[str, int, int]]:
+    """Everything the paper says happens, with in how many blocks it did and of how many."""
+    alone, skip, mlp, _ = (_all(run, name) for name in variants(run))
+    found = [("without skip and MLP the points meet", sum(free.end == "met" for free in alone), len(alone))]
+    for word, others in (("a skip", skip), ("an MLP", mlp)):
+        held = sum(_not_or_later(one, other) for one, other in zip(alone, others, strict=True))
+        found.append((f"with {word} they do not, or later", held, len(others)))
+    if len(widths(run)) > 1:
+        narrow, wide = (networks(run, variants(run)[0], width) for width in (min(widths(run)), max(widths(run))))
+        longer = sum(_stays(one) < _stays(other) for one, other in zip(narrow, wide, strict=True))
+        found.append(("a wider block keeps the circle for longer", longer, len(wide)))
+    return found
+
+
+def _not_or_later(alone: Free, other: Free) -> bool:
+    """Whether the points of a block do not meet, or later than those of the same seed without skip and MLP."""
+    return other.met_at is None or (alone.met_at is not None and other.met_at > alone.met_at)
+
+
+def _stays(free: Free) -> int:
+    return free.steps + 1 if free.left is None else free.left
+
+
+def _answer(run: Run, outcomes: list[tuple[str, int, int]]) -> str:
+    """Yes only if every outcome was seen in every block, and every block had learned what it is then asked to do."""
+    blocks = [free for name in variants(run) for free in _all(run, name)]
+    failed = [free for free in blocks if not free.learned]
+    if failed:
+        return (
+            f"Not tested: {len(failed)} of {len(blocks)} blocks have not learned the circle (loss up to "
+            f"{number(max(free.loss for free in failed))}; always answering the centre gives {number(RADIUS**2 / 2)})."
+        )
+    whole = sum(held == total for _, held, total in outcomes)
+    if whole == len(outcomes):
+        return "Yes."
+    return f"In part: {whole} of {len(outcomes)} outcomes in every block." if any(h for _, h, _ in outcomes) else "No."

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from rankscope.experiments._drawing import INK, TYPE, plain_axes
 from rankscope.experiments.mechanisms.summing import AS_IT_IS, End, Line, lines_of
 from rankscope.experiments.mechanisms.wording import FATES
+from rankscope.results.sheet import drawing_style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,14 +32,13 @@ LINE_INCHES = 0.2
 
 def draw_table(run: Run) -> dict[str, Figure]:
     """``figure``: every mechanism, ranked by what is left without skips, within its order."""
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
     lines = [line for line in lines_of(run) if line.change == AS_IT_IS]
     lines.sort(key=_rank)
     size = run.extra["size"]
     height = LINE_INCHES * len(lines) + 1.9
-    with rc_context(TYPE):
+    with drawing_style("reproduce", TYPE):
+        from matplotlib.figure import Figure
+
         figure = Figure(figsize=(8.6, height))
         axes = figure.add_axes((0.225, 0.78 / height, 0.745, 1 - 1.75 / height))
         _draw(axes, lines)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -10,10 +11,11 @@ import torch
 
 from rankscope._errors import InputError
 from rankscope.models.inputs.given import prepare_given
-from rankscope.models.inputs.record import InputPlan, Prepared, TokensPolicy
+from rankscope.models.inputs.record import InputPlan, Padding, Prepared, TokensPolicy
 from rankscope.models.inputs.synthetic import prepare_synthetic
 from rankscope.models.inputs.text import prepare_text
 from rankscope.models.loading import LoadedModel
+from rankscope.models.loading.tokenizer import tokenizer_from
 
 Given = str | Path | Sequence[Any] | torch.Tensor | Mapping[str, Any] | None
 """What a user may hand over: texts, a file, ids, tensors, nothing."""
@@ -29,6 +31,8 @@ def prepare_inputs(
     tokens_policy: TokensPolicy = "content",
     seed: int = 0,
     random_tokens: bool = False,
+    tokenizer: Any = None,
+    padding: Padding = None,
 ) -> Prepared:
     """Batches for ``loaded``.
 
@@ -47,15 +51,22 @@ def prepare_inputs(
             special tokens.
         seed: of random tokens, images and sounds.
         random_tokens: ids drawn uniformly from those that are not special, instead of text.
+        tokenizer: reads the text instead of the model's own: a tokenizer, its folder, or a hub name.
+        padding: which of the caller's own tokens do not count: a tensor that is True there, or the name of the argument
+            that says so, with the value that marks padding if it is known (``"mask=0"``); ``"none"`` counts all. None
+            looks for such an argument and tries on the model how it is read.
 
     Raises:
         InputError: the model cannot read what was given.
     """
-    return prepare_planned(loaded, given, InputPlan(sequences, tokens, batch, tokens_policy, seed, random_tokens))
+    plan = InputPlan(sequences, tokens, batch, tokens_policy, seed, random_tokens, tokenizer, padding)
+    return prepare_planned(loaded, given, plan)
 
 
 def prepare_planned(loaded: LoadedModel, given: Given, plan: InputPlan) -> Prepared:
     """What :func:`prepare_inputs` does, with how much of what already in one value."""
+    if plan.tokenizer is not None:
+        plan = replace(plan, tokenizer=tokenizer_from(plan.tokenizer))
     if given is None or isinstance(given, (str, Path)) or _are_texts(given):
         config = loaded.config
         if config is None:
@@ -63,10 +74,14 @@ def prepare_planned(loaded: LoadedModel, given: Given, plan: InputPlan) -> Prepa
                 f"{loaded.spec} is not a transformers model, so how it reads text is unknown. "
                 "Pass a tensor, a dictionary of keyword arguments, or a list of either."
             )
+        if plan.padding is not None:
+            raise InputError("padding= is about tensors of your own; texts are padded here, and padding is left out.")
         if loaded.input_kind not in ("image", "audio"):
             return prepare_text(loaded, config, given, plan)
         if given is not None:
             raise InputError(f"{loaded.spec} reads {loaded.input_kind}, not text. Pass its tensors, or nothing.")
+        if plan.tokenizer is not None:
+            raise InputError(f"{loaded.spec} reads {loaded.input_kind}: leave tokenizer out.")
         return prepare_synthetic(loaded, config, plan)
     return prepare_given(loaded, given, plan)
 

@@ -9,8 +9,10 @@ from typing import Any
 import torch
 
 from rankscope._errors import InputError
+from rankscope._types import kind_of
 from rankscope.models.inputs.forward import completed, on_device
 from rankscope.models.inputs.hashed_words import special_ids
+from rankscope.models.inputs.padding import content_of, is_mask_like, is_pattern
 from rankscope.models.inputs.record import Batch, InputPlan, Prepared
 from rankscope.models.inputs.rows import Rows, all_or_some, kept_tokens
 from rankscope.models.loading import LoadedModel
@@ -23,15 +25,28 @@ def prepare_given(loaded: LoadedModel, given: Any, plan: InputPlan) -> Prepared:
         parts = batches_from_tensor(given, plan.batch, _sequence_axis(loaded.model, given))
     elif isinstance(given, Mapping):
         parts = batches_from_mapping(given, plan.batch)
-    else:
+    elif isinstance(given, (list, tuple)) and given:
         parts = batches_from_list(given)
+    else:
+        empty = " without entries" if isinstance(given, (list, tuple)) else ""
+        raise InputError(
+            f"inputs is {kind_of(given)}{empty}; expected texts, a text file (Path), a tensor, a dictionary of keyword "
+            "arguments, a list of these, or None for the sample text."
+        )
     parts = _first_sequences(parts, plan.sequences)
     special = None
     if config is not None:
         parts = tuple(_for_transformers(loaded, part) for part in parts)
         special = frozenset[int]().union(*special_ids(config).values()) if "input_ids" in parts[0].inputs else None
-    kept = [replace(part, keep=_keep(part, plan, special)) for part in parts]
-    return Prepared(on_device(kept, loaded.model), "tensors given by the caller", (), plan.policy)
+    if plan.tokenizer is not None:
+        special = frozenset(map(int, plan.tokenizer.all_special_ids)) | (special or frozenset())
+    parts = on_device(parts, loaded.model)
+    content = content_of(loaded.model, parts, plan.padding, is_transformers=config is not None)
+    kept = [
+        replace(part, keep=_keep(part, mask, plan, special)) for part, mask in zip(parts, content.masks, strict=True)
+    ]
+    source = "tensors given by the caller" + (f", padding by {content.how}" if content.how else "")
+    return Prepared(on_device(kept, loaded.model), source, (), plan.policy, content.notes, padding=content.how)
 
 
 def _for_transformers(loaded: LoadedModel, part: Batch) -> Batch:
@@ -42,11 +57,13 @@ def _for_transformers(loaded: LoadedModel, part: Batch) -> Batch:
     return replace(part, inputs=completed(loaded, inputs), arguments=())
 
 
-def _keep(part: Batch, plan: InputPlan, special: frozenset[int] | None) -> torch.Tensor | None:
-    mask, ids = part.inputs.get("attention_mask"), part.inputs.get("input_ids")
+def _keep(
+    part: Batch, content: torch.Tensor | None, plan: InputPlan, special: frozenset[int] | None
+) -> torch.Tensor | None:
+    ids = part.inputs.get("input_ids")
     bare = part.arguments[0] if part.arguments else None
-    if isinstance(mask, torch.Tensor) and mask.ndim == 2:
-        content = torch.ne(mask, 0)
+    if content is not None:
+        pass
     elif isinstance(ids, torch.Tensor):
         content = torch.ones_like(ids, dtype=torch.bool)
     elif bare is not None and bare.ndim in (2, 3):
@@ -84,6 +101,10 @@ def batches_from_mapping(given: Mapping[str, Any], batch: int) -> tuple[Batch, .
     """Slices of ``batch`` sequences along the first axis of every tensor; other values go to every batch."""
     tensors = {name: value for name, value in given.items() if isinstance(value, torch.Tensor)}
     sizes = {name: value.shape[0] for name, value in tensors.items() if value.ndim > 0}
+    told = {size for name, size in sizes.items() if not is_mask_like(name)}
+    if len(told) == 1:  # a mask between tokens has no axis of sequences
+        sequences = told.pop()
+        sizes = {name: size for name, size in sizes.items() if not is_pattern(name, tensors[name], sequences)}
     if not sizes:
         raise InputError(
             f"The inputs hold no tensor with a batch axis; got {', '.join(map(str, given)) or 'nothing'}. Pass what "

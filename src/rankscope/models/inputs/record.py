@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, overload
 
 import torch
@@ -14,6 +15,8 @@ from rankscope._errors import InputError
 from rankscope.models.loading.dtypes import default_dtype
 
 TokensPolicy = Literal["content", "no-first", "no-special"]
+Padding = str | torch.Tensor | None
+"""Which of a caller's own tokens are padding: a tensor that is True there, or the argument that says so."""
 TOKENS_POLICIES: tuple[TokensPolicy, ...] = ("content", "no-first", "no-special")
 
 _SEQUENCES: ContextVar[int | None] = ContextVar("_SEQUENCES", default=None)
@@ -43,11 +46,18 @@ class InputPlan:
     policy: TokensPolicy
     seed: int
     random_tokens: bool
+    tokenizer: Any = field(default=None, compare=False)
+    padding: Padding = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         for name, value in (("sequences", self.sequences), ("tokens", self.tokens), ("batch", self.batch)):
             if value is not None and value < 1:
                 raise InputError(f"{name}={value}: expected at least 1.")
+        if isinstance(self.padding, bool) or not isinstance(self.padding, (str, torch.Tensor, type(None))):
+            raise InputError(
+                f"padding is a {type(self.padding).__name__}; expected a tensor that is True where a token is padding, "
+                "or the name of the argument that says so, such as 'key_padding_mask' or 'mask=0'."
+            )
         if self.policy not in TOKENS_POLICIES:
             raise InputError(f"tokens_policy {self.policy!r} is not one of {', '.join(TOKENS_POLICIES)}.")
 
@@ -100,6 +110,9 @@ class Prepared(Sequence[Batch]):
         lengths: tokens that count, per sequence; empty where the model decides (images, audio, own tensors).
         policy: which tokens count.
         notes: remarks worth printing.
+        caveats: sentences for the verdict: how what was read is not what was given (hashed, random, cut).
+        tokenizer: what made ids of texts, None where no tokenizer did.
+        padding: the argument that left tokens out, as ``padding`` takes it.
     """
 
     batches: tuple[Batch, ...]
@@ -107,6 +120,29 @@ class Prepared(Sequence[Batch]):
     lengths: tuple[int, ...]
     policy: TokensPolicy
     notes: tuple[str, ...] = ()
+    caveats: tuple[str, ...] = ()
+    tokenizer: Any = field(default=None, repr=False, compare=False)
+    padding: str | None = None
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the token ids, or of all tensors of a model that reads none, whatever the size of batches."""
+        rows: dict[str, list[bytes]] = {}
+        for part in self.batches:
+            named = {"input_ids": part.inputs["input_ids"]} if "input_ids" in part.inputs else part.inputs
+            named = {**named, **{f"argument {place}": value for place, value in enumerate(part.arguments)}}
+            axes = {name: part.axis if name.startswith("argument ") else 0 for name in named}
+            for name, value in sorted(named.items()):
+                if isinstance(value, torch.Tensor):
+                    for row in value.detach().cpu().movedim(axes[name], 0) if value.ndim else (value.detach().cpu(),):
+                        bits = row.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+                        rows.setdefault(name, []).append(f"{tuple(row.shape)}{row.dtype}".encode() + bits)
+        found = hashlib.sha256()
+        for name, entries in sorted(rows.items()):
+            found.update(name.encode())
+            for entry in entries:
+                found.update(entry)
+        return found.hexdigest()
 
     @property
     def sequences(self) -> int:

@@ -53,27 +53,28 @@ def read_text(path: Path) -> str:
     return text
 
 
-def rows_from_texts(texts: Sequence[str], encoder: TextEncoder, tokens: int, pad: int) -> Rows:
-    """One row per text, cut at ``tokens``."""
+def rows_from_texts(texts: Sequence[str], encoder: TextEncoder, tokens: int, pad: int) -> tuple[Rows, int]:
+    """One row per text, cut at ``tokens``, and how many texts were longer."""
     room = _room(encoder, tokens)
-    encoded = []
+    encoded, longer = [], 0
     for index, text in enumerate(texts):
-        ids = encoder.encode(text)[:room]
+        whole = encoder.encode(text)
+        ids, longer = whole[:room], longer + (len(whole) > room)
         if not ids:
             raise InputError(f"Text {index} has no tokens: {text[:40]!r}. Leave empty texts out.")
         encoded.append([*encoder.prefix, *ids, *encoder.suffix])
-    return padded(encoded, pad)
+    return padded(encoded, pad), longer
 
 
-def rows_from_stream(text: str, encoder: TextEncoder, sequences: int, tokens: int, pad: int) -> Rows:
-    """Consecutive windows of one long text; as many as it fills, at most ``sequences``."""
+def rows_from_stream(text: str, encoder: TextEncoder, sequences: int, tokens: int, pad: int) -> tuple[Rows, int]:
+    """Consecutive windows of one long text, as many as it fills, at most ``sequences``; and how many tokens it has."""
     room = _room(encoder, tokens)
     ids = encoder.encode(text)
     _refuse_nothing(ids)
     windows = [ids[start : start + room] for start in range(0, len(ids), room)][:sequences]
     if len(windows) > 1 and len(windows[-1]) < 2:
         windows.pop()
-    return padded([[*encoder.prefix, *window, *encoder.suffix] for window in windows], pad)
+    return padded([[*encoder.prefix, *window, *encoder.suffix] for window in windows], pad), len(ids)
 
 
 def rows_from_cycle(text: str, encoder: TextEncoder, sequences: int, tokens: int, pad: int) -> tuple[Rows, bool]:

@@ -32,34 +32,48 @@ from rankscope.models.inputs.sample_text import sample_text
 from rankscope.models.loading import LoadedModel
 
 _MOSTLY_UNKNOWN = 0.5
+_HASHED = (
+    "The text was not read as this model reads text: it has no tokenizer here, and words were hashed to token ids. "
+    "Pass tokenizer=NAME (--tokenizer NAME), or token ids."
+)
 
 
 def prepare_text(
     loaded: LoadedModel, config: Any, given: str | Path | Sequence[str] | None, plan: InputPlan
 ) -> Prepared:
     """Batches of ids, padded on the right, with an attention mask where something was padded."""
-    encoder = text_encoder(config, loaded.tokenizer)
+    tokenizer = loaded.tokenizer if plan.tokenizer is None else plan.tokenizer
+    encoder = text_encoder(config, tokenizer)
     notes: list[str] = []
+    caveats: list[str] = []
     limit = longest_sequence(loaded.model, config)
     if limit is not None and plan.tokens > limit:
         notes.append(f"sequences are cut at {limit} tokens, the most this {config.model_type} takes")
         plan = replace(plan, tokens=limit)
     if plan.random_tokens and given is not None:
         raise InputError("random_tokens=True takes no texts; leave one of the two out.")
-    rows, source = _random(config, encoder, plan) if plan.random_tokens else _read(config, encoder, given, plan, notes)
-    if loaded.tokenizer is None and not plan.random_tokens:
+    rows, source = (
+        _random(config, encoder, plan) if plan.random_tokens else _read(config, encoder, given, plan, notes, caveats)
+    )
+    if tokenizer is None and not plan.random_tokens:
         source += ", words hashed to ids"
+        if given is not None or loaded.origin != "init":  # to random embeddings one id is as good as another
+            caveats.append(_HASHED)
     unknown = 0.0 if encoder.unknown is None else float((rows.ids == encoder.unknown)[rows.content].double().mean())
     if unknown > _MOSTLY_UNKNOWN:
-        notes.append(f"the tokenizer does not know {unknown:.0%} of the tokens of this text")
+        words = f"The tokenizer does not know {unknown:.0%} of the tokens of {'this' if given else 'the sample'} text"
         if given is None:
             rows, source = _random(config, encoder, plan)
-            notes[-1] += ": random tokens were taken instead"
-    return _batched(loaded, rows, encoder, source, plan, notes)
+            words += ": random tokens were used instead"
+        caveats.append(f"{words}.")
+    prepared = _batched(loaded, rows, encoder, source, plan, notes)
+    return replace(prepared, caveats=tuple(caveats), tokenizer=tokenizer)
 
 
-def _read(config: Any, encoder: TextEncoder, given: Any, plan: InputPlan, notes: list[str]) -> tuple[Rows, str]:
-    """Ids of the texts, the file or the sample; remarks are appended to ``notes``."""
+def _read(
+    config: Any, encoder: TextEncoder, given: Any, plan: InputPlan, notes: list[str], caveats: list[str]
+) -> tuple[Rows, str]:
+    """Ids of the texts, the file or the sample; remarks are appended to ``notes`` and ``caveats``."""
     pad = special_ids(config).get("pad", (0,))[0]
     if given is None:
         rows, repeated = rows_from_cycle(sample_text(), encoder, plan.wanted, plan.tokens, pad)
@@ -67,15 +81,22 @@ def _read(config: Any, encoder: TextEncoder, given: Any, plan: InputPlan, notes:
             notes.append("the sample text is shorter than asked for: sequences overlap, each from another start")
         return rows, "built-in sample text"
     if isinstance(given, Path):
-        rows = rows_from_stream(read_text(given), encoder, plan.wanted, plan.tokens, pad)
+        rows, whole = rows_from_stream(read_text(given), encoder, plan.wanted, plan.tokens, pad)
+        read = int(rows.content.sum()) - len(rows.ids) * (len(encoder.prefix) + len(encoder.suffix))
+        if read < whole:
+            caveats.append(f"Of {given.name} only the first {read:,} of {whole:,} tokens were read.")
         if plan.sequences is not None and len(rows.ids) < plan.sequences:
             notes.append(f"{given.name} fills {len(rows.ids)} sequences of {plan.tokens} tokens, not {plan.sequences}")
         return rows, f"text file {given.name}"
     texts = [given] if isinstance(given, str) else list(given)
     if not texts:
         raise InputError("The list of texts is empty; pass at least one, or None for the built-in sample.")
-    rows = rows_from_texts(texts[: plan.sequences], encoder, plan.tokens, pad)
-    return rows, f"{len(rows.ids)} {'text' if len(rows.ids) == 1 else 'texts'} given by the caller"
+    rows, longer = rows_from_texts(texts[: plan.sequences], encoder, plan.tokens, pad)
+    count = len(rows.ids)
+    if longer:
+        caveats.append(f"{longer} of {count} texts {'was' if longer == 1 else 'were'} cut at {plan.tokens} tokens.")
+    of = f" of {len(texts)}" if count < len(texts) else ""
+    return rows, f"{count}{of} {'text' if len(texts) == 1 else 'texts'} given by the caller"
 
 
 def _random(config: Any, encoder: TextEncoder, plan: InputPlan) -> tuple[Rows, str]:

@@ -10,7 +10,8 @@ from typing import Any, Literal
 
 import torch
 
-from rankscope._errors import LoadError
+from rankscope._errors import InputError, LoadError
+from rankscope._types import kind_of, path_of
 from rankscope.models.loading.affording import refuse_unaffordable
 from rankscope.models.loading.config import config_from_json, config_hash, model_class_named
 from rankscope.models.loading.dtypes import default_dtype, parse_dtype
@@ -25,6 +26,7 @@ from rankscope.processes.sharded import Spread
 Origin = Literal["memory", "init", "folder", "hub"]
 # transformers makes float32 constants inside these on their way.
 _ONLY_FLOAT32 = ("xlnet", "mra")
+_SPECS = "a module, or words: init:NAME, a folder, a .gguf file or a hub id"
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
@@ -97,6 +99,7 @@ def load(
 
     Raises:
         LoadError: the spec does not lead to a model.
+        InputError: it is neither a module nor words.
         UnknownNameError: ``init:NAME`` with a name that is no preset.
 
     Example:
@@ -107,6 +110,7 @@ def load(
         return described(spec, type(spec).__qualname__, "memory")
     if isinstance(spec, LoadedModel):
         return spec
+    path = path_of(spec, "model", f"{_SPECS}{_what_to_do(spec)}")
     text = str(spec)
     request = Request(seed, parse_dtype(dtype), revision, trust_remote_code, allow_pickle, model_class, spread)
     request = replace(request, placement=placement_of(device_map, offload_folder))
@@ -116,8 +120,7 @@ def load(
                 raise LoadError(f"device_map places weights that are read, and {text!r} draws them. Save it first.")
             model, kind, notes = _initialised(text.removeprefix("init:"), request)
             return described(model, text, "init", input_kind=kind, seed=seed, notes=notes)
-        path = Path(text).expanduser()
-        if path.exists():
+        if text and path.exists():
             return _from_weights(_folder_or_gguf(path, request), text, "folder", seed)
         if not _HUB_ID.fullmatch(text) or text.startswith("."):
             raise LoadError(
@@ -125,6 +128,36 @@ def load(
                 "random initialisation write init:NAME; `rankscope ls presets` lists the names."
             )
         return _from_weights(weights_from_hub(text, request), text, "hub", seed)
+
+
+def need_module(model: object, what: str) -> torch.nn.Module:
+    """``model`` if it is a module in memory.
+
+    Raises:
+        InputError: it is something else.
+    """
+    if isinstance(model, torch.nn.Module):
+        return model
+    if isinstance(model, (str, Path)):
+        advice = f"load it first: rankscope.load({str(model)[:80]!r}).model"
+    else:
+        advice = f"pass the module itself{_what_to_do(model)}"
+    raise InputError(f"{what} needs a module in memory and got {kind_of(model)}; {advice}.")
+
+
+def _what_to_do(spec: object) -> str:
+    """What to do with something that is no model but belongs to one, as the end of a sentence."""
+    if isinstance(spec, type):
+        return ". Pass an instance of it"
+    if hasattr(spec, "model_type") and hasattr(spec, "to_dict"):
+        return ". For a configuration: AutoModel.from_config(config), or save it and pass 'init:FOLDER'"
+    if hasattr(spec, "convert_ids_to_tokens"):
+        return ". For a tokenizer: pass the model, and this one as tokenizer="
+    if isinstance(spec, LoadedModel):
+        return ", its .model"
+    if "state dict" in kind_of(spec):
+        return ". Weights alone do not say how they are used: build the module, load_state_dict, and pass the module"
+    return ""
 
 
 def transformers_config(model: torch.nn.Module) -> Any | None:

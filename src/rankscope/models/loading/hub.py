@@ -15,7 +15,7 @@ def weights_from_hub(name: str, request: Request) -> Weights:
     """The model a hub id names, safetensors only unless pickles were allowed."""
     import transformers
 
-    where = {"revision": request.revision, "local_files_only": not _hub_answers()}
+    where = {"revision": request.revision, "local_files_only": not hub_answers()}
     try:
         config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=request.trust_remote_code, **where)
     except (OSError, ValueError) as error:
@@ -31,7 +31,7 @@ def weights_from_hub(name: str, request: Request) -> Weights:
     return Weights(model, tokenizer, getattr(config, "_commit_hash", None), notes + remark)
 
 
-def _hub_answers() -> bool:
+def hub_answers() -> bool:
     """Whether a connection to the hub opens; without one only its local cache is looked at, and at once."""
     import socket
     from urllib.parse import urlsplit

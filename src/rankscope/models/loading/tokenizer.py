@@ -6,9 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rankscope._errors import LoadError
+from rankscope._errors import InputError, LoadError
 from rankscope.models.loading.foreign import in_a_line, refusing
-from rankscope.models.loading.tokenizer_files import CHECKED, has_tokenizer, refuse_dangerous_tokenizer
+from rankscope.models.loading.tokenizer_files import (
+    CHECKED,
+    TOKENIZER_FILES,
+    has_tokenizer,
+    refuse_dangerous_tokenizer,
+)
 
 
 class _DamagedTokenizerError(LoadError):
@@ -20,6 +25,45 @@ def tokenizer_in(folder: Path, config: Any) -> tuple[Any | None, tuple[str, ...]
     if not has_tokenizer(folder):
         return None, ()
     return read_tokenizer(str(folder), {"local_files_only": True, "config": config})
+
+
+def tokenizer_from(given: Any) -> Any:
+    """The tokenizer a caller named: one in memory, the folder it lies in, or a hub name.
+
+    Raises:
+        LoadError: a place that holds none.
+        InputError: something that does not turn text into ids.
+    """
+    if isinstance(given, (str, Path)):
+        return _tokenizer_at(given)
+    kind = type(given)
+    if (kind.__module__.partition(".")[0], kind.__name__) == ("tokenizers", "Tokenizer"):
+        import transformers
+
+        return transformers.PreTrainedTokenizerFast(tokenizer_object=given)
+    if callable(given) and all(hasattr(given, name) for name in ("all_special_ids", "unk_token_id")):
+        return given
+    raise InputError(
+        f"tokenizer is a {kind.__name__}; expected a tokenizer of transformers or tokenizers, the folder it was saved "
+        "in, or a hub name such as 'gpt2'."
+    )
+
+
+def _tokenizer_at(place: str | Path) -> Any:
+    path = Path(place).expanduser()
+    if path.is_dir():
+        if not has_tokenizer(path):
+            raise LoadError(f"tokenizer: {path} holds no tokenizer ({', '.join(TOKENIZER_FILES[:3])}, ...).")
+        found, remarks = tokenizer_in(path, None)
+    elif path.exists():
+        raise LoadError(f"tokenizer: {path} is a file. Pass the folder it lies in.")
+    else:
+        from rankscope.models.loading.hub import hub_answers
+
+        found, remarks = read_tokenizer(str(place), {"local_files_only": not hub_answers()})
+    if found is None:
+        raise LoadError(f"tokenizer={str(place)!r}: {' '.join(remarks)}. Pass a folder, a hub name or a tokenizer.")
+    return found
 
 
 def read_tokenizer(

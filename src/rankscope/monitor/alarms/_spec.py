@@ -5,13 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from rankscope._citations import Cite
 from rankscope._registry import Registry
-
-ANY = "any"
-"""Key of the remedies for every component that has none of its own."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +58,6 @@ class AlarmSpec:
         summary: first line of its docstring.
         metrics: what it reads.
         title: how a sentence about it begins.
-        remedies: by likely component, two names each; ``"any"`` for the other components.
         confirm: so many readings in a row must be beyond the threshold before it is raised, and below ``release``
             before it is cleared.
         release: severity below which it is over; between ``release`` and 1 nothing changes.
@@ -75,16 +70,11 @@ class AlarmSpec:
     summary: str
     metrics: tuple[str, ...]
     title: str
-    remedies: Mapping[str, tuple[str, str]]
     confirm: int
     release: float
     blames: str | None
     cites: tuple[Cite, ...]
     rule: Rule
-
-    def remedies_for(self, component: str) -> tuple[str, str]:
-        """Two remedies worth trying when this component is the likely cause."""
-        return self.remedies.get(component, self.remedies[ANY])
 
 
 ALARMS: Registry[AlarmSpec] = Registry("alarm", "rankscope.monitor.alarms")
@@ -94,7 +84,6 @@ def alarm(
     *,
     metrics: tuple[str, ...],
     title: str,
-    remedies: Mapping[str, tuple[str, str]],
     confirm: int = 2,
     release: float = 0.5,
     blames: str | None = None,
@@ -104,7 +93,7 @@ def alarm(
 
     def register(rule: Rule) -> Rule:
         summary = (rule.__doc__ or "").strip().split("\n", 1)[0]
-        facts = (metrics, title, MappingProxyType(dict(remedies)), confirm, release, blames, cites)
+        facts = (metrics, title, confirm, release, blames, cites)
         ALARMS.add(rule.__name__, AlarmSpec(rule.__name__, summary, *facts, rule))
         return rule
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from rankscope._citations import Cite
-from rankscope.monitor.alarms._spec import ANY, Judgement, LayerState, alarm, share_above
+from rankscope.monitor.alarms._spec import Judgement, LayerState, alarm, share_above
 
 LIMIT = 0.5
 GROWTH = 2.0
@@ -15,7 +15,6 @@ GROWTH = 2.0
 @alarm(
     metrics=("largest_channel_share",),
     title="One channel dominates",
-    remedies={ANY: ("layernorm_scaling", "residual_scale")},
     release=0.8,
     cites=(Cite("kovaleva2021bert"),),
 )

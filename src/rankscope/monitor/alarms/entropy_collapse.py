@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from rankscope._citations import Cite
-from rankscope.monitor.alarms._spec import ANY, Judgement, LayerState, alarm, fallen
+from rankscope.monitor.alarms._spec import Judgement, LayerState, alarm, fallen
 
 OF_NULL = 0.1
 """Of the entropy of random scores of unit variance."""
@@ -18,7 +18,6 @@ OF_NULL_WITH_START = 0.3
 @alarm(
     metrics=("attention_entropy",),
     title="Attention entropy collapses",
-    remedies={ANY: ("shaped_attention", "gated_attention")},
     blames="attention",
     cites=(Cite("zhai2023stabilizing"),),
 )

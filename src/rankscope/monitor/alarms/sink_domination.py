@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from rankscope._citations import Cite
-from rankscope.monitor.alarms._spec import ANY, Judgement, LayerState, alarm, share_above
+from rankscope.monitor.alarms._spec import Judgement, LayerState, alarm, share_above
 
 LIMIT = 0.5
 """Of the way from chance to everything: the token then outweighs all others together."""
@@ -17,7 +17,6 @@ GROWTH = 2.0
 @alarm(
     metrics=("largest_token_share",),
     title="One token dominates",
-    remedies={ANY: ("gated_attention", "value_residual")},
     release=0.8,
     cites=(Cite("sun2024massive"), Cite("xiao2024efficient")),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from rankscope._citations import Cite
-from rankscope.monitor.alarms._spec import ANY, Judgement, LayerState, alarm, fallen
+from rankscope.monitor.alarms._spec import Judgement, LayerState, alarm, fallen
 
 OF_NULL = 0.03
 """Of what random tokens read: below it a thousandth of the energy is left to tell tokens apart. A healthy training may
@@ -19,20 +19,12 @@ OF_NULL_WITH_START = 0.5
 @alarm(
     metrics=("relative_residual",),
     title="Tokens collapse",
-    remedies={
-        "attention": ("centred_attention", "shaped_attention"),
-        "skip": ("residual_scale", "shaped_attention"),
-        "norm": ("pre_norm", "residual_scale"),
-        "mlp": ("residual_scale", "pre_norm"),
-        ANY: ("residual_scale", "centred_attention"),
-    },
     cites=(Cite("dong2021attention"),),
 )
 def token_collapse(layer: LayerState) -> Judgement | None:
     """The relative residual has fallen far below random tokens, or far below the run's own start.
 
-    **Heuristic.** Severity is the larger of 0.03 null / r and min(0.1 start / r, 0.5 null / r). The remedies
-    named are among those that kept the tokens of 50 random blocks apart (``docs/howto/remedy.md``).
+    **Heuristic.** Severity is the larger of 0.03 null / r and min(0.1 start / r, 0.5 null / r).
     """
     if not layer.has("relative_residual"):
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from rankscope._citations import Cite
-from rankscope.monitor.alarms._spec import ANY, Judgement, LayerState, alarm, fallen
+from rankscope.monitor.alarms._spec import Judgement, LayerState, alarm, fallen
 
 OF_START = 0.02
 OF_LARGEST = 1e-3
@@ -15,7 +15,6 @@ OF_LARGEST = 1e-3
 @alarm(
     metrics=("qk_to_v_gradient",),
     title="Query and key gradients vanish",
-    remedies={"skip": ("residual_scale", "shaped_attention"), ANY: ("residual_scale", "centred_attention")},
     confirm=3,
     cites=(Cite("noci2022signal"),),
 )

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torch import nn
 
 from rankscope._errors import UnknownNameError
-from rankscope.models.inputs import TokensPolicy
+from rankscope.models.inputs import Padding, TokensPolicy
 from rankscope.models.stream import Stream, stream_of
 from rankscope.monitor.acting import LOGGER, Action, Actions
 from rankscope.monitor.battery import chosen_metrics
@@ -43,6 +43,8 @@ class HostedGauge:
         blocks: names or patterns of the block modules, where discovery needs help.
         stream: where the residual stream is, for a model that does not hold it as ``batch tokens dim`` or
             ``tokens batch dim``: ``Stream("batch dim tokens")``, or the same as text; see ``rankscope.Stream``.
+        tokenizer: reads the texts of the probe; a ``Trainer``'s own is found without being named.
+        padding: which tokens of tensors do not count, as ``Gauge`` takes it.
         patience: seconds to wait for other ranks where a forward pass needs them.
 
     Attributes:
@@ -66,6 +68,8 @@ class HostedGauge:
         tokens_policy: TokensPolicy = "content",
         blocks: str | Sequence[str] | None = None,
         stream: Stream | str | None = None,
+        tokenizer: Any = None,
+        padding: Padding = None,
         patience: float = 60.0,
     ) -> None:
         # What means nothing is said where it was written, not when training starts.
@@ -74,6 +78,7 @@ class HostedGauge:
         self._actions, self._sinks, self._record, self._strict = actions, tuple(sinks), record, strict
         self._sequences, self._tokens, self._tokens_policy = sequences, tokens, tokens_policy
         self._model, self._blocks, self._stream, self._patience = model, blocks, stream_of(stream), patience
+        self._tokenizer, self._padding = tokenizer, padding
         self._deaf = False
         self.gauge: Gauge | None = None
 
@@ -103,6 +108,8 @@ class HostedGauge:
             tokens_policy=self._tokens_policy,
             blocks=self._blocks,
             stream=self._stream,
+            tokenizer=self._tokenizer,
+            padding=self._padding,
             patience=self._patience,
         )
         return self.gauge

@@ -63,6 +63,9 @@ class GaugeCallback(HostedGauge, TrainerCallback):
         """Build the gauge, the first time."""
         if not self._running:
             self._running = True
+            own = facts.get("processing_class")
+            if self._tokenizer is None and callable(own) and hasattr(own, "all_special_ids"):
+                self._tokenizer = own
             self._start(model, self._reporters() if state.is_world_process_zero else ())
 
     def on_pre_optimizer_step(

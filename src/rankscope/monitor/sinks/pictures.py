@@ -11,6 +11,7 @@ from rankscope._errors import MissingExtraError
 from rankscope.monitor.acting import LOGGER
 from rankscope.results.figure import FAINT, INK
 from rankscope.results.readings import Heatmap
+from rankscope.results.sheet import drawing_style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,7 +35,8 @@ class Painter:
         if self._silent or not heatmap.layers:
             return None
         try:
-            return pixels(draw(heatmap))
+            with drawing_style("A heatmap", {}):
+                return pixels(draw(heatmap))
         except MissingExtraError as error:
             self._silent = True
             LOGGER.warning("No heatmaps: %s Scalars and alarms are sent all the same.", error)
@@ -42,15 +44,9 @@ class Painter:
 
 
 def draw(heatmap: Heatmap) -> Figure:
-    """One column per reading and one row per layer; the colour scale is logarithmic where values span decades.
+    """One column per reading and one row per layer; the colour scale is logarithmic where values span decades."""
+    from matplotlib.figure import Figure
 
-    Raises:
-        MissingExtraError: without matplotlib.
-    """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingExtraError("A heatmap", "matplotlib", "plot") from error
     figure = Figure(figsize=INCHES, dpi=DOTS_PER_INCH)
     axes = figure.add_axes((0.09, 0.165, 0.765, 0.725))
     values = np.array(heatmap.values, dtype=np.float64)
