@@ -10,12 +10,12 @@ from torch.utils.checkpoint import checkpoint
 
 import rankscope as rs
 from tests.hostile import twin as plain
-from tests.hostile.case import ALL, READS, SKIPS, case
+from tests.hostile.case import ALL, READS, case
 from tests.hostile.parts import DIM, Attention, Block, Mlp, Net, ids
 from tests.hostile.skips import NoSkip
 from tests.hostile.twin import Cut, Twin
 
-CORE = SKIPS | {"doctor", "mlp", "norm", "decompose", "bound"}
+CORE = {"doctor", "skip0", "skip05", "one_block", "mlp", "norm", "exact", "ablate"}
 put = partial(case, core=CORE)
 
 

@@ -85,5 +85,5 @@ def case(name: str, build: Callable[[], nn.Module], **facts: Any) -> None:
 
 
 def block_case(name: str, block: type[Block], **facts: Any) -> None:
-    """Put a stack of blocks into the suite."""
-    case(name, lambda: Net(block), **facts)
+    """Put two blocks into the suite."""
+    case(name, lambda: Net(block, depth=2), **facts)

@@ -22,7 +22,6 @@ READABLE = 1e-9
 
 VARIANTS = {
     "pure": Cut(skip=0.0, mlp=False, norm=False),
-    "+skip": Cut(mlp=False, norm=False),
     "+mlp": Cut(skip=0.0, norm=False),
 }
 

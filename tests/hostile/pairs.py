@@ -36,7 +36,7 @@ from tests.hostile.skips import (
     SubNegative,
 )
 
-CORE = {"doctor", "skip0", "skip05", "mlp", "norm", "exact", "ablate"}
+CORE = {"doctor", "skip0", "mlp", "exact"}
 put = partial(case, core=CORE)
 put_block = partial(block_case, core=CORE)
 

@@ -136,7 +136,7 @@ class _Probe(TorchFunctionMode):
 
         As long as the stream, or the product of queries and keys: else it is over the features of a projection.
         """
-        return self._is_product(scores) or scores.shape[-1] - frame.tokens(self._batch) in (0, 1)
+        return self._is_product(scores) or scores.shape[-1] - frame.tokens(self._batch, self._stream) in (0, 1)
 
     def _is_product(self, tensor: Tensor) -> bool:
         reference = self._products.get(id(tensor))
