@@ -21,6 +21,8 @@ SHIFT = 1e-12
 POWERS = 200
 BACKWARD = 8.0
 """Backward error of a dense eigenvalue, in machine epsilons of the Frobenius norm times the root of the size."""
+ROOM = 4.0
+"""By how much more than the root of rounding eigenvalues that meet may move."""
 EXACT, WELL_KNOWN = 1e-9, 1e-6
 """Parts of a modulus within which it has to be known to be called exact, and to be told as one number."""
 MOST_EXACT = 1024
@@ -164,10 +166,12 @@ def _conditioned(A: Floats) -> Mode:
     values, left, right = eig(A, left=True, right=True)
     cosines = np.abs((left.conj() * right).sum(0)) / (np.linalg.norm(left, axis=0) * np.linalg.norm(right, axis=0))
     size = BACKWARD * math.sqrt(len(A)) * np.finfo(float).eps * np.linalg.norm(A)
-    # Elsner's bound holds where eigenvalues meet and the first order does not
-    norm = np.linalg.norm(A, 2)
-    met = (2 * norm) ** (1 - 1 / len(A)) * size ** (1 / len(A))
-    errors = np.minimum(size / np.maximum(cosines, np.finfo(float).tiny), met)
+    errors = size / np.maximum(cosines, np.finfo(float).tiny)
+    # where eigenvalues meet the first order says nothing, and they move by a root whose degree is how many meet at most
+    meeting = int((errors > WELL_KNOWN).sum())
+    if meeting:
+        norm = np.linalg.norm(A, 2)
+        errors = np.minimum(errors, ROOM * (2 * norm) ** (1 - 1 / meeting) * size ** (1 / meeting))
     moduli = np.abs(values)
     low, high = float(np.maximum(moduli - errors, 0.0).max()), float(np.minimum(moduli + errors, 1.0).max())
     top = float(moduli.max())

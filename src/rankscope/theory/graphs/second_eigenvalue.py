@@ -63,12 +63,12 @@ def second_eigenvalue(sees: Any, how: Connectivity) -> SecondEigenvalue:
     P = sees.astype(np.float64)
     P = P.multiply(1.0 / np.diff(sees.indptr)[:, None]).tocsr()
     sizes = np.bincount(how.labels)
-    modes = [_alone(P, how, sizes)]
+    modes = []
     for part in np.flatnonzero(sizes > 1):
         tokens = np.flatnonzero(how.labels == part)
         block = P[tokens][:, tokens].tocsr()
         modes.append(closed_part(block) if part == how.closed[0] else open_part(block))
-    return _slowest(modes)
+    return _slowest([*modes, _alone(P, how, sizes)])
 
 
 def _slowest(modes: list[Mode]) -> SecondEigenvalue:
