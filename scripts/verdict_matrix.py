@@ -41,7 +41,7 @@ def synthetic(seeds: range) -> Iterator[dict[str, Any]]:
         yield line(kind.name, kind.words, [kind.label], found)
 
 
-def real(seeds: int) -> Iterator[dict[str, Any]]:
+def real(seeds: range) -> Iterator[dict[str, Any]]:
     """Whole models, labelled apart, and their attention alone, labelled collapse; several texts or seeds of each."""
     texts = [path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*.md"))]
     for cut, operation in CUTS.items():
@@ -58,22 +58,22 @@ def real(seeds: int) -> Iterator[dict[str, Any]]:
             yield {**line(f"{origin}, {cut}", f"{origin} models, {words}", label, found), "models": by_model}
 
 
-def initialised(seeds: int) -> Iterator[tuple[str, torch.nn.Module, Any]]:
+def initialised(seeds: range) -> Iterator[tuple[str, torch.nn.Module, Any]]:
     for name in PRESETS:
-        for seed in range(seeds):
+        for seed in seeds:
             yield name, rs.load(f"init:{name}", seed=seed).model, None
 
 
-def pretrained(seeds: int, texts: list[str]) -> Iterator[tuple[str, torch.nn.Module, Any]]:
+def pretrained(seeds: range, texts: list[str]) -> Iterator[tuple[str, torch.nn.Module, Any]]:
     for name in PRETRAINED:
         if not pretrained_folder(name).exists():
             print(f"{name} was not fetched and is left out.")
             continue
         loaded = rs.load(str(pretrained_folder(name)))
-        for seed in range(seeds):
+        for seed in seeds:
             own = list(PRETRAINED[name].texts)
-            chosen = own[seed :: max(1, len(own) // 4)] or [texts[seed % len(texts)][: 40 * 64]]
-            ids = loaded.tokenizer(chosen[:1], return_tensors="pt", truncation=True, max_length=64)["input_ids"]
+            chosen = own[seed % len(own)] if own else texts[seed % len(texts)][: 40 * 64]
+            ids = loaded.tokenizer([chosen], return_tensors="pt", truncation=True, max_length=64)["input_ids"]
             yield name, loaded.model, {"input_ids": ids}
 
 
@@ -106,11 +106,12 @@ def main() -> None:
     """Draw both parts and write the record."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--first", type=int, default=1000, help="first seed; the tests use seeds below 1000")
-    options.add_argument("--each", type=int, default=80, help="stacks of each kind")
+    options.add_argument("--each", type=int, default=80, help="stacks of each kind; 0 for none")
     options.add_argument("--real", type=int, default=4, help="runs of each real model and cut; 0 for none")
     given = options.parse_args()
     torch.set_num_threads(1)
-    lines = [*synthetic(range(given.first, given.first + given.each)), *(real(given.real) if given.real else ())]
+    lines = [*synthetic(range(given.first, given.first + given.each))] if given.each else []
+    lines += [*real(range(given.first, given.first + given.real))] if given.real else []
     record = {
         "date": datetime.now(timezone.utc).date().isoformat(),
         "command": f"python scripts/verdict_matrix.py --first {given.first} --each {given.each} --real {given.real}",

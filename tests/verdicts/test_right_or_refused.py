@@ -113,6 +113,16 @@ def test_four_exact_clusters() -> None:
     assert "4 distinct vectors" in verdict.sentence
 
 
+@pytest.mark.parametrize("larger", [26, 32, 40, 45])
+def test_two_unequal_clusters_are_not_one_direction(larger: int) -> None:
+    """Of 51 tokens; from 37 on most pairs are within one cluster, and a median over pairs is small."""
+    centres = random(2, DIM)
+    x = centres[(torch.arange(51) >= larger).long()].expand(1, 51, DIM) + 1e-4 * random(1, 51, DIM, seed=5)
+    verdict = verdict_on(Stack([random(1, 51, DIM, seed=6), x]))
+    assert verdict.code == "clusters"
+    assert "2 distinct vectors" in verdict.sentence
+
+
 @pytest.mark.parametrize(("dtype", "size"), [(torch.bfloat16, 1000.0), (torch.float16, 6000.0)])
 def test_a_constant_channel_in_half_precision_hides_nothing(dtype: torch.dtype, size: float) -> None:
     x = random(2, 64, DIM)

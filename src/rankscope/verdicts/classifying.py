@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from rankscope.verdicts.battery import Battery, Flags, Floats
 from rankscope.verdicts.states import (
+    ALIGNED_COSINE,
     CLUSTERED_SHARE,
     COLLAPSED_RESIDUAL,
     COPIES_SHARE,
@@ -64,6 +65,8 @@ def classify(battery: Battery) -> NDArray[np.int64]:
     # One of two tokens is half of them, and a copy of none.
     repeated = ~(values["copied_share"] == 0.0) & ~cloud
     grouped = repeated & (values["copied_share"] >= CLUSTERED_SHARE) & (values["cluster_share"] <= CLUSTERED_SHARE)
+    # Two clusters of which one holds most pairs have a median direction, too: nearly all pairs must agree.
+    aligned = ~(values["cosine"] < ALIGNED_COSINE)
     known = np.any([np.isfinite(grid) for part, grid in values.items() if part != "size"], axis=0)
     # Where the residual was looked for and has no value, other numbers do not speak for it.
     states = np.where((known & ~battery.undefined) | battery.floor, int(State.HEALTHY), int(State.UNKNOWN))
@@ -74,7 +77,7 @@ def classify(battery: Battery) -> NDArray[np.int64]:
         (_beyond_chance(values["channel_share"], battery.dim) > DOMINANT_SHARE, State.HUGE_CHANNEL),
         (_beyond_chance(values["token_share"], battery.tokens) > DOMINANT_SHARE, State.HUGE_TOKEN),
         (grouped, State.CLUSTERS),
-        (battery.direction() <= COLLAPSED_RESIDUAL, State.SAME_DIRECTION),
+        (aligned & (battery.direction() <= COLLAPSED_RESIDUAL), State.SAME_DIRECTION),
         (~grouped & repeated & (values["cluster_share"] >= COPIES_SHARE), State.COPIES),
         (low & (spread <= COLLAPSED_RESIDUAL), State.COLLAPSED),
         (low & battery.floor, State.FLOOR),
@@ -88,13 +91,12 @@ def classify(battery: Battery) -> NDArray[np.int64]:
 def trends(battery: Battery, states: NDArray[np.int64]) -> list[Trend | None]:
     """For each sequence the steady fall of its residual over the second half of the blocks, where there is one.
 
-    The typical residual is followed where it was measured, the relative residual elsewhere. The fall counts when it is
-    at least threefold, in every block, in the last at least half as fast as on average, and the residual is below one
-    half at the end. A common vector to which every
-    block adds the same makes the residual fall as 1/depth: twofold over the second half, however deep the model is.
+    The larger of the relative and the typical residual is followed, because both must be small under collapse. The fall
+    counts when it is at least threefold, in every block, in the last at least half as fast as on average, and the
+    residual is below one half at the end. A common vector to which every block adds the same makes the residual fall as
+    1/depth: twofold over the second half, however deep the model is.
     """
-    measured = np.isfinite(battery.values["typical"]).all()
-    line = battery.values["typical"] if measured else battery.spread()
+    line = np.fmax(battery.values["spread"], battery.values["typical"])
     line = np.where(battery.floor | (states >= State.COLLAPSED), np.nan, line)
     return [_trend(line[:, column], battery.layers) for column in range(line.shape[1])]
 

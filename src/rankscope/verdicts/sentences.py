@@ -76,8 +76,8 @@ def _collapsing(r: Reading) -> str:
     found = [trend for trend, member in zip(r.trends, r.members, strict=True) if trend is not None and member]
     factor, first, last = (float(np.median([getattr(t, name) for t in found])) for name in ("factor", "first", "last"))
     crossing = int(np.median([trend.crossing for trend in found]))
-    layers, part = r.battery.layers, "typical" if "typical" in r.battery.played_by else "spread"
-    name = (r.battery.played_by.get(part) or "residual").replace("_", " ")
+    layers, part = r.battery.layers, "spread" if "spread" in r.battery.played_by else "typical"
+    name = r.battery.played_by.get(part, "relative_residual").replace("_", " ")
     r.cite(part, 0)
     r.cite(part, layers.size - 1)
     return (

