@@ -79,6 +79,8 @@ class _Replay:
     calls: Mapping[int, KnownCall]
     sets: dict[int, _Sets] = field(default_factory=dict)
     statistics: set[int] = field(default_factory=set)
+    derived: set[int] = field(default_factory=set)
+    """Values that come from the input, were nothing cut."""
     origins: dict[int, dict[int, int]] = field(default_factory=dict)
     """Of each stack, the first block whose stream each point was part of."""
     entered: int = 0
@@ -104,6 +106,7 @@ class _Replay:
         for value in sorted(inputs):
             point = self.new_point()
             self.sets[value] = _Sets(point, point)
+            self.derived.add(value)
         for event in events:
             if isinstance(event, Op):
                 self._apply(event)
@@ -119,7 +122,7 @@ class _Replay:
             self.open.append((found.carried, found.carried | found.linear, edge.tokens))
             return
         entry, _, _ = self.open.pop()
-        if entry and not found.all:
+        if entry and edge.value not in self.derived:
             # What a block gives back seems to come from nowhere: it was computed where no operation shows.
             unseen = replace(_UNSEEN, module=edge.module)
             self.met.append(_Meeting(entry, unseen, dict(self.reached)))
@@ -151,10 +154,15 @@ class _Replay:
             stream = sets.carried
             if stream:
                 self.normed.append(_Meeting(stream, op, dict(self.reached)))
+        is_derived = not self.derived.isdisjoint((*op.carried, *op.read))
+        if is_derived:
+            self.derived.update(op.out)
         for value in op.out:
             self.sets[value] = sets
         for before, after in op.written:
             self.sets[after] = self.sets.get(before, _NOTHING) | sets
+            if is_derived or before in self.derived:
+                self.derived.add(after)
         for call, position, stream in cut:
             layer, is_cut = call.adds[position]
             if is_cut:
