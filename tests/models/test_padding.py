@@ -244,7 +244,14 @@ def test_item_9_padding_that_means_nothing_is_refused(padding: Any, why: str) ->
 
 def test_texts_have_no_padding_to_declare() -> None:
     with pytest.raises(InputError, match="texts are padded here"):
-        prepare_inputs(load("init:tiny-bert"), ["a b"], padding="none")
+        prepare_inputs(load("init:tiny-bert"), ["a b"], padding="mask=0")
+    assert prepare_inputs(load("init:tiny-bert"), ["a b", "a"], padding="none").lengths == (2, 1)
+
+
+def test_operate_needs_no_word_about_a_mask_it_does_not_use() -> None:
+    model = Ignores()
+    with rs.operate(model, skip=0.0, inputs={"ids": ids(), "mask": IS_CONTENT}, blocks="blocks.*"):
+        pass
 
 
 def test_trying_a_mask_leaves_the_model_as_it_was() -> None:

@@ -11,6 +11,7 @@ import torch
 
 from rankscope._errors import InputError
 from rankscope.models.inputs.given import prepare_given
+from rankscope.models.inputs.padding import NO_PADDING
 from rankscope.models.inputs.record import InputPlan, Padding, Prepared, TokensPolicy
 from rankscope.models.inputs.synthetic import prepare_synthetic
 from rankscope.models.inputs.text import prepare_text
@@ -74,7 +75,7 @@ def prepare_planned(loaded: LoadedModel, given: Given, plan: InputPlan) -> Prepa
                 f"{loaded.spec} is not a transformers model, so how it reads text is unknown. "
                 "Pass a tensor, a dictionary of keyword arguments, or a list of either."
             )
-        if plan.padding is not None:
+        if plan.padding is not None and not (isinstance(plan.padding, str) and plan.padding == NO_PADDING):
             raise InputError("padding= is about tensors of your own; texts are padded here, and padding is left out.")
         if loaded.input_kind not in ("image", "audio"):
             return prepare_text(loaded, config, given, plan)
