@@ -89,7 +89,7 @@ class Long(Hostile):
 
 FORMS = (Hostile, AlphaOne, Alpha, Gain, SubNegative, Lerp, StackSum, Long)
 THEOREMS = ("contraction_interval", "skip_interval", "dong_2021_skip")
-MUST_BE_EQUAL = (Hostile, AlphaOne, Alpha, Gain, SubNegative)
+MUST_BE_EQUAL = (Hostile, AlphaOne, Alpha, Gain)
 
 
 def network(form: type[Hostile]) -> GPT2Model:
