@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from rankscope.models.loading import load
 from rankscope.results.run import Run
 from rankscope.verbs.exacting import exact
 
@@ -244,6 +245,31 @@ def test_constants_of_the_format_are_those_of_the_models_own() -> None:
 def test_float_inputs_of_a_float32_model(family: str) -> None:
     run = exact(f"init:tiny-{family}", sequences=1, skip=0.0)
     assert {"float64", "float32"} <= set(run.table["arithmetic"].to_pylist())
+
+
+def padded(count: int, length: int) -> dict[str, Tensor]:
+    ids = torch.randint(5, 90, (1, count), generator=torch.Generator().manual_seed(3))
+    return {
+        "input_ids": F.pad(ids, (0, length - count)),
+        "attention_mask": F.pad(torch.ones_like(ids), (0, length - count)),
+    }
+
+
+def test_padding_of_a_nystromformer_enters_its_landmarks() -> None:
+    # Its landmarks are means over tokens that no mask is applied to: padding changes the model, in any arithmetic.
+    model = load("init:tiny-nystromformer").model
+    for length in (12, 16):
+        table = exact(model, padded(10, length), skip=0.0).table.to_pandas()
+        rows = table[(table.metric == "log10_relative_residual") & (table.site == "block.out")]
+        by = {name: rows[rows.arithmetic == name].value.to_numpy() for name in ("exact", "float64")}
+        assert by["exact"] == pytest.approx(by["float64"], abs=1e-9)
+
+
+def test_mra_without_its_kernel_has_no_stream_to_measure() -> None:
+    # Without its CUDA kernel the model's attention is zero, and with its skips cut so is all that follows.
+    run = exact("init:tiny-mra", padded(10, 16), skip=0.0, mlp="drop", norm="identity", plain=False)
+    assert set(read(run, "log10_relative_residual")[1]) <= {"undefined", "ok"}
+    assert all(value == -math.inf for value in read(run)[0])
 
 
 def test_what_is_right_is_not_marked() -> None:

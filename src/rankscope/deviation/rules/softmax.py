@@ -92,7 +92,7 @@ def _at_order_one(common: Tensor, terms: list[Term], axis: int) -> tuple[Tensor,
         mean = E.mean(dim=rows, keepdim=True)
         row, E = common + mean, E - mean
     else:
-        place = common.isfinite().sum(dim=-1, keepdim=True).argmax(dim=-2, keepdim=True)
+        place = (common.softmax(dim=-1) > 0).sum(dim=-1, keepdim=True).argmax(dim=-2, keepdim=True)
         row, first = (_row(part, place) for part in (common, E))
         E = torch.where(common == row, 0.0, common - row) + (E - first)
         row = row + first
@@ -124,7 +124,9 @@ def _departure(common: Tensor, scale: float, E: Tensor, total: Tensor, axis: int
     else:
         after = total.log_softmax(dim=axis).expand(shape).scatter(axis, pivot, -torch.inf)
         unit, scale = _unit(others, after), 0.0
-        D = _large(others, after, unit, e * F, axis)
+        # Scores from the pivot's on: a hidden key's score may be -inf or -1e38, from which no other can be subtracted.
+        shifted = total - common.logsumexp(dim=axis, keepdim=True) - e * E.expand(shape).gather(axis, pivot)
+        D = _large(others, after, shifted, unit, e * F, axis)
     if unit == -torch.inf:
         return []
     if are_moved():
@@ -146,13 +148,18 @@ def _small(others: Tensor, unit: float, F: Tensor, e: float, size: float, axis: 
     return D if size < 2.0**-54 else D.div_(1 + e * z)
 
 
-def _large(others: Tensor, after: Tensor, unit: float, F: Tensor, axis: int) -> Tensor:
+def _large(others: Tensor, after: Tensor, shifted: Tensor, unit: float, F: Tensor, axis: int) -> Tensor:
     """With x the change of a weight's logarithm, ``pi expm1(x)`` where x is small, a plain difference elsewhere.
 
-    A row in which a weight appears that was zero (F is infinite) has no such x, and needs none.
+    A row in which the pivot is hidden has no such x, and needs none.
     """
     before = others.exp()
-    gain = torch.where(F.abs() < _LARGE, before * torch.expm1(F), (others + F).exp() - before)
-    x = F - torch.log1p(gain.sum(dim=axis, keepdim=True))
+    gain = torch.where(F.abs() < _LARGE, before * torch.expm1(F), shifted.exp() - before)
+    x = F - torch.log1p(torch.where(others == -torch.inf, _appearing(F, shifted), gain).sum(dim=axis, keepdim=True))
     before, after = (others - unit).exp(), (after - unit).exp()
     return torch.where(x.abs() < _LARGE, before * torch.expm1(x), after - before)
+
+
+def _appearing(F: Tensor, shifted: Tensor) -> Tensor:
+    """Weights that were zero: the pivot's own change is none, those of keys that come into sight count."""
+    return torch.where(F == 0.0, 0.0, shifted.exp())
