@@ -15,7 +15,7 @@ from tests.hostile.case import READS, case
 from tests.hostile.parts import DIM, TOKENS, Attention, Block, Mlp, Net, ids
 from tests.hostile.twin import Cut, Twin
 
-CORE = {"doctor", "measure", "skip0", "norm", "uniform", "exact", "ablate"}
+CORE = {"doctor", "measure", "norm", "exact"}
 put = partial(case, core=CORE)
 
 NONE: frozenset[str] = frozenset()
