@@ -56,7 +56,7 @@ def operated(given: Any) -> None:
 OTHERS: dict[str, Callable[[Any], Any]] = {
     "predict": rs.predict,
     "predict_remedies": rs.predict_remedies,
-    "measure, streamed": lambda given: rs.measure(given, stream=True),
+    "measure, streamed": lambda given: rs.measure(given, offload=True),
     "bound, weights only": lambda given: rs.bound(given, weights_only=True),
     "operate": operated,
     "Gauge": lambda given: rs.Gauge(given, None),

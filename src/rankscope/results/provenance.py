@@ -114,10 +114,10 @@ class Provenance:
 
 
 _WORDS = ("model", "origin", "revision", "config_hash", "weights_dtype", "arithmetic_dtype", "attention",
-          "token_policy", "python", "platform", "created", "inputs", "inputs_hash")  # fmt: skip
+          "token_policy", "python", "platform", "created", "layout", "inputs", "inputs_hash")  # fmt: skip
 _REQUIRED = ("model", "python", "platform", "created", "versions", "schema", "lengths", "operations", "command")
 
-_LATER = ("inputs", "inputs_hash")
+_LATER = ("layout", "inputs", "inputs_hash")
 """Fields that runs of earlier versions do not have."""
 
 
