@@ -1,8 +1,8 @@
 """Draw the confusion matrix of verdicts over stacks whose state is known by construction, and over real models.
 
-``python scripts/verdict_matrix.py`` writes ``docs/data/verdicts.json`` and ``docs/data/verdicts.inc`` (a table). The kinds
-of stacks and their labels are declared in ``tests/verdicts/corpus.py``. Real models are run whole and as attention alone;
-pretrained weights are those of ``scripts/fetch_pretrained.py`` and left out, by name, where they were not fetched.
+``python scripts/verdict_matrix.py`` writes ``docs/data/verdicts.json`` and ``docs/data/verdicts.inc`` (a table). The
+kinds of stacks and their labels are declared in ``tests/verdicts/corpus.py``. Real models are run whole and as attention
+alone; pretrained weights are those of ``scripts/fetch_pretrained.py`` and left out, by name, if they were not fetched.
 """
 
 from __future__ import annotations
@@ -59,12 +59,14 @@ def real(seeds: range) -> Iterator[dict[str, Any]]:
 
 
 def initialised(seeds: range) -> Iterator[tuple[str, torch.nn.Module, Any]]:
+    """Presets at random weights, one per seed."""
     for name in PRESETS:
         for seed in seeds:
             yield name, rs.load(f"init:{name}", seed=seed).model, None
 
 
 def pretrained(seeds: range, texts: list[str]) -> Iterator[tuple[str, torch.nn.Module, Any]]:
+    """The fetched models, each on several texts."""
     for name in PRETRAINED:
         if not pretrained_folder(name).exists():
             print(f"{name} was not fetched and is left out.")

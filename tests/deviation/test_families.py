@@ -46,6 +46,9 @@ ROWS_DIFFER = {
 PADDED_INSIDE = {"tiny-longt5", "tiny-prophetnet"}
 """Their attention mixes equal tokens with padding of its own: refused or marked where float64 ends."""
 
+CANNOT_BE_CUT = {"tiny-mobilebert"}
+"""Skips inside of branches, which a cut would leave in place: refused by name."""
+
 POSITION_FREE = {
     "tiny-albert", "tiny-beit", "tiny-bert", "tiny-bert-generation", "tiny-big-bird", "tiny-camembert",
     "tiny-clip-vision", "tiny-data2vec-audio", "tiny-data2vec-text", "tiny-data2vec-vision", "tiny-deit",
@@ -87,7 +90,7 @@ def test_exact_arithmetic(name: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         view, batch = built(name)
-        for skip in (1.0,) if name in PADDED_INSIDE else (1.0, 0.0):
+        for skip in (1.0,) if name in PADDED_INSIDE | CANNOT_BE_CUT else (1.0, 0.0):
             with operate(view.model, skip=skip):
                 exact = exact_residuals(view, batch)
                 seen = assert_agree(exact, plain_residuals(view, batch))

@@ -131,11 +131,11 @@ def gap(a, b):
 
 
 def pair_distances(rows: Rows):
-    """Distance of each pair relative to the longer one, straight from the difference of the tokens."""
+    """Distance of each pair relative to the longer one, straight from the difference; two zero tokens are equal."""
     units, lengths = unit_rows(rows)
     scaled = [[v * s for v in r] for r, s in zip(units, lengths, strict=True)]
     return {
-        (i, j): gap(scaled[i], scaled[j]) / max(lengths[i], lengths[j])
+        (i, j): gap(scaled[i], scaled[j]) / (max(lengths[i], lengths[j]) or 1)
         for i in range(len(rows))
         for j in range(len(rows))
         if i != j
@@ -152,8 +152,8 @@ def typical_residual(rows: Rows):
 
 
 def direction_residual(rows: Rows):
-    units, _ = unit_rows(rows)
-    return lower_median(gap(a, b) for i, a in enumerate(units) for b in units[:i]) / mp.sqrt(2)
+    directed = [unit for unit, length in zip(*unit_rows(rows), strict=True) if length]
+    return lower_median(gap(a, b) for i, a in enumerate(directed) for b in directed[:i]) / mp.sqrt(2)
 
 
 def members(rows: Rows):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import rankscope as rs
-from rankscope._errors import InputError, UnsupportedOperationError
+from rankscope._errors import InputError, LayoutError, UnsupportedOperationError
 from rankscope.surgery.operating import operate
 from tests.own_models import SelfAttention
 
@@ -186,7 +186,6 @@ LONG = {
     AroundTwoBlocks: "blocks 0 to 3: torch.add in the model itself",
     AroundEverything: "blocks 0 to 3: torch.add in the model itself",
     ThroughAnAttribute: "blocks 0 to 2: torch.add in blocks.2",
-    ThroughATuple: "block 0: torch.add in blocks.0",
     Bottleneck: "block 0: torch.add in blocks.0",
 }
 
@@ -223,6 +222,15 @@ def test_no_verb_cuts_half_of_it(kind: type[Network]) -> None:
         rs.remedy(model, x, remedies=["residual_scale"], repeats=0, gradients=False)
     report = rs.doctor(model, x)
     assert report["uncut skips"].status == "refused"
+
+
+def test_a_skip_through_a_tuple_leaves_the_stream_unknown() -> None:
+    """Which of two tensors is the stream is asked before any skip: the user declares it, or nothing runs."""
+    model, x = made(ThroughATuple), tokens()
+    with pytest.raises(LayoutError, match=r"blocks\.0 gives back several tensors"), operate(model, skip=0.0, inputs=x):
+        pytest.fail("it must be refused before anything runs")
+    with pytest.raises(LayoutError, match=r"blocks\.0 gives back several tensors"):
+        rs.measure(model, x)
 
 
 @pytest.mark.parametrize("kind", LONG)

@@ -135,7 +135,12 @@ class Deviation(Tensor):
         out = []
         for (scale, values), log_norm in terms:
             log_scale = min(scale + log_norm, 0.0) if math.isfinite(log_norm) else scale
-            out.append(Term(log_scale, values * exp(scale - log_scale)))
+            change = scale - log_scale
+            if log_scale < 0.0 and abs(change + log_norm) > 1.0:
+                # Beyond about e^(10^16) a scale no longer resolves a factor of e: the sum above swallowed the norm, and
+                # numbers that keep it would grow without end.
+                change = -log_norm
+            out.append(Term(log_scale, values * exp(change)))
         return Deviation(base, gathered(out), self.shape)
 
     def log_residual(self, keep: Tensor | None = None) -> float:

@@ -21,6 +21,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from rankscope.linalg.channels import outlier_energy
+from rankscope.linalg.precision import is_wide
 
 if TYPE_CHECKING:
     from rankscope.linalg.tokens import Tokens
@@ -33,6 +34,8 @@ r"""Relative distance up to which two tokens are copies of each other. Tokens th
 residual of r differ from each other by :math:`\sqrt2 r`, and 0.03 is where a residual counts as collapsed."""
 
 _CLOSE = 1e-3
+# Squares of numbers below this lose digits.
+_UNDERFLOWS = 1e-140
 # A few sequences at a time, so that a float64 copy of their tokens stays in cache.
 _GROUP_ENTRIES = 1 << 17
 
@@ -68,6 +71,9 @@ def pairs(tokens: Tokens) -> Pairs:
         return Pairs(*(tokens.zeros() for _ in range(5)))
     # X = 0 has no relative distances; NaN has, to a comparison, no copies.
     lost = ~((tokens.energies.row.sum(-1) > 0) & tokens.finite)
+    if is_wide(tokens.dtype):
+        # Beside a token 2^1022 times its size another is zero in every unit, and its distances are lost.
+        lost |= (tokens.linear_sums.row > 0).sum(-1) != tokens.directed
     return Pairs(*(torch.cat(column).masked_fill_(lost, math.nan) for column in zip(*parts, strict=True)))
 
 
@@ -113,6 +119,14 @@ def _without_outliers(X: Tensor) -> tuple[Tensor, Tensor]:
 
 def _normalised(X: Tensor) -> tuple[Tensor, Tensor]:
     length = torch.linalg.vector_norm(X, dim=-1)
+    small = length < _UNDERFLOWS
+    if bool(small.any()):
+        peak = X.abs().amax(-1).masked_fill(~small, 1.0)
+        peak.masked_fill_(peak == 0, 1.0)
+        # A reciprocal of the smallest numbers would overflow: divide.
+        X = X / peak.unsqueeze(-1)
+        rest = torch.linalg.vector_norm(X, dim=-1)
+        return X.div_(rest.masked_fill(rest == 0, 1.0).unsqueeze(-1)), rest * peak
     return X.div_(length.masked_fill(length == 0, 1.0).unsqueeze(-1)), length
 
 

@@ -212,6 +212,8 @@ def span_of_either(x: Tensor) -> Tensor:
     rows = [part.expand(*part.shape[:-1], x.shape[-1]).reshape(-1, x.shape[-1]) for part in parts]
     sizes = [torch.linalg.vector_norm(part) for part in rows]
     kept = [part / size for part, size in zip(rows, sizes, strict=True) if float(size) > 0]
+    if not kept:  # zeros, or beyond the range of squares: the residual read next says which
+        return torch.zeros(x.shape[-1], 1, dtype=x.base.dtype)
     basis: Tensor = torch.linalg.qr(torch.cat(kept).T, mode="reduced").Q
     return basis
 

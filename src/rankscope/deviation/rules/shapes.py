@@ -138,13 +138,20 @@ def _slice(x: Deviation, dim: int = 0, start: int | None = None, end: int | None
     taken = slice(start, end, step)
     index = (slice(None),) * axis + (taken,)
     every = range(x.shape[axis])
-    whole = x.null_axis is not None and (x.null_axis != axis or every[taken] == every)
+    whole = x.null_axis is not None and (x.null_axis != axis or every[taken] == every or _rest_is_zero(x, axis, taken))
     return view_of(
         x,
         lambda part: part[index],
         null_axis=x.null_axis if whole else None,
         back=lambda old, new: old.slice_scatter(new, axis, start, end, step),
     )
+
+
+def _rest_is_zero(x: Deviation, axis: int, taken: slice) -> bool:
+    """Whether all that a slice leaves out is exactly zero: a hidden sink, without which sums are what they were."""
+    left = torch.tensor([place not in range(x.shape[axis])[taken] for place in range(x.shape[axis])])
+    parts = (x.base, *(term.values for term in x.terms))
+    return all(part.shape[axis] == left.numel() and not bool(part.movedim(axis, 0)[left].any()) for part in parts)
 
 
 @rule(aten.select)

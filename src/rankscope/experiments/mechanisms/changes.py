@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,8 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-NO_SINK = -1e4
-"""A score so low that a softmax gives it nothing."""
+NO_SINK = -math.inf
+"""A score to which a softmax gives nothing, exactly: exact arithmetic sees a weight of e^-10000."""
 EMBEDDINGS_UP = 50.0
 """Brings embeddings of standard deviation 0.02 to 1, the size that a norm gives to what branches read."""
 
@@ -56,7 +57,7 @@ def _raise_embeddings(model: nn.Module) -> None:
 
 
 CHANGES: tuple[Change, ...] = (
-    Change("sinks", "no sinks", "the learned sink scores set to -10000", _fill(".sinks", NO_SINK)),
+    Change("sinks", "no sinks", "the learned sink scores set to minus infinity", _fill(".sinks", NO_SINK)),
     Change("nystrom", "no convolution", "the weights of the convolution set to 0", _fill("self.conv.weight", 0.0)),
     Change("llama", "embeddings x 50", "token embeddings of standard deviation 1 instead of 0.02", _raise_embeddings),
     Change("modernbert", "no epsilon", "the epsilon of its norms 1e-60 instead of 1e-5", config={"norm_eps": 1e-60}),

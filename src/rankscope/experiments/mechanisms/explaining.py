@@ -45,7 +45,7 @@ def _sinks(held: Lines) -> str:
         f"Llama, yet of order {own.order['cut']}: equal tokens leave it at {number(own.level['cut'])} without skips, "
         f"and at {number(own.level['pure'])} without norms and MLPs. The sink takes a share that depends on how many "
         "keys stand beside it, so a row of attention sums to less than one by an amount that depends on its position. "
-        f"With the sinks at −10000 the order is {without.order['cut']}, equal tokens stay equal to rounding, and "
+        f"Without the sinks the order is {without.order['cut']}, equal tokens stay equal to rounding, and "
         f"attention alone ends at {_last(without, 'pure')} instead of {_last(own, 'pure')}."
     )
 
