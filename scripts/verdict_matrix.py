@@ -1,8 +1,8 @@
 """Draw the confusion matrix of verdicts over stacks whose state is known by construction, and over real models.
 
 ``python scripts/verdict_matrix.py`` writes ``docs/data/verdicts.json`` and ``docs/data/verdicts.inc`` (a table). The
-kinds of stacks and their labels are declared in ``tests/verdicts/corpus.py``. Real models are run whole and as attention
-alone; pretrained weights are those of ``scripts/fetch_pretrained.py`` and left out, by name, if they were not fetched.
+kinds of stacks and their labels are declared in ``tests/verdicts/corpus.py``. Real models are run whole and as
+attention alone; pretrained weights are those of ``scripts/fetch_pretrained.py`` and left out, by name, if they were not fetched.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,9 @@ from tests.results.builders import make_run, profile
 @pytest.fixture
 def saved(tmp_path: Path) -> tuple[Path, Path]:
     for name, last in (("a", 0.5), ("b", 0.3)):
-        make_run(profile({"relative_residual": [0.9, last]}).table()).save(tmp_path / name)
+        run = make_run(profile({"relative_residual": [0.9, last]}).table())
+        read = replace(run.provenance, inputs="3 texts", inputs_hash="0" * 64)
+        replace(run, provenance=read).save(tmp_path / name)
     return tmp_path / "a", tmp_path / "b"
 
 
