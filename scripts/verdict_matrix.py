@@ -2,7 +2,8 @@
 
 ``python scripts/verdict_matrix.py`` writes ``docs/data/verdicts.json`` and ``docs/data/verdicts.inc`` (a table). The
 kinds of stacks and their labels are declared in ``tests/verdicts/corpus.py``. Real models are run whole and as
-attention alone; pretrained weights are those of ``scripts/fetch_pretrained.py`` and left out, by name, if they were not fetched.
+attention alone; pretrained weights are those of ``scripts/fetch_pretrained.py`` and left out, by name, if they were
+not fetched.
 """
 
 from __future__ import annotations
