@@ -94,7 +94,7 @@ class Stream:
 
     @property
     def is_readable_only(self) -> bool:
-        """Whether what is read cannot be written back: a sum of tensors, or some of several streams."""
+        """Whether the stream can only be read, because it is a sum of tensors or some of several streams."""
         return not self.has_plain_blocks or self.streams != "join"
 
     def with_axes(self, axes: str) -> Stream:
