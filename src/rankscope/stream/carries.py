@@ -88,8 +88,8 @@ class _Replay:
     reached: dict[int, int] = field(default_factory=dict)
     open: list[tuple[int, int, tuple[int, ...]]] = field(default_factory=list)
     """Of each block call under way: points it took as they are, or through matrices, and the axes of its tokens."""
-    false_cuts: int = 0
-    """Sums taken for skips in which nothing was computed from the stream."""
+    cuts: dict[tuple[int, int, int], tuple[int, int]] = field(default_factory=dict)
+    """Of each skip that was cut: the points of its stream, and those its branch was computed from."""
     met: list[_Meeting] = field(default_factory=list)
     gated: list[_Meeting] = field(default_factory=list)
     normed: list[_Meeting] = field(default_factory=list)
@@ -167,7 +167,10 @@ class _Replay:
             layer, is_cut = call.adds[position]
             if is_cut:
                 self._enter(call.stack, layer, sets.carried)
-                self.false_cuts += not self.sets.get(stream, _NOTHING).carried & sets.reached
+                key = (call.stack, call.first, position)
+                carried_by, reached_by = self.cuts.get(key, (0, 0))
+                own = self.sets.get(stream, _NOTHING).carried
+                self.cuts[key] = carried_by | own, reached_by | sets.reached
 
     def _is_statistic(self, op: Op, *, some: bool = False) -> bool:
         values = [value for value in (*op.carried, *op.read) if self.sets.get(value, _NOTHING).all]
@@ -276,7 +279,7 @@ def carries_of(tape: Tape, calls: Mapping[int, KnownCall], stacks: int) -> Found
     replay = _Replay(calls)
     replay.run(tape.events, tape.inputs)
     norms = _located(replay, replay.normed, stacks, inside=True)
-    return Found(_located(replay, replay.met, stacks), norms, not replay.false_cuts)
+    return Found(_located(replay, replay.met, stacks), norms, all(own & branch for own, branch in replay.cuts.values()))
 
 
 def _located(replay: _Replay, met: list[_Meeting], stacks: int, *, inside: bool = False) -> list[list[Carry]]:

@@ -275,7 +275,8 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _given_as(self, stream: Tensor, given: list[Tensor], before: list[int]) -> int:
         """The value by which the stream went in: itself, or the cast of it that autocast puts in its place."""
         same = (value for tensor, value in zip(given, before, strict=True) if tensor is stream)
-        return next(same, self._casts.get(self.value_of(stream), 0))
+        own = self.value_of(stream)
+        return next(same, self._casts.get(own, own))
 
     def _others(self, target: Tensor) -> list[Tensor]:
         """Tensors still alive that look at the memory of another."""
@@ -352,7 +353,9 @@ def _is_over_channels(args: Sequence[Any], given: list[Tensor], made: list[Tenso
 
 def _memory_of(tensor: Tensor) -> int | None:
     """Which memory a tensor looks at; None for those that have none of their own (sparse ones, other subclasses)."""
-    if tensor.layout is not torch.strided or type(tensor) not in (Tensor, nn.Parameter):
+    if type(tensor) not in (Tensor, nn.Parameter) or tensor.layout is not torch.strided:
+        return None
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         return None
     storage = tensor.untyped_storage()
     return int(storage.data_ptr() or storage._cdata)  # tensors without memory (meta) are told by their storage

@@ -18,7 +18,8 @@ from rankscope.processes.sharded import resharded
 from rankscope.stream.discovery import discover
 from rankscope.stream.evidence import agreed
 
-_PROBE_TOKENS = 16
+_PROBE_TOKENS = 256
+"""Long enough for a path that only longer inputs take to show, short beside what is measured."""
 _STACKS: WeakKeyDictionary[nn.Module, tuple[Stack, ...]] = WeakKeyDictionary()
 
 
@@ -84,7 +85,7 @@ def _depends_on_length(model: nn.Module) -> bool:
 
 
 def probe_batch(batch: Batch, *, whole: bool = False) -> tuple[Batch, int]:
-    """Two sequences of the batch (one, taken twice, where there is only one), at most 16 tokens of token ids.
+    """Two sequences of the batch (one, taken twice, where there is only one), at most 256 tokens of token ids.
 
     All tokens with ``whole``.
 

@@ -40,10 +40,8 @@ def check_operable(operation: Operation, view: ModelView) -> None:
 
 
 def _check_changes_something(operation: Operation, meant: Mapping[str, BlockPlan]) -> None:
-    """Without a skip in any block, and with nothing else asked for, the model would run as it is."""
-    scales = {operation.attention_skip, operation.mlp_skip} != {1.0}
-    changes_more = operation.touches_attention or operation.mlp == "drop" or operation.norm != "keep"
-    if not meant or not scales or changes_more:
+    """Each part of an operation has to change something in one of the blocks it is meant for."""
+    if not meant or {operation.attention_skip, operation.mlp_skip} == {1.0}:
         return
     gained = [any(operation.gain(label) != 1.0 for label in plan.skips) for plan in meant.values()]
     if not any(gained):
