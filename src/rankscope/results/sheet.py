@@ -46,6 +46,7 @@ def drawing_style(asked_by: str, settings: Mapping[str, Any]) -> Iterator[None]:
         MissingExtraError: without matplotlib.
     """
     try:
+        import matplotlib.figure  # noqa: F401  (what is drawn inside needs it)
         from matplotlib.style import context
     except ImportError as error:
         raise MissingExtraError(asked_by, "matplotlib", "plot") from error
