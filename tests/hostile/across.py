@@ -15,7 +15,7 @@ from tests.hostile.parts import DIM, Attention, Block, Mlp, Net, ids
 from tests.hostile.skips import NoSkip
 from tests.hostile.twin import Cut, Twin
 
-CORE = {"doctor", "skip0", "skip05", "mlp", "exact", "ablate"}
+CORE = {"doctor", "skip0", "exact", "ablate"}
 put = partial(case, core=CORE)
 
 

@@ -13,7 +13,7 @@ from tests.hostile.case import ALL, READS, SKIPS, block_case, case
 from tests.hostile.parts import DIM, HEADS, TOKENS, Attention, Block, Net
 from tests.hostile.twin import Cut, Twin
 
-CORE = {"measure", "uniform", "exact"}
+CORE = {"uniform", "exact"}
 put = partial(case, core=CORE)
 put_block = partial(block_case, core=CORE)
 

@@ -15,7 +15,7 @@ from tests.hostile.case import READS, case
 from tests.hostile.parts import DIM, TOKENS, Attention, Block, Mlp, Net, ids
 from tests.hostile.twin import Cut, Twin
 
-CORE = {"doctor", "measure", "norm", "exact"}
+CORE = {"doctor", "measure", "exact"}
 put = partial(case, core=CORE)
 
 NONE: frozenset[str] = frozenset()

@@ -12,7 +12,7 @@ from tests.hostile.case import ALL, READS, case
 from tests.hostile.parts import TOKENS, Attention, Block, Net, ids
 from tests.hostile.twin import Cut, Twin
 
-CORE = {"doctor", "measure", "exact", "ablate"}
+CORE = {"doctor", "measure", "ablate"}
 put = partial(case, core=CORE)
 
 LENGTHS = torch.tensor([4, TOKENS])

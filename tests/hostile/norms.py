@@ -14,7 +14,7 @@ from tests.hostile.parts import DIM, Attention, Block, Net
 from tests.hostile.skips import PostNorm
 from tests.hostile.twin import Cut
 
-CORE = {"measure", "norm", "exact", "ablate"}
+CORE = {"norm", "exact", "ablate"}
 put = partial(case, core=CORE)
 put_block = partial(block_case, core=CORE)
 

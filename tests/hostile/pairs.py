@@ -36,7 +36,7 @@ from tests.hostile.skips import (
     SubNegative,
 )
 
-CORE = {"skip0", "mlp", "exact"}
+CORE = {"skip0", "exact"}
 put = partial(case, core=CORE)
 put_block = partial(block_case, core=CORE)
 

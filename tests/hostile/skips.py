@@ -13,7 +13,7 @@ from tests.hostile.case import READS, block_case
 from tests.hostile.parts import DIM, Attention, Block, Mlp
 from tests.hostile.twin import Cut
 
-CORE = {"measure", "skip0", "mlp", "exact"}
+CORE = {"skip0", "mlp", "exact"}
 put_block = partial(block_case, core=CORE)
 
 
