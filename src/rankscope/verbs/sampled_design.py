@@ -25,6 +25,8 @@ LEAST_TOKENS = 64
 """Tokens that are always sampled, if the context has as many."""
 MOST_WORK = 5e10
 """Multiplications of one prediction, above which fewer tokens than those of the context are sampled: 5 to 15 s."""
+LARGEST = 1e150
+"""Size of tokens above which scores, which are products of two, leave the range of float64."""
 PLAIN = 1e-4
 """Relative residual down to which plain float64 has all the digits one can want, and is quicker."""
 
@@ -192,16 +194,21 @@ def visible_in(design: Design, tokens: int) -> Tensor | None:
 def _read(x: Tensor) -> tuple[Tensor, float]:
     """Log10 of the relative residual; tokens that are nearly equal go on in exact arithmetic.
 
-    NaN where there is none: every token is zero, or their squares leave the range of float64.
+    NaN where there is none: every token is zero, or larger than :data:`LARGEST`.
     """
     if not isinstance(x, Deviation):
-        relative = float(torch.linalg.vector_norm(x - x.mean(1, keepdim=True)) / torch.linalg.vector_norm(x))
+        size = float(torch.linalg.vector_norm(x))
+        if not 0 < size <= LARGEST:
+            return x, math.nan
+        relative = float(torch.linalg.vector_norm(x - x.mean(1, keepdim=True))) / size
         if relative > PLAIN:
             return x, math.log10(relative)
         x = Deviation.from_tokens(x)
     x = x.recentred()
     norm = x.log_norm()
-    return x, (x.log_residual() - norm) / LOG10 if math.isfinite(norm) else math.nan
+    if not -math.inf < norm <= math.log(LARGEST):
+        return x, math.nan
+    return x, (x.log_residual() - norm) / LOG10
 
 
 def span_of_either(x: Tensor) -> Tensor:
