@@ -22,7 +22,7 @@ import transformers
 from rankscope.metrics import DEFAULT_ATTENTION_METRICS, DEFAULT_TOKEN_METRICS, METRICS, NORM_METRICS
 from rankscope.models.inputs import Batch
 from rankscope.models.view import ModelView
-from rankscope.results.rows import RowWriter
+from rankscope.runs.rows import RowWriter
 from rankscope.stream.sites import SiteSelection
 from rankscope.stream.tracer import trace
 from rankscope.stream.viewing import view_of

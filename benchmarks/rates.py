@@ -28,7 +28,7 @@ from safetensors.torch import save_file
 import rankscope as rs
 from rankscope._headers import read_header
 from rankscope.metrics import DEFAULT_ATTENTION_METRICS, DEFAULT_TOKEN_METRICS
-from rankscope.results.sweep_folder import Expected, SweepFolder
+from rankscope.runs.sweep_folder import Expected, SweepFolder
 from rankscope.shards.files import stored_tensors
 
 ROOT = Path(__file__).parents[1]

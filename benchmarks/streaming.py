@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from rankscope.results.run import Run, load_run
+from rankscope.runs.run import Run, load_run
 
 GIB = 2**30
 

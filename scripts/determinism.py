@@ -19,8 +19,8 @@ import torch
 
 import rankscope as rs
 from rankscope._types import Status
-from rankscope.results.provenance import installed_versions
-from rankscope.results.run import Run
+from rankscope.runs.provenance import installed_versions
+from rankscope.runs.run import Run
 
 PLACE = ("metric", "site", "stack", "layer", "head", "sequence")
 DATA = Path(__file__).resolve().parents[1] / "docs" / "data" / "determinism.json"

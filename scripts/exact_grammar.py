@@ -1,7 +1,7 @@
 """Compare ``exact`` with mpmath on random small networks, and record what became of each.
 
 Networks are drawn by seed from the grammar of ``tests/reference/grammar.py``; the criterion is in
-``tests/deviation/grammar.py``::
+``tests/exact_arithmetic/grammar.py``::
 
     python scripts/exact_grammar.py --networks 1000 --digits 3840    # about 20 minutes of one core
     python scripts/exact_grammar.py --first 17 --networks 1          # one network, printed
@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 import rankscope  # noqa: E402
-from tests.deviation.grammar import Compared, compared  # noqa: E402
+from tests.exact_arithmetic.grammar import Compared, compared  # noqa: E402
 from tests.reference.grammar import Network, draw_network  # noqa: E402
 
 RECORD = ROOT / "docs" / "data" / "exact_grammar.json"

@@ -17,7 +17,7 @@ import torch
 
 import rankscope as rs
 from rankscope.models.pretrained import PRETRAINED, pretrained_folder
-from rankscope.results.curves import names_in
+from rankscope.runs.curves import names_in
 
 ROOT = Path(__file__).parents[1]
 FIGURES = ROOT / "docs" / "_static" / "figures" / "models"

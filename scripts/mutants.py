@@ -36,7 +36,7 @@ from scripts.mutant_source import SOURCE, Finder, Mutant, mutants_of, mutated_so
 
 ROOT = SOURCE.parents[1]
 FIGURES = ROOT / "docs" / "data" / "mutants.json"
-PACKAGES = ("linalg", "metrics", "theory", "masks", "deviation", "paths", "stream", "surgery")
+PACKAGES = ("linalg", "metrics", "theory", "masks", "exact_arithmetic", "paths", "stream", "surgery")
 SECONDS = 120
 """Of tests for one mutant; a test that takes this long beyond it hangs."""
 

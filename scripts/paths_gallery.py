@@ -15,9 +15,9 @@ from pathlib import Path
 import rankscope as rs
 from rankscope.models.loading import load, load_initialised_twin
 from rankscope.models.pretrained import PRETRAINED, cache_folder, pretrained_folder
-from rankscope.results.decomposition import SHARE, by_length
-from rankscope.results.decomposition_figure import draw_decompositions
-from rankscope.results.run import Run
+from rankscope.runs.decomposition import SHARE, by_length
+from rankscope.runs.decomposition_figure import draw_decompositions
+from rankscope.runs.run import Run
 
 TRAINED_HERE = "gpt2-moby-dick"
 MODELS = ("minilm", "reaction-albert", "smollm2-135m", TRAINED_HERE)

@@ -19,7 +19,7 @@ from PIL import Image
 
 import rankscope as rs
 from rankscope.models.pretrained import pretrained_folder
-from rankscope.results.run import Run
+from rankscope.runs.run import Run
 
 ROOT = Path(__file__).resolve().parents[1]
 TARGET = ROOT / "docs/_static/report"

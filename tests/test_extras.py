@@ -20,7 +20,7 @@ ALIASES = {"monitor"}
 NOTHING_IMPORTED = {"accelerate"}
 """The caller hands over an object of it, so that it is there."""
 
-RUN = "import rankscope as rs\nfrom tests.results.builders import make_run, profile\n"
+RUN = "import rankscope as rs\nfrom tests.runs.builders import make_run, profile\n"
 RUN += "run = make_run(profile({'relative_residual': [0.9, 0.8]}).table())\n"
 CASES = {
     "plot": RUN + "run.plot()",

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from rankscope.monitor.gauge import Gauge
     from rankscope.reporting.atlas_page import atlas
     from rankscope.reporting.pages import report
-    from rankscope.results.comparison import compare
-    from rankscope.results.querying import query
-    from rankscope.results.run import Run, load_run
+    from rankscope.runs.comparison import compare
+    from rankscope.runs.querying import query
+    from rankscope.runs.run import Run, load_run
     from rankscope.surgery.operating import operate
     from rankscope.sweeps.running import sweep
     from rankscope.theory.designs.design import Design
@@ -70,23 +70,23 @@ _HOME = {
     "METRICS": "rankscope.metrics",
     "Gauge": "rankscope.monitor.gauge",
     "Design": "rankscope.theory.designs.design",
-    "Run": "rankscope.results.run",
+    "Run": "rankscope.runs.run",
     "Stream": "rankscope.models.stream",
     "ablate": "rankscope.verbs.ablating",
     "atlas": "rankscope.reporting.atlas_page",
     "bound": "rankscope.verbs.bounding",
-    "compare": "rankscope.results.comparison",
+    "compare": "rankscope.runs.comparison",
     "decompose": "rankscope.verbs.decomposing",
     "doctor": "rankscope.verbs.diagnosing",
     "exact": "rankscope.verbs.exacting",
     "load": "rankscope.models.loading",
-    "load_run": "rankscope.results.run",
+    "load_run": "rankscope.runs.run",
     "mask_graph": "rankscope.verbs.graphing",
     "measure": "rankscope.verbs.measuring",
     "operate": "rankscope.surgery.operating",
     "predict": "rankscope.verbs.predicting",
     "predict_remedies": "rankscope.verbs.predicting_remedies",
-    "query": "rankscope.results.querying",
+    "query": "rankscope.runs.querying",
     "remedy": "rankscope.verbs.remedying",
     "report": "rankscope.reporting.pages",
     "selftest": "rankscope.verbs.selftesting",

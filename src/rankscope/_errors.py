@@ -67,9 +67,9 @@ class UnsupportedArithmeticError(RankscopeError):
 
     def __init__(self, operation: str, module: str, why: str) -> None:
         super().__init__(
-            f"Exact arithmetic cannot follow {operation} in {module}: {why}. Register one with "
-            "@rankscope.deviation.registry.rule(torch.ops.aten.NAME), a function of the operation's own arguments that "
-            "gives back a Deviation; rankscope/deviation/rules holds those there are. measure() needs no rules."
+            f"Exact arithmetic cannot follow {operation} in {module}: {why}. Register a rule with "
+            "@rankscope.exact_arithmetic.registry.rule(torch.ops.aten.NAME): a function of the operation's arguments "
+            "that returns a Deviation, like those in rankscope/exact_arithmetic/rules. measure() needs no rules."
         )
         self.operation = operation
         self.module = module

@@ -13,9 +13,9 @@ import pytest
 import rankscope
 from rankscope.cli.environment import EXTRAS
 from rankscope.cli.words import split_names
-from rankscope.results.checks import Check, DoctorReport, StackFacts
-from rankscope.results.run import load_run
-from tests.results.builders import make_run, profile
+from rankscope.runs.checks import Check, DoctorReport, StackFacts
+from rankscope.runs.run import load_run
+from tests.runs.builders import make_run, profile
 
 
 @dataclass

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import rankscope
-from tests.results.builders import make_run, profile
+from tests.runs.builders import make_run, profile
 
 
 def test_every_option_reaches_the_verb(cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

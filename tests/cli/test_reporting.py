@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import rankscope
-from tests.results.builders import make_run, profile
+from tests.runs.builders import make_run, profile
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import rankscope
-from rankscope.results.sweep_status import status_of
+from rankscope.runs.sweep_status import status_of
 from rankscope.sweeps.example import EXAMPLE_PLAN
 from rankscope.sweeps.plan import plan_of
 from rankscope.sweeps.tasks import tasks_of

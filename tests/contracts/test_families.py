@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from rankscope.models.presets import TINY_PRESETS
-from rankscope.results.checks import DoctorReport
+from rankscope.runs.checks import DoctorReport
 from rankscope.verbs.diagnosing import doctor
 from tests.contracts.compatibility import OWN, commit, committed, row
 

@@ -46,7 +46,7 @@ def signal_in_task(number: int, which: str) -> None:
 
 def signal_in_part(number: int, which: str) -> None:
     """The same when the nth part of a long reproduction has been kept."""
-    from rankscope.experiments.training import keeping
+    from rankscope.papers.training import keeping
 
     parts = [0]
     replace = keeping.replace_file
@@ -62,7 +62,7 @@ def signal_in_part(number: int, which: str) -> None:
 
 def save_in_a_loop(source: str, place: str, times: int) -> None:
     """Save one run over another, again and again."""
-    from rankscope.results.run import load_run
+    from rankscope.runs.run import load_run
 
     run = load_run(source)
     for _ in range(times):
@@ -74,8 +74,8 @@ def killed_at(moment: int, source: str, place: str) -> None:
 
     Moments lie before and behind each call: make a file, write (half and all), flush, sync, rename, remove.
     """
-    from rankscope.results import storage
-    from rankscope.results.run import load_run
+    from rankscope.runs import storage
+    from rankscope.runs.run import load_run
 
     run = load_run(source)
     seen = [0]

@@ -14,7 +14,7 @@ import pytest
 import rankscope as rs
 from tests.faults.conftest import Warm
 from tests.faults.declaring import fault
-from tests.results.builders import make_run, profile
+from tests.runs.builders import make_run, profile
 
 LEAST_MOMENTS = 15
 LAYERS, SEQUENCES = 1000, 3

@@ -209,7 +209,7 @@ def test_a_clock_that_goes_back(warm: Warm, tmp_path: Path) -> None:
     assert (rs.load_run(tmp_path / "run").provenance.wall_seconds or 0) >= 0
     outcome = warm.run([], tmp_path, "train_while_the_clock_jumps", record="record")
     assert outcome.code == 0, outcome.err
-    from rankscope.results.gauge_record import read_record
+    from rankscope.runs.gauge_record import read_record
 
     assert [reading.step for reading in read_record(tmp_path / "record").readings] == list(range(6))
 

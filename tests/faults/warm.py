@@ -19,7 +19,7 @@ USED = (
     "transformers.models.bert.modeling_bert",
     "transformers.models.gpt2.modeling_gpt2",
     "rankscope.cli.app",
-    "rankscope.experiments.reproducing",
+    "rankscope.papers.reproducing",
     "rankscope.monitor",
     "rankscope.reporting.terminal",
     "rankscope.sweeps.plan",

@@ -28,7 +28,7 @@ def saved_run() -> tuple[bytes, bytes]:
     """Sidecar and rows of a small run."""
     import tempfile
 
-    from tests.results.builders import make_run, profile
+    from tests.runs.builders import make_run, profile
 
     with tempfile.TemporaryDirectory() as folder:
         table = profile({"relative_residual": [0.9, 0.5], "stable_rank": [3.0, 2.0]}).table()
@@ -38,7 +38,7 @@ def saved_run() -> tuple[bytes, bytes]:
 
 
 def _sidecar(data: bytes, folder: Path) -> None:
-    from rankscope.results.run import load_run
+    from rankscope.runs.run import load_run
 
     rows = saved_run()[1]
     name = json.loads(saved_run()[0])["table"]["file"]
@@ -50,7 +50,7 @@ def _sidecar(data: bytes, folder: Path) -> None:
 
 
 def _rows(data: bytes, folder: Path) -> None:
-    from rankscope.results.run import load_run
+    from rankscope.runs.run import load_run
 
     facts = json.loads(saved_run()[0])
     facts["table"]["sha256"] = hashlib.sha256(data).hexdigest()
@@ -68,7 +68,7 @@ def _record_seeds() -> tuple[bytes, ...]:
 
 def _record(data: bytes, folder: Path) -> None:
     from rankscope.reporting.page.training import training_chapter
-    from rankscope.results.gauge_record import read_record
+    from rankscope.runs.gauge_record import read_record
 
     (folder / "readings-00000.jsonl").write_bytes(data)
     record = read_record(folder)
@@ -176,7 +176,7 @@ def _mask_words(data: bytes, folder: Path) -> None:
 
 
 def _condition(data: bytes, folder: Path) -> None:
-    from rankscope.results.conditions import parse_condition
+    from rankscope.runs.conditions import parse_condition
 
     parse_condition(text_of(data))
 

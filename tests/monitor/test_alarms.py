@@ -10,7 +10,7 @@ from rankscope.monitor.alarms import ALARMS, AlarmSpec, LayerState
 from rankscope.monitor.battery import chosen_metrics
 from rankscope.monitor.references import START_READINGS, References, random_null
 from rankscope.monitor.watching import Watch, chosen_alarms
-from rankscope.results.readings import Alarm, LayerValue
+from rankscope.runs.readings import Alarm, LayerValue
 from rankscope.verdicts.states import COLLAPSED_RESIDUAL
 
 NULL = {

@@ -11,8 +11,8 @@ from rankscope.models.inputs import prepare_inputs
 from rankscope.models.loading import load
 from rankscope.monitor.isolation import beside_training
 from rankscope.monitor.ledger import Entry, likely_component, read_ledger
-from rankscope.results.gauge_history import History
-from rankscope.results.readings import Alarm, LayerValue, Reading
+from rankscope.runs.gauge_history import History
+from rankscope.runs.readings import Alarm, LayerValue, Reading
 from rankscope.stream.viewing import view_of
 from rankscope.surgery.operating import operate
 from tests.monitor.trainings import bert, gpt2, probe

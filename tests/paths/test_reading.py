@@ -9,7 +9,7 @@ from torch import Tensor
 from rankscope.metrics import METRICS
 from rankscope.models.inputs import Batch
 from rankscope.paths.reading import COORDINATES, PathReader
-from rankscope.results.rows import RowWriter
+from rankscope.runs.rows import RowWriter
 
 
 def numbers(*shape: int, seed: int = 0) -> Tensor:

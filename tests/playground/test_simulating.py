@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import rankscope
-from rankscope.deviation.tensor import Deviation
+from rankscope.exact_arithmetic.tensor import Deviation
 from rankscope.playground.choices import Choices
 from rankscope.playground.model import Transformer, first_tokens
 from rankscope.playground.simulating import simulate

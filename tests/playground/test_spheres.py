@@ -7,7 +7,7 @@ import math
 import numpy as np
 import torch
 
-from rankscope.deviation.tensor import Deviation
+from rankscope.exact_arithmetic.tensor import Deviation
 from rankscope.playground.spheres import Projector
 
 

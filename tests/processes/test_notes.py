@@ -19,7 +19,7 @@ from rankscope.monitor.ranks import Ranks
 from rankscope.processes import notes
 from rankscope.processes.meeting import Meeting
 from rankscope.processes.notes import Notes, in_group
-from rankscope.results.readings import LayerValue
+from rankscope.runs.readings import LayerValue
 
 
 @pytest.fixture

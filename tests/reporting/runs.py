@@ -10,11 +10,11 @@ import numpy as np
 import pyarrow as pa
 
 import rankscope
-from rankscope.results.gauge_record import Record
-from rankscope.results.readings import LOSS, Alarm, LayerValue, Reading
-from rankscope.results.rows import RowWriter
-from rankscope.results.run import Run
-from tests.results.builders import CODES, make_run, profile
+from rankscope.runs.gauge_record import Record
+from rankscope.runs.readings import LOSS, Alarm, LayerValue, Reading
+from rankscope.runs.rows import RowWriter
+from rankscope.runs.run import Run
+from tests.runs.builders import CODES, make_run, profile
 
 LEDGER = ("block.in", "attention.sum", "mlp.sum", "block.out", "attention.probs")
 SCRIPT = "<script>alert('x')</script>"

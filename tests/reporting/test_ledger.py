@@ -7,9 +7,9 @@ import pytest
 
 from rankscope.reporting.page.heads import head_grid
 from rankscope.reporting.page.ledger import ledger_section, ledger_steps
-from rankscope.results.rows import RowWriter
+from rankscope.runs.rows import RowWriter
 from tests.reporting.runs import add_heads
-from tests.results.builders import make_run, profile
+from tests.runs.builders import make_run, profile
 
 IN, ATTENTION, MLP, OUT = [1.0, 0.5], [0.1, 0.05], [1.0, 0.5], [0.5, 0.25]
 

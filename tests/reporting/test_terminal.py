@@ -10,8 +10,8 @@ from rich.console import Console
 
 from rankscope.reporting.sparklines import sparkline
 from rankscope.reporting.terminal import print_doctor, print_entries, print_run
-from rankscope.results.checks import Check, DoctorReport
-from tests.results.builders import SMOLLM2_RESIDUAL, SMOLLM2_TOKEN, make_run, profile
+from rankscope.runs.checks import Check, DoctorReport
+from tests.runs.builders import SMOLLM2_RESIDUAL, SMOLLM2_TOKEN, make_run, profile
 
 ESCAPE = "\x1b["
 

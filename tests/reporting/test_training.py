@@ -13,8 +13,8 @@ import rankscope
 from rankscope._errors import ResultError
 from rankscope.reporting.page.parts import Chart
 from rankscope.reporting.page.training import training_chapter
-from rankscope.results.gauge_record import Record, read_record
-from rankscope.results.readings import LOSS, Alarm, LayerValue, Reading
+from rankscope.runs.gauge_record import Record, read_record
+from rankscope.runs.readings import LOSS, Alarm, LayerValue, Reading
 
 SCRIPT = "<script>alert('x')</script>"
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from rankscope.models.loading import load
 from rankscope.models.loading.quiet import quiet_transformers
-from rankscope.results.run import Run
+from rankscope.runs.run import Run
 
 
 def saved(spec: str, folder: Path, shard: str = "40KB") -> Path:

@@ -14,7 +14,7 @@ import pytest
 
 import rankscope
 from rankscope._errors import ResultError
-from rankscope.results.run import Run, load_run
+from rankscope.runs.run import Run, load_run
 from rankscope.verbs.bounding import bound
 from rankscope.verbs.measuring import measure
 from tests.shards.folders import same_bits, saved

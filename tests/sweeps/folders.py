@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from rankscope.results.sweep_folder import Expected, SweepFolder
+from rankscope.runs.sweep_folder import Expected, SweepFolder
 
 FACTS = {"state": "done", "verdict": "No collapse: all is well.", "evidence": [{"code": "healthy"}], "seconds": 0.5}
 FACTS |= {"provenance": {"parameters": 1000, "weights_dtype": "float32"}, "peak_bytes": 7}

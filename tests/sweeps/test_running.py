@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import rankscope as rs
-from rankscope.results.sweep_folder import SweepFolder
+from rankscope.runs.sweep_folder import SweepFolder
 from rankscope.sweeps import running
 from rankscope.sweeps.tasks import Task
 from rankscope.sweeps.working import Outcome, do

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import rankscope as rs
-from rankscope.results.querying import COORDINATES, WORDS
-from rankscope.results.rows import FIXED_COLUMNS
+from rankscope.runs.querying import COORDINATES, WORDS
+from rankscope.runs.rows import FIXED_COLUMNS
 from rankscope.sweeps import working
 from rankscope.sweeps.plan import plan_of
 from rankscope.sweeps.tasks import Task, tasks_of

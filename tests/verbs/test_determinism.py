@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import rankscope as rs
-from rankscope.results.reruns import judge_rerun
+from rankscope.runs.reruns import judge_rerun
 
 PROGRAM = """
 import hashlib, json, sys

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rankscope.models.loading import load
-from rankscope.results.run import Run
+from rankscope.runs.run import Run
 from rankscope.verbs.exacting import exact
 
 LOCAL = torch.tensor([[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 1], [0, 0, 1, 1]]).bool()

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from rankscope.models.loading import load
-from rankscope.results.exactness import exact_curves, order_of
-from rankscope.results.run import Run
+from rankscope.runs.exactness import exact_curves, order_of
+from rankscope.runs.run import Run
 from rankscope.surgery.operating import operate
 from rankscope.verbs.exacting import exact
 from tests.own_models import GPT, ids

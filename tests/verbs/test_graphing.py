@@ -13,8 +13,8 @@ import pytest
 import rankscope
 from rankscope._errors import InputError, RankscopeError
 from rankscope.masks import MASKS, parse_mask
-from rankscope.results.mask_facts import masks_as_text
-from rankscope.results.mask_figure import draw_masks
+from rankscope.runs.mask_facts import masks_as_text
+from rankscope.runs.mask_figure import draw_masks
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import rankscope as rs
 from rankscope._errors import InputError
 from rankscope._types import Status
 from rankscope.models.loading import load
-from rankscope.results.run import Run
+from rankscope.runs.run import Run
 
 FAMILIES = ("init:tiny-bert", "init:tiny-gpt2", "init:tiny-llama")
 NORMS = ("relative_residual", "mean_cosine", "stable_rank", "effective_rank")

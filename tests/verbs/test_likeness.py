@@ -10,7 +10,7 @@ import torch
 
 from rankscope import load_run, measure
 from rankscope._errors import InputError, ResultError
-from rankscope.results.similarity import MOST_TOKENS, packed, shown_positions, similarities_in
+from rankscope.runs.similarity import MOST_TOKENS, packed, shown_positions, similarities_in
 from rankscope.verbs.likeness import cosines
 
 

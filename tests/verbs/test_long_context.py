@@ -14,7 +14,7 @@ from rankscope._errors import InputError
 from rankscope.linalg.tokens import Tokens
 from rankscope.metrics import METRICS
 from rankscope.models.loading import load
-from rankscope.results.run import Run
+from rankscope.runs.run import Run
 from rankscope.verbs.attention_choice import AttentionChoice, parse_attention_choice
 
 ATTENTION = [spec.name for spec in METRICS.values() if spec.side == "attention"]

@@ -10,7 +10,7 @@ from rankscope._errors import InputError, UnknownNameError
 from rankscope.metrics.residual import relative_residual
 from rankscope.metrics.stable_rank import stable_rank
 from rankscope.models.loading import load
-from rankscope.results.run import Run
+from rankscope.runs.run import Run
 from rankscope.verbs.measuring import measure
 from tests.own_models import GPT, ids
 

@@ -13,8 +13,8 @@ import torch
 import rankscope
 from rankscope._errors import InputError, LoadError, RankscopeError, UnsupportedConfigError
 from rankscope.models.designs import design_of
-from rankscope.results.prediction import predicted_sentence
-from rankscope.results.run import load_run
+from rankscope.runs.prediction import predicted_sentence
+from rankscope.runs.run import load_run
 from rankscope.theory.designs.design import Design
 from rankscope.verbs.phase_map import axis_of, phase_map
 from rankscope.verbs.sampled_design import agreement_of, crossing, follow

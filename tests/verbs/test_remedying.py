@@ -12,7 +12,7 @@ from rankscope._errors import InputError, UnknownNameError
 from rankscope.models.inputs import prepare_inputs
 from rankscope.models.loading import load
 from rankscope.remedies import REMEDIES, applied
-from rankscope.results.run import load_run
+from rankscope.runs.run import load_run
 from rankscope.surgery.operating import operate
 from rankscope.verbs.gradient_norms import gradient_norms
 from rankscope.verbs.measuring import measure

@@ -10,7 +10,7 @@ import pytest
 
 from rankscope._errors import InputError, LoadError, UnsupportedConfigError
 from rankscope.models.loading import load
-from rankscope.results.run import Run
+from rankscope.runs.run import Run
 from rankscope.shards import planning
 from rankscope.verbs.ablating import ablate
 from rankscope.verbs.bounding import bound

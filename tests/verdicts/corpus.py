@@ -18,7 +18,7 @@ from torch import Tensor
 from rankscope.linalg.precision import float_floor
 from rankscope.linalg.tokens import Tokens
 from rankscope.metrics import DEFAULT_TOKEN_METRICS, METRICS, evaluate
-from rankscope.results.rows import RowWriter
+from rankscope.runs.rows import RowWriter
 from rankscope.verdicts import Verdict, judge
 
 SPECS = [METRICS[name] for name in DEFAULT_TOKEN_METRICS]

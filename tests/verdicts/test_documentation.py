@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from rankscope._types import Status
-from rankscope.results.curves import curve
-from rankscope.results.rows import STATUS_CODE, RowWriter
+from rankscope.runs.curves import curve
+from rankscope.runs.rows import STATUS_CODE, RowWriter
 from rankscope.verdicts.states import MEANINGS, THRESHOLDS, State
 
 DOCS = Path(__file__).parents[2] / "docs"

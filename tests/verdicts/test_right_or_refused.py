@@ -16,8 +16,8 @@ import rankscope as rs
 from rankscope._types import Status
 from rankscope.monitor.alarms import ALARMS, LayerState
 from rankscope.monitor.battery import layer_values
-from rankscope.results.readings import LayerValue
-from rankscope.results.rows import RowWriter
+from rankscope.runs.readings import LayerValue
+from rankscope.runs.rows import RowWriter
 from rankscope.verdicts import judge
 from rankscope.verdicts.ablation import judge_ablation
 from rankscope.verdicts.exactness import judge_exact

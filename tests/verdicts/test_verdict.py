@@ -10,11 +10,11 @@ import pyarrow as pa
 import pytest
 
 from rankscope._types import Status
-from rankscope.results.rows import STATUS_CODE, RowWriter
+from rankscope.runs.rows import STATUS_CODE, RowWriter
 from rankscope.verdicts import State, Verdict
 from rankscope.verdicts import judge as judge_table
 from rankscope.verdicts.classifying import headline
-from tests.results.builders import FLOOR32, SMOLLM2_RESIDUAL, SMOLLM2_TOKEN, confusion_table, profile
+from tests.runs.builders import FLOOR32, SMOLLM2_RESIDUAL, SMOLLM2_TOKEN, confusion_table, profile
 
 
 def judge(table, floor: float | None = None, null=None) -> Verdict:

@@ -8,7 +8,7 @@ import torch
 from rankscope.linalg.precision import float_floor
 from rankscope.linalg.tokens import Tokens
 from rankscope.metrics import DEFAULT_TOKEN_METRICS, METRICS, evaluate
-from rankscope.results.rows import RowWriter
+from rankscope.runs.rows import RowWriter
 from rankscope.verdicts import judge
 
 TOKENS, DIM = 128, 64

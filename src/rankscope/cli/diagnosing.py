@@ -25,7 +25,7 @@ def doctor_command(
 
     report = rankscope.doctor(spec, seed=seed, dtype=dtype, blocks=blocks, stream=layout, tokenizer=tokenizer)
     if as_json:
-        from rankscope.results.provenance import SCHEMA
+        from rankscope.runs.provenance import SCHEMA
 
         print_json({"schema": SCHEMA, "kind": "doctor", **report.to_json()})
     elif not quiet:

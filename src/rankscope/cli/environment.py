@@ -46,7 +46,7 @@ def env_command(as_json: Annotated[bool, typer.Option("--json", help="One JSON o
 
 def describe_environment() -> dict[str, Any]:
     """Facts about this installation, without importing what it describes."""
-    from rankscope.results.provenance import SCHEMA, installed_versions
+    from rankscope.runs.provenance import SCHEMA, installed_versions
 
     optional = installed_versions([package for packages in EXTRAS.values() for package in packages])
     return {

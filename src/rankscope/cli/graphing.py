@@ -26,11 +26,11 @@ def masks_command(
 ) -> None:
     """What does a mask do to collapse? Centre nodes, radius, diameter, second eigenvalue, layers to agree."""
     import rankscope
-    from rankscope.results.mask_facts import masks_as_text
+    from rankscope.runs.mask_facts import masks_as_text
 
     graphs = [rankscope.mask_graph(mask, tokens, seed=seed) for mask in masks]
     if figure is not None:
-        from rankscope.results.mask_figure import draw_masks
+        from rankscope.runs.mask_figure import draw_masks
 
         save_figure(draw_masks(graphs), figure)
     if as_json:

@@ -69,7 +69,7 @@ def is_untold(left: SystemExit) -> bool:
 
 def _told(stopped: KeyboardInterrupt, out: Path | None) -> str | None:
     """What was saved; None for nothing."""
-    from rankscope.results.interrupted import Interrupted
+    from rankscope.runs.interrupted import Interrupted
 
     if not isinstance(stopped, Interrupted):
         return None

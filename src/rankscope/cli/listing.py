@@ -34,7 +34,7 @@ def ls_command(
     """What is there to choose from: metrics, sites, families, presets, masks, variants, theorems or remedies."""
     entries = _LISTINGS[kind]()
     if as_json:
-        from rankscope.results.provenance import SCHEMA
+        from rankscope.runs.provenance import SCHEMA
 
         print_json({"schema": SCHEMA, "kind": kind.value, "entries": entries})
         return

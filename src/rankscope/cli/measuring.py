@@ -60,7 +60,7 @@ def measure_command(
 ) -> None:
     """Where does this model stand? The battery per block, the float floor and a verdict that names its evidence."""
     import rankscope
-    from rankscope.results.conditions import parse_condition
+    from rankscope.runs.conditions import parse_condition
 
     conditions = [parse_condition(words) for words in fail_if or ()]
     with keeping(out):

@@ -52,10 +52,10 @@ def reproduce_command(
     if listing:
         _list(as_json=as_json)
         return
-    from rankscope.experiments.reproducing import reproduce, text_of, write_reproduction
+    from rankscope.papers.reproducing import reproduce, text_of, write_reproduction
 
     if saved is not None:
-        from rankscope.results.run import Run
+        from rankscope.runs.run import Run
 
         run = Run.load(saved)
     elif name is None:
@@ -92,11 +92,11 @@ def _so_far(keep: Path | None) -> str:
 
 
 def _list(*, as_json: bool) -> None:
-    from rankscope.experiments._recipe import RECIPES
+    from rankscope.papers._recipe import RECIPES
 
     entries = [recipe.facts() for recipe in RECIPES.values()]
     if as_json:
-        from rankscope.results.provenance import SCHEMA
+        from rankscope.runs.provenance import SCHEMA
 
         print_json({"schema": SCHEMA, "kind": "reproductions", "entries": entries})
         return

@@ -16,7 +16,7 @@ from rankscope.cli import parameters
 from rankscope.cli.streams import print_json, remarks_console, results_console
 
 if TYPE_CHECKING:
-    from rankscope.results.reruns import Rerun
+    from rankscope.runs.reruns import Rerun
 
 VERBS = ("measure", "ablate", "exact", "decompose", "bound", "remedy", "predict")
 """Verbs whose run one command line makes; a reproduction is run again with ``rankscope reproduce``."""
@@ -32,8 +32,8 @@ def rerun_command(
     quiet: parameters.Quiet = False,
 ) -> None:
     """Does it come out again? Runs the command a run was made with, and compares every value bit by bit."""
-    from rankscope.results.reruns import judge_rerun
-    from rankscope.results.run import load_run
+    from rankscope.runs.reruns import judge_rerun
+    from rankscope.runs.run import load_run
 
     old = load_run(run)
     words = command_again(old.provenance.command)

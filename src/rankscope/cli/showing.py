@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from matplotlib.figure import Figure
 
-    from rankscope.results.conditions import Condition
-    from rankscope.results.run import Run
+    from rankscope.runs.conditions import Condition
+    from rankscope.runs.run import Run
 
 FIGURE_DOTS = 200
 
@@ -65,7 +65,7 @@ def save_figure(drawn: Figure, place: Path) -> None:
     Raises:
         InputError: a format matplotlib does not write, or a place that cannot be written to.
     """
-    from rankscope.results.sheet import drawing_style
+    from rankscope.runs.sheet import drawing_style
 
     try:
         with drawing_style("--figure", {}):

@@ -16,7 +16,7 @@ from rankscope.cli.showing import wants_progress
 from rankscope.cli.streams import print_json, remarks_console, results_console
 
 if TYPE_CHECKING:
-    from rankscope.results.sweep_status import SweepStatus
+    from rankscope.runs.sweep_status import SweepStatus
 
 DEFAULT = "run"
 HELP = "All of it, over many models, checkpoints and seeds? A plan on Ray: resumable, one Parquet data set, one page."
@@ -117,7 +117,7 @@ def status_command(
     quiet: NoWords = False,
 ) -> None:
     """How far is it? Tasks done, failed with their reason, and not run yet. Exit code 1 if some failed."""
-    from rankscope.results.sweep_status import status_of
+    from rankscope.runs.sweep_status import status_of
 
     status = status_of(folder)
     if not (as_json or quiet):
@@ -154,8 +154,8 @@ def atlas_command(
 
 
 def _so_far(place: Path) -> str:
-    from rankscope.results.sweep_folder import EXPECTED
-    from rankscope.results.sweep_status import status_of
+    from rankscope.runs.sweep_folder import EXPECTED
+    from rankscope.runs.sweep_status import status_of
 
     if not (place / EXPECTED).is_file():
         return "Nothing was started."
@@ -174,7 +174,7 @@ def _show(status: SweepStatus, *, as_json: bool, quiet: bool) -> None:
 
 
 def _list_tasks(plan: Path, *, as_json: bool) -> None:
-    from rankscope.results.sweep_status import name_of
+    from rankscope.runs.sweep_status import name_of
     from rankscope.sweeps.plan import plan_of
     from rankscope.sweeps.tasks import tasks_of
 

@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     from rankscope.monitor.alarms import ALARMS
     from rankscope.monitor.gauge import Gauge
     from rankscope.monitor.protocol import Sink
-    from rankscope.results.gauge_record import Record, read_record
-    from rankscope.results.readings import Alarm, Heatmap, LayerValue, Reading
+    from rankscope.runs.gauge_record import Record, read_record
+    from rankscope.runs.readings import Alarm, Heatmap, LayerValue, Reading
 
 __all__ = [
     "ALARMS",
@@ -63,16 +63,16 @@ __all__ = [
 
 _HOME = {
     "ALARMS": "rankscope.monitor.alarms",
-    "Alarm": "rankscope.results.readings",
+    "Alarm": "rankscope.runs.readings",
     "CollapseError": "rankscope.monitor.acting",
     "CollapseWarning": "rankscope.monitor.acting",
     "Gauge": "rankscope.monitor.gauge",
-    "Heatmap": "rankscope.results.readings",
-    "LayerValue": "rankscope.results.readings",
-    "Reading": "rankscope.results.readings",
-    "Record": "rankscope.results.gauge_record",
+    "Heatmap": "rankscope.runs.readings",
+    "LayerValue": "rankscope.runs.readings",
+    "Reading": "rankscope.runs.readings",
+    "Record": "rankscope.runs.gauge_record",
     "Sink": "rankscope.monitor.protocol",
-    "read_record": "rankscope.results.gauge_record",
+    "read_record": "rankscope.runs.gauge_record",
 }
 
 __getattr__ = names_of(__name__, _HOME)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 from rankscope._errors import InputError, RankscopeError, UnknownNameError
-from rankscope.results.readings import Alarm
+from rankscope.runs.readings import Alarm
 
 Action = Literal["log", "warn", "stop", "raise"] | Callable[[Alarm], None]
 NAMED_ACTIONS = ("log", "warn", "stop", "raise")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from rankscope.monitor.alarms import AlarmSpec, LayerState
 from rankscope.monitor.references import Place
-from rankscope.results.readings import LayerValue
+from rankscope.runs.readings import LayerValue
 
 HELPS = 0.5
 """A remedy is named if the alarm's severity under it is at most half of what it is without."""

@@ -14,8 +14,8 @@ from rankscope.metrics import METRICS, MetricSpec
 from rankscope.models.inputs import Batch, TokensPolicy
 from rankscope.models.view import ModelView
 from rankscope.monitor.isolation import full_precision
-from rankscope.results.readings import LayerValue
-from rankscope.results.rows import RowWriter
+from rankscope.runs.readings import LayerValue
+from rankscope.runs.rows import RowWriter
 from rankscope.stream.attention_calls import AttentionCall
 from rankscope.stream.sites import SiteRef, SiteSelection
 from rankscope.stream.tracer import trace

@@ -32,7 +32,7 @@ from rankscope.monitor.references import References, random_null
 from rankscope.monitor.schedules import Schedule, as_schedule
 from rankscope.monitor.watching import Watch, chosen_alarms
 from rankscope.monitor.wrappers import unwrapped
-from rankscope.results.readings import LOSS, LayerValue, Reading, scalar_name
+from rankscope.runs.readings import LOSS, LayerValue, Reading, scalar_name
 
 Where = Literal["probe", "inside"]
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from rankscope._types import Status
 from rankscope.monitor.projections import Part, Projections
-from rankscope.results.readings import LayerValue
+from rankscope.runs.readings import LayerValue
 
 SITE = "attention.weights"
 RATIO = "qk_to_v_gradient"

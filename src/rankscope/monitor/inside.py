@@ -12,7 +12,7 @@ from rankscope.models.loading import load
 from rankscope.monitor.forgiving import ForgivingTracer
 from rankscope.monitor.probing import Prober
 from rankscope.monitor.wrappers import is_compiled
-from rankscope.results.readings import LayerValue
+from rankscope.runs.readings import LayerValue
 
 _ALL = 2**31
 

@@ -10,7 +10,7 @@ from rankscope.metrics import METRICS
 from rankscope.models.inputs import Batch, TokensPolicy
 from rankscope.models.view import ModelView
 from rankscope.monitor.battery import layer_values
-from rankscope.results.rows import RowWriter
+from rankscope.runs.rows import RowWriter
 from rankscope.stream.sites import SiteSelection
 from rankscope.stream.tracer import trace
 from rankscope.verbs.reader import SiteReader

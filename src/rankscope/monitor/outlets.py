@@ -11,8 +11,8 @@ from rankscope._errors import InputError
 from rankscope.monitor.acting import LOGGER
 from rankscope.monitor.protocol import Sink
 from rankscope.monitor.record_writing import RecordWriter
-from rankscope.results.gauge_history import History
-from rankscope.results.readings import Reading
+from rankscope.runs.gauge_history import History
+from rankscope.runs.readings import Reading
 
 HEATMAP_EVERY = 16
 """Readings between two heatmaps; a picture costs more than a number."""

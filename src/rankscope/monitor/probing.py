@@ -23,7 +23,7 @@ from rankscope.monitor.ledger import Entry, read_ledger
 from rankscope.monitor.projections import Projections, find_projections
 from rankscope.processes.sharded import needs_all_ranks
 from rankscope.remedies import REMEDIES, applied
-from rankscope.results.readings import LayerValue
+from rankscope.runs.readings import LayerValue
 from rankscope.stream.viewing import view_of
 
 Given = str | Path | Sequence[Any] | torch.Tensor | Mapping[str, Any] | None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol, runtime_checkable
 
-from rankscope.results.readings import Alarm, Heatmap
+from rankscope.runs.readings import Alarm, Heatmap
 
 
 @runtime_checkable

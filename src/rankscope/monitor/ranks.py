@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from rankscope._errors import ProcessError
 from rankscope.processes.notes import Notes, in_group
-from rankscope.results.readings import LayerValue
+from rankscope.runs.readings import LayerValue
 
 
 class Ranks:

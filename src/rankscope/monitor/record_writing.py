@@ -11,10 +11,10 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from rankscope._errors import InputError
-from rankscope.results._frozen import thaw
-from rankscope.results.gauge_record import SCHEMA, SEGMENT, read_segment, table_of
-from rankscope.results.provenance import installed_versions
-from rankscope.results.readings import Reading
+from rankscope.runs._frozen import thaw
+from rankscope.runs.gauge_record import SCHEMA, SEGMENT, read_segment, table_of
+from rankscope.runs.provenance import installed_versions
+from rankscope.runs.readings import Reading
 
 SEGMENT_BYTES = 32 * 2**20
 

@@ -13,7 +13,7 @@ from rankscope.linalg.attention import AttentionMatrix
 from rankscope.linalg.precision import float_floor
 from rankscope.metrics import METRICS, MetricSpec, evaluate
 from rankscope.monitor.alarms import LayerState
-from rankscope.results.readings import LayerValue
+from rankscope.runs.readings import LayerValue
 from rankscope.verbs.null import DRAWS, gaussian_null
 
 START_READINGS = 3

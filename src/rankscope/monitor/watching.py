@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rankscope.monitor.advice import Advice
 from rankscope.monitor.alarms import ALARMS, AlarmSpec, Judgement, LayerState
 from rankscope.monitor.references import Place
-from rankscope.results.readings import Alarm
+from rankscope.runs.readings import Alarm
 
 Blame = Callable[[str | None, int], str]
 Advise = Callable[[AlarmSpec, str | None], Advice]

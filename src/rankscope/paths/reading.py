@@ -13,7 +13,7 @@ from rankscope.linalg.tokens import Tokens
 from rankscope.metrics import MetricSpec, evaluate
 from rankscope.models.inputs import Batch, TokensPolicy
 from rankscope.paths.lengths import relative_error
-from rankscope.results.rows import RowWriter
+from rankscope.runs.rows import RowWriter
 
 SHARES: Mapping[str, str] = {
     "projection_share": "inner product with the output over its squared norm; sums to one over lengths",

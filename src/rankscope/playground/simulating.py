@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rankscope._errors import InputError
-from rankscope.deviation.tensor import Deviation
+from rankscope.exact_arithmetic.tensor import Deviation
 from rankscope.linalg.precision import float_floor
 from rankscope.linalg.tokens import Tokens
 from rankscope.playground.choices import NO_REMEDY, Choices
@@ -31,7 +31,7 @@ LATE = 0.25
 def simulate(choices: Choices) -> Picture:
     r"""Build the transformer of these choices, follow its tokens in exact arithmetic, and ask the law about each block.
 
-    **Exact** curves: the module's own blocks run on deviations (:mod:`rankscope.deviation`), as under
+    **Exact** curves: the module's own blocks run on deviations (:mod:`rankscope.exact_arithmetic`), as under
     ``rankscope.exact``. The law of a block is its leading term on a residual that is small: the block is run once more
     on the same state drawn to its mean by :math:`e^{-200}`, which gives order p and constant c of
     :math:`\log r' = p \log r + c`, and these are applied to the residual that is there. It is an **Estimate** that

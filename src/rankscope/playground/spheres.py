@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from rankscope.deviation.tensor import Deviation
+from rankscope.exact_arithmetic.tensor import Deviation
 from rankscope.playground.picture import Frame
 from rankscope.verbs.exact_readings import LOG10
 

@@ -10,8 +10,8 @@ from itertools import pairwise
 from torch import Tensor
 
 from rankscope._errors import UnsupportedArithmeticError, UnsupportedOperationError
-from rankscope.deviation.running import exact_stream
-from rankscope.deviation.tensor import Deviation
+from rankscope.exact_arithmetic.running import exact_stream
+from rankscope.exact_arithmetic.tensor import Deviation
 from rankscope.models.inputs import Batch
 from rankscope.models.view import ModelView, Stack
 from rankscope.playground.model import Transformer, first_tokens

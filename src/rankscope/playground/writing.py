@@ -9,7 +9,7 @@ from pathlib import Path
 from rankscope._errors import ResultError
 from rankscope.playground.picture import Picture
 from rankscope.playground.rendering import rendered
-from rankscope.results.storage import write_page
+from rankscope.runs.storage import write_page
 
 _BEFORE = """const element = document, watch = () => {};
 document.body.classList.toggle("dark", matchMedia("(prefers-color-scheme: dark)").matches);

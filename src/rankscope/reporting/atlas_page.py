@@ -18,10 +18,10 @@ from rankscope.reporting.page.profiles import (
 )
 from rankscope.reporting.page.rendering import render
 from rankscope.reporting.page.wording import clipped, visible
-from rankscope.results.storage import write_page
-from rankscope.results.sweep_folder import SweepFolder
-from rankscope.results.sweep_profiles import profiles_in
-from rankscope.results.sweep_status import SweepStatus, status_of
+from rankscope.runs.storage import write_page
+from rankscope.runs.sweep_folder import SweepFolder
+from rankscope.runs.sweep_profiles import profiles_in
+from rankscope.runs.sweep_status import SweepStatus, status_of
 
 
 def atlas(folder: str | os.PathLike[str], path: str | os.PathLike[str], *, title: str | None = None) -> Path:

@@ -15,13 +15,13 @@ from rankscope.reporting.page.overview import run_names, side_by_side
 from rankscope.reporting.page.rendering import render
 from rankscope.reporting.page.training import training_chapter
 from rankscope.reporting.page.wording import visible
-from rankscope.results.gauge_record import Record, holds_record, read_record
-from rankscope.results.run import Run, load_run
-from rankscope.results.storage import write_page
+from rankscope.runs.gauge_record import Record, holds_record, read_record
+from rankscope.runs.run import Run, load_run
+from rankscope.runs.storage import write_page
 
 if TYPE_CHECKING:
     from rankscope.reporting.page.parts import Chapter, Section
-    from rankscope.results.comparison import Comparison
+    from rankscope.runs.comparison import Comparison
 
 LARGEST = 6 * 10**6
 Reported = Run | Record

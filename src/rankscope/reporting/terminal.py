@@ -11,12 +11,12 @@ from rich.table import Table
 from rich.text import Text
 
 from rankscope.reporting.sparklines import sparkline
-from rankscope.results.checks import CheckStatus, DoctorReport
-from rankscope.results.presenting import DEFAULT, presentation_of, tables_of, text_of
-from rankscope.results.run import Run
-from rankscope.results.summary import Summary, shown_lines, summarise
-from rankscope.results.tables import WordTable
-from rankscope.results.text import FLOOR_MARK, cell, facts_line, floor_line
+from rankscope.runs.checks import CheckStatus, DoctorReport
+from rankscope.runs.presenting import DEFAULT, presentation_of, tables_of, text_of
+from rankscope.runs.run import Run
+from rankscope.runs.summary import Summary, shown_lines, summarise
+from rankscope.runs.tables import WordTable
+from rankscope.runs.text import FLOOR_MARK, cell, facts_line, floor_line
 
 NARROW_COLUMN = 13
 MARKS: Mapping[CheckStatus, tuple[str, str]] = {

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from rankscope._errors import ResultError
-from rankscope.deviation.tensor import Deviation
-from rankscope.deviation.terms import Term
+from rankscope.exact_arithmetic.tensor import Deviation
+from rankscope.exact_arithmetic.terms import Term
 from rankscope.shards.files import StoredTensor, read_header, read_metadata
 
 Key = tuple[str, int]

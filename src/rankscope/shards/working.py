@@ -16,7 +16,7 @@ import torch
 
 from rankscope._errors import InputError, ResultError
 from rankscope.models.inputs import Prepared
-from rankscope.results.provenance import installed_versions
+from rankscope.runs.provenance import installed_versions
 
 
 class Progress(Protocol):

@@ -12,8 +12,8 @@ from tqdm.auto import tqdm
 
 from rankscope._errors import ResultError
 from rankscope._types import path_of
-from rankscope.results.sweep_folder import SweepFolder
-from rankscope.results.sweep_status import SweepStatus, status_of
+from rankscope.runs.sweep_folder import SweepFolder
+from rankscope.runs.sweep_status import SweepStatus, status_of
 from rankscope.sweeps.plan import Plan, plan_of
 from rankscope.sweeps.tasks import Task, tasks_of
 from rankscope.sweeps.working import TRANSIENT, Outcome, do, failed

@@ -11,7 +11,7 @@ from typing import Any
 
 from rankscope._errors import InputError
 from rankscope._version import __version__
-from rankscope.results.sweep_folder import Expected
+from rankscope.runs.sweep_folder import Expected
 from rankscope.sweeps.identity import hash_of, identity_of, text_of
 from rankscope.sweeps.parts import Checkpoint, Inputs, Model, Variant, Verb
 from rankscope.sweeps.plan import OPERABLE, WHOLE, Plan

@@ -17,12 +17,12 @@ import pyarrow as pa
 
 from rankscope._deferred import resolve
 from rankscope._errors import RankscopeError
-from rankscope.results._frozen import thaw
+from rankscope.runs._frozen import thaw
 from rankscope.sweeps.identity import differs, identity_of
 from rankscope.sweeps.tasks import Task
 
 if TYPE_CHECKING:
-    from rankscope.results.run import Run
+    from rankscope.runs.run import Run
 
 VERBS = {
     "measure": "verbs.measuring:measure",

@@ -14,7 +14,7 @@ from rankscope._errors import InputError
 from rankscope.metrics import NORM_METRICS, PAIR_METRICS
 from rankscope.models.inputs import InputPlan, Padding, TokensPolicy, prepare_planned
 from rankscope.models.stream import Stream
-from rankscope.results.run import Run
+from rankscope.runs.run import Run
 from rankscope.verbs.ablating_grid import OWN_MASK, Grid, Weights, arms_of, models_of
 from rankscope.verbs.origin import about_inputs, floor_of, provenance_of
 from rankscope.verbs.sharing import sharing

@@ -8,7 +8,7 @@ from typing import Any
 from rankscope._errors import UnsupportedOperationError
 from rankscope.metrics import MetricSpec
 from rankscope.models.inputs import TokensPolicy
-from rankscope.results.rows import RowWriter
+from rankscope.runs.rows import RowWriter
 from rankscope.shards.walking import Stage, Walk
 from rankscope.stream.sites import SiteSelection
 from rankscope.stream.tracer import trace

@@ -18,8 +18,8 @@ from rankscope.models.loading import LoadedModel, load_initialised_twin
 from rankscope.models.loading.quiet import quiet_transformers
 from rankscope.models.stream import Stream
 from rankscope.processes.sharded import spread_of
-from rankscope.results.ablation import lost_networks
-from rankscope.results.rows import RowWriter
+from rankscope.runs.ablation import lost_networks
+from rankscope.runs.rows import RowWriter
 from rankscope.stream.sites import SiteSelection
 from rankscope.stream.tracer import trace
 from rankscope.stream.viewing import undisturbed, view_of

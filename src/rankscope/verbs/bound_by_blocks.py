@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rankscope._errors import ResultError
-from rankscope.results.rows import RowWriter
+from rankscope.runs.rows import RowWriter
 from rankscope.shards.walking import Walk
 from rankscope.theory.attention_graph import AttentionGraph
 from rankscope.theory.contraction import Gains, Interval

@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rankscope.results.bounds import HOLDS, VIOLATED, Violation, judge_bounds
-from rankscope.results.provenance import Provenance
-from rankscope.results.rows import RowWriter
-from rankscope.results.run import Run
+from rankscope.runs.bounds import HOLDS, VIOLATED, Violation, judge_bounds
+from rankscope.runs.provenance import Provenance
+from rankscope.runs.rows import RowWriter
+from rankscope.runs.run import Run
 from rankscope.theory.theorems import Evaluation, Theorem
 from rankscope.verbs.bound_found import Measured
 from rankscope.verbs.bound_rows import COORDINATES, write_evaluation, write_gains

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from rankscope._types import Status
-from rankscope.results.rows import STATUS_CODE, RowWriter
+from rankscope.runs.rows import STATUS_CODE, RowWriter
 from rankscope.theory.theorems import Evaluation, Hypothesis, LayerBound
 from rankscope.verbs.bound_found import Measured
 

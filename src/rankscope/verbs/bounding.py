@@ -19,8 +19,8 @@ from rankscope.models.loading.config import config_hash
 from rankscope.models.loading.quiet import quiet_transformers
 from rankscope.models.stream import Stream
 from rankscope.models.view import ModelView
-from rankscope.results.provenance import Provenance
-from rankscope.results.run import Run
+from rankscope.runs.provenance import Provenance
+from rankscope.runs.run import Run
 from rankscope.stream.viewing import need_plain_stream, undisturbed, view_of
 from rankscope.surgery.session import operations_on
 from rankscope.theory.theorems import THEOREMS, Theorem

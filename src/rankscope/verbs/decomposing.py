@@ -24,9 +24,9 @@ from rankscope.paths.capture import CONVENTIONS, Convention
 from rankscope.paths.lengths import MemoryPlan
 from rankscope.paths.reading import COORDINATES, PathReader
 from rankscope.paths.task import PathTask
-from rankscope.results.decomposition import judge_decomposition
-from rankscope.results.rows import RowWriter
-from rankscope.results.run import Run
+from rankscope.runs.decomposition import judge_decomposition
+from rankscope.runs.rows import RowWriter
+from rankscope.runs.run import Run
 from rankscope.stream.viewing import need_plain_stream, undisturbed, view_of
 from rankscope.surgery.refusals import check_carries
 from rankscope.verbs.decomposing_memory import planned_memory

@@ -17,8 +17,8 @@ from rankscope.models.loading import LoadedModel, load
 from rankscope.models.loading.quiet import quiet_transformers
 from rankscope.models.stream import Stream, stream_of
 from rankscope.models.view import ModelView, Stack
-from rankscope.results.checks import Check, DoctorReport, StackFacts
-from rankscope.results.rows import RowWriter
+from rankscope.runs.checks import Check, DoctorReport, StackFacts
+from rankscope.runs.rows import RowWriter
 from rankscope.stream.attention_calls import AttentionCall
 from rankscope.stream.fastpath import without_fastpath
 from rankscope.stream.frames import tensors_in

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from rankscope.deviation.float64 import in_float64
+from rankscope.exact_arithmetic.float64 import in_float64
 from rankscope.models.loading import LoadedModel
-from rankscope.results.rows import Piece, RowWriter
+from rankscope.runs.rows import Piece, RowWriter
 from rankscope.shards.walking import Stage, Walk
 from rankscope.surgery.operating import operating
 from rankscope.surgery.operation import Operation

@@ -11,7 +11,7 @@ from rankscope.models.inputs import Batch, Prepared
 from rankscope.models.loading import LoadedModel
 from rankscope.models.stream import Stream
 from rankscope.models.view import ModelView
-from rankscope.results.rows import RowWriter
+from rankscope.runs.rows import RowWriter
 from rankscope.stream.viewing import need_plain_stream, view_of
 from rankscope.surgery.operating import operating
 from rankscope.surgery.operation import Operation

@@ -12,16 +12,16 @@ import numpy as np
 from torch import Tensor
 
 from rankscope._types import Status
-from rankscope.deviation.float64 import WideArithmetic, in_float64, widened
-from rankscope.deviation.rounding import last_digits_moved
-from rankscope.deviation.running import exact_stream
-from rankscope.deviation.tensor import Deviation
+from rankscope.exact_arithmetic.float64 import WideArithmetic, in_float64, widened
+from rankscope.exact_arithmetic.rounding import last_digits_moved
+from rankscope.exact_arithmetic.running import exact_stream
+from rankscope.exact_arithmetic.tensor import Deviation
 from rankscope.linalg.precision import float_floor
 from rankscope.linalg.tokens import Tokens
 from rankscope.metrics.residual import residual
 from rankscope.models.inputs import Batch
 from rankscope.models.view import ModelView
-from rankscope.results.rows import STATUS_CODE, RowWriter
+from rankscope.runs.rows import STATUS_CODE, RowWriter
 from rankscope.stream.attention_calls import AttentionCall
 from rankscope.stream.sites import SiteRef, SiteSelection
 from rankscope.stream.tracer import Observer, trace

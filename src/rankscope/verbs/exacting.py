@@ -15,7 +15,7 @@ from rankscope.models.inputs import InputPlan, Padding, TokensPolicy, prepare_pl
 from rankscope.models.loading import load
 from rankscope.models.loading.quiet import quiet_transformers
 from rankscope.models.stream import Stream
-from rankscope.results.run import Run
+from rankscope.runs.run import Run
 from rankscope.stream.viewing import undisturbed
 from rankscope.surgery.operating import operating, operation_of
 from rankscope.surgery.operation import AttentionChoice, MaskChoice, MlpChoice, NormChoice

@@ -15,7 +15,7 @@ from rankscope._errors import InputError
 from rankscope.masks import MASKS, Mask, parse_mask
 from rankscope.masks._edges import EDGE_LIMIT, Progressions
 from rankscope.masks._spec import NamedMask
-from rankscope.results.mask_facts import AGREEMENT_KEY, MaskGraph
+from rankscope.runs.mask_facts import AGREEMENT_KEY, MaskGraph
 from rankscope.theory.graphs.bracket import Bracket
 from rankscope.theory.graphs.connectivity import connectivity
 from rankscope.theory.graphs.distances import NO_CENTRE, NOT_STRONG, radius_and_diameter

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rankscope._errors import RankscopeError
 from rankscope.models.loading import LoadedModel
 from rankscope.models.view import ModelView
-from rankscope.results.checks import Check
+from rankscope.runs.checks import Check
 
 
 def check_heads(loaded: LoadedModel, view: ModelView) -> list[Check]:

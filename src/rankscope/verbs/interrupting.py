@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from rankscope.models.inputs import Prepared
-from rankscope.results.interrupted import Interrupted, partial
-from rankscope.results.rows import RowWriter
-from rankscope.results.run import Run
+from rankscope.runs.interrupted import Interrupted, partial
+from rankscope.runs.rows import RowWriter
+from rankscope.runs.run import Run
 
 
 class Finished:

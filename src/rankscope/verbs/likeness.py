@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rankscope.models.inputs import Prepared
-from rankscope.results.similarity import packed, shown_positions
+from rankscope.runs.similarity import packed, shown_positions
 from rankscope.stream.attention_calls import AttentionCall
 from rankscope.stream.sites import SiteRef
 from rankscope.verbs.reader import SiteReader
@@ -40,7 +40,7 @@ class LikenessReader:
             self._take(ref, seen)
 
     def stored(self) -> dict[str, Any]:
-        """What goes into the run; see :mod:`rankscope.results.similarity`."""
+        """What goes into the run; see :mod:`rankscope.runs.similarity`."""
         return {"sequence": 0, "site": SITE, "stacks": self._stacks}
 
     def take_up(self, stored: Mapping[str, Any]) -> None:

@@ -12,9 +12,9 @@ from torch import nn
 
 from rankscope.models.inputs import InputPlan, Padding, TokensPolicy, prepare_planned
 from rankscope.models.stream import Stream
-from rankscope.results.estimates import notes_on_estimates
-from rankscope.results.not_finite import CODE
-from rankscope.results.run import Run
+from rankscope.runs.estimates import notes_on_estimates
+from rankscope.runs.not_finite import CODE
+from rankscope.runs.run import Run
 from rankscope.verbs.locating import where_it_breaks
 from rankscope.verbs.measuring_choice import BatteryChoice, metrics_named, sites_for
 from rankscope.verbs.measuring_passes import MeasuringPasses

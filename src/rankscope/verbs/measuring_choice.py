@@ -10,7 +10,7 @@ from rankscope._errors import InputError
 from rankscope.metrics import DEFAULT_ATTENTION_METRICS, DEFAULT_TOKEN_METRICS, METRICS, MetricSpec
 from rankscope.models.inputs import TokensPolicy
 from rankscope.models.view import ModelView
-from rankscope.results.rows import RowWriter
+from rankscope.runs.rows import RowWriter
 from rankscope.stream.sites import DEFAULT_SITES, SiteSelection
 from rankscope.verbs.attention_choice import parse_attention_choice
 from rankscope.verbs.likeness import SITE

@@ -14,7 +14,7 @@ from rankscope.models.loading import LoadedModel
 from rankscope.models.loading.quiet import quiet_transformers
 from rankscope.models.stream import Stream
 from rankscope.models.view import ModelView
-from rankscope.results.rows import RowWriter
+from rankscope.runs.rows import RowWriter
 from rankscope.stream.tracer import trace
 from rankscope.stream.viewing import undisturbed
 from rankscope.verbs.interrupting import Finished

@@ -11,8 +11,8 @@ from rankscope.linalg.precision import float_floor
 from rankscope.models.inputs import Prepared
 from rankscope.models.loading import LoadedModel
 from rankscope.models.stream import Stream
-from rankscope.results.provenance import Provenance
-from rankscope.results.run import Run
+from rankscope.runs.provenance import Provenance
+from rankscope.runs.run import Run
 from rankscope.surgery.session import operations_on
 
 

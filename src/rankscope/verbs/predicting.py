@@ -14,7 +14,7 @@ import numpy as np
 from rankscope._errors import InputError
 from rankscope._types import Status
 from rankscope.models.designs import design_of
-from rankscope.results.prediction import (
+from rankscope.runs.prediction import (
     AGREEMENT,
     Agreement,
     CollapseName,
@@ -22,9 +22,9 @@ from rankscope.results.prediction import (
     curve_rows,
     predicted_sentence,
 )
-from rankscope.results.provenance import Provenance
-from rankscope.results.rows import STATUS_CODE, RowWriter
-from rankscope.results.run import Run
+from rankscope.runs.provenance import Provenance
+from rankscope.runs.rows import STATUS_CODE, RowWriter
+from rankscope.runs.run import Run
 from rankscope.theory.designs.design import Design
 from rankscope.theory.oracles._spec import consulted
 from rankscope.verbs.origin import exact_floors

@@ -10,8 +10,8 @@ from typing import Any
 from rankscope._errors import UnsupportedOperationError
 from rankscope.models.designs import design_of
 from rankscope.remedies import REMEDIES, remedied
-from rankscope.results.run import Run
-from rankscope.results.text import number
+from rankscope.runs.run import Run
+from rankscope.runs.text import number
 from rankscope.theory.designs.design import Design
 from rankscope.verbs.predicting import predict
 from rankscope.verbs.remedy_words import parsed_remedy

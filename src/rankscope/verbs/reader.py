@@ -15,7 +15,7 @@ from rankscope.linalg.precision import float_floor
 from rankscope.linalg.tokens import Tokens
 from rankscope.metrics import MetricSpec, evaluate
 from rankscope.models.inputs import Batch, TokensPolicy
-from rankscope.results.rows import RowWriter
+from rankscope.runs.rows import RowWriter
 from rankscope.stream.attention_calls import AttentionCall
 from rankscope.stream.sites import SiteRef
 from rankscope.verbs.attention_choice import BY_SIZE, AttentionChoice

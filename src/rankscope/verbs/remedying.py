@@ -17,8 +17,8 @@ from rankscope.models.loading import load, load_initialised_twin
 from rankscope.models.loading.quiet import quiet_transformers
 from rankscope.models.stream import Stream, stream_of
 from rankscope.remedies import REMEDIES
-from rankscope.results.remedy_ranking import NONE, ranked
-from rankscope.results.run import Run
+from rankscope.runs.remedy_ranking import NONE, ranked
+from rankscope.runs.run import Run
 from rankscope.stream.viewing import need_plain_stream, undisturbed, view_of
 from rankscope.verbs.origin import about_inputs, floor_of, provenance_of
 from rankscope.verbs.remedy_words import parsed_remedy

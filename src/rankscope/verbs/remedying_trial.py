@@ -17,8 +17,8 @@ from rankscope.models.inputs import Prepared, TokensPolicy
 from rankscope.models.loading import LoadedModel
 from rankscope.models.view import ModelView
 from rankscope.remedies import Treatment, applied, treatment
-from rankscope.results.remedy_ranking import NONE
-from rankscope.results.rows import RowWriter
+from rankscope.runs.remedy_ranking import NONE
+from rankscope.runs.rows import RowWriter
 from rankscope.stream.sites import SiteSelection
 from rankscope.stream.tracer import trace
 from rankscope.surgery.operating import operating

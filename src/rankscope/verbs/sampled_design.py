@@ -13,9 +13,9 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from rankscope._errors import InputError
-from rankscope.deviation.tensor import Deviation
+from rankscope.exact_arithmetic.tensor import Deviation
 from rankscope.masks import parse_mask
-from rankscope.results.prediction import AGREEMENT, Agreement
+from rankscope.runs.prediction import AGREEMENT, Agreement
 from rankscope.theory.designs.design import Design
 from rankscope.theory.designs.sampling import Sampler, span_of_rows
 
@@ -63,7 +63,7 @@ def follow(design: Design, seed: int, tokens: int, blocks: int, most_blocks: int
     """Run a design on fresh weights for ``blocks`` blocks, and on to ``most_blocks`` until tokens agree.
 
     Exactly in law at the design's width, and in exact arithmetic: see :mod:`rankscope.theory.designs.sampling` and
-    :mod:`rankscope.deviation`.
+    :mod:`rankscope.exact_arithmetic`.
     """
     sampler = Sampler(design, visible_in(design, tokens), torch.Generator().manual_seed(seed), span_of_either)
     logs: list[float] = []

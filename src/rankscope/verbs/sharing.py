@@ -21,8 +21,8 @@ from rankscope.models.stream import Stream
 from rankscope.models.view import ModelView
 from rankscope.processes.meeting import Meeting, meeting
 from rankscope.processes.sharded import Spread
-from rankscope.results.pieces import packed, unpacked
-from rankscope.results.rows import RowWriter
+from rankscope.runs.pieces import packed, unpacked
+from rankscope.runs.rows import RowWriter
 from rankscope.stream.tracer import Observer
 from rankscope.stream.viewing import view_of
 from rankscope.verbs.reader import SiteReader

@@ -16,8 +16,8 @@ from rankscope._errors import InputError, UnsupportedConfigError
 from rankscope.models.inputs import Prepared
 from rankscope.models.loading import LoadedModel
 from rankscope.models.stream import Stream, stream_of
-from rankscope.results.pieces import packed, unpacked
-from rankscope.results.rows import Piece, RowWriter
+from rankscope.runs.pieces import packed, unpacked
+from rankscope.runs.rows import Piece, RowWriter
 from rankscope.shards.budget import parse_size
 from rankscope.shards.planning import plan_walk
 from rankscope.shards.skeleton import Skeleton, open_skeleton

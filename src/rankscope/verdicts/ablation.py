@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from rankscope.results.ablation import MEASURE, Arm, LostNetwork, arms, lost_networks
-from rankscope.results.not_finite import CODE, Lost
-from rankscope.results.text import number
+from rankscope.runs.ablation import MEASURE, Arm, LostNetwork, arms, lost_networks
+from rankscope.runs.not_finite import CODE, Lost
+from rankscope.runs.text import number
 from rankscope.verdicts.battery import read_battery
 from rankscope.verdicts.reading import Reading, read
 from rankscope.verdicts.sentences import in_words

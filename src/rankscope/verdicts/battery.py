@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from rankscope.results.curves import Cells, cells, names_in
+from rankscope.runs.curves import Cells, cells, names_in
 from rankscope.verdicts.states import DOMINANT_SHARE
 
 Floats = NDArray[np.float64]

@@ -13,8 +13,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rankscope._types import Status
-from rankscope.results.exactness import exact_curves, order_of
-from rankscope.results.summary import stacks_of
+from rankscope.runs.exactness import exact_curves, order_of
+from rankscope.runs.summary import stacks_of
 from rankscope.verdicts.battery import Battery, Flags, Floats, residual_battery
 from rankscope.verdicts.reading import Reading, read
 from rankscope.verdicts.sentences import in_words

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pyarrow.compute as pc
 
-from rankscope.results.run import Run
+from rankscope.runs.run import Run
 from rankscope.verdicts.battery import Floats, residual_battery
 from rankscope.verdicts.reading import Reading, read
 from rankscope.verdicts.sentences import in_words

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.results.text import number
+from rankscope.runs.text import number
 from rankscope.verdicts.battery import Battery, Flags, Floats
 from rankscope.verdicts.classifying import Trend, classify, headline, overall, segments, trends
 from rankscope.verdicts.states import State

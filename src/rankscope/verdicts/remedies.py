@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from rankscope.results.remedy_ranking import NONE, or_zero
-from rankscope.results.text import number
+from rankscope.runs.remedy_ranking import NONE, or_zero
+from rankscope.runs.text import number
 from rankscope.verdicts.battery import residual_battery
 from rankscope.verdicts.reading import read
 from rankscope.verdicts.states import State

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from rankscope.results.text import number
+from rankscope.runs.text import number
 from rankscope.verdicts.reading import SEEN_OR_NOT, Reading
 from rankscope.verdicts.states import COLLAPSED_RESIDUAL, SHARED_RESIDUAL, State
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from rankscope.results._frozen import freeze, thaw
-from rankscope.results.not_finite import CODE, first_not_finite
-from rankscope.results.summary import stacks_of
+from rankscope.runs._frozen import freeze, thaw
+from rankscope.runs.not_finite import CODE, first_not_finite
+from rankscope.runs.summary import stacks_of
 from rankscope.verdicts.battery import PARTS, read_battery
 from rankscope.verdicts.reading import Reading, read
 from rankscope.verdicts.sentences import not_excluded, sentence_for

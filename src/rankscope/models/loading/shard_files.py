@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rankscope._errors import LoadError
-from rankscope.results.plain_json import parse_json
+from rankscope.runs.plain_json import parse_json
 
 INDEX = "model.safetensors.index.json"
 LARGEST_INDEX = 64 * 2**20

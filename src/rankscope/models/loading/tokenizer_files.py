@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rankscope._errors import LoadError
-from rankscope.results.plain_json import parse_json
+from rankscope.runs.plain_json import parse_json
 
 LARGEST_FILE = 2**28
 MOST_GROWTH = 64

@@ -18,7 +18,7 @@ from rankscope.monitor.probing import Given
 from rankscope.monitor.protocol import Sink
 from rankscope.monitor.schedules import Schedule, as_schedule
 from rankscope.monitor.watching import chosen_alarms
-from rankscope.results.readings import Alarm, Heatmap
+from rankscope.runs.readings import Alarm, Heatmap
 
 T = TypeVar("T")
 

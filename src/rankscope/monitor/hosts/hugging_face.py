@@ -17,7 +17,7 @@ from rankscope._errors import InputError
 from rankscope.monitor.acting import LOGGER
 from rankscope.monitor.hosts.hosting import HostedGauge
 from rankscope.monitor.protocol import Sink
-from rankscope.results.readings import Reading
+from rankscope.runs.readings import Reading
 
 
 class GaugeCallback(HostedGauge, TrainerCallback):

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from rankscope._errors import MissingExtraError
 from rankscope.monitor.hosts.hosting import HostedGauge
 from rankscope.monitor.protocol import Sink
-from rankscope.results.readings import Reading
+from rankscope.runs.readings import Reading
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer

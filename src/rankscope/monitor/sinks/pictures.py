@@ -9,9 +9,9 @@ import numpy.typing as npt
 
 from rankscope._errors import MissingExtraError
 from rankscope.monitor.acting import LOGGER
-from rankscope.results.figure import FAINT, INK
-from rankscope.results.readings import Heatmap
-from rankscope.results.sheet import drawing_style
+from rankscope.runs.figure import FAINT, INK
+from rankscope.runs.readings import Heatmap
+from rankscope.runs.sheet import drawing_style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rankscope._errors import MissingExtraError
 from rankscope.monitor.sinks.pictures import Painter
 from rankscope.monitor.sinks.wording import ALARM_NAME, as_markdown
-from rankscope.results.readings import Alarm, Heatmap
+from rankscope.runs.readings import Alarm, Heatmap
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter

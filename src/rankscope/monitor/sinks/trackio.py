@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rankscope._errors import InputError, MissingExtraError
 from rankscope.monitor.sinks.pictures import Painter
 from rankscope.monitor.sinks.wording import title
-from rankscope.results.readings import Alarm, Heatmap
+from rankscope.runs.readings import Alarm, Heatmap
 
 if TYPE_CHECKING:
     from trackio.run import Run

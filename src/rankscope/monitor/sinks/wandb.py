@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rankscope._errors import InputError, MissingExtraError
 from rankscope.monitor.sinks.pictures import Painter
 from rankscope.monitor.sinks.wording import ALARM_NAME, title
-from rankscope.results.readings import Alarm, Heatmap
+from rankscope.runs.readings import Alarm, Heatmap
 
 if TYPE_CHECKING:
     from wandb import Run

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankscope.results.readings import Alarm, scalar_name
+from rankscope.runs.readings import Alarm, scalar_name
 
 ALARM_NAME = "rankscope/alarm"
 MARKS = {"raised": "\N{WARNING SIGN} raised", "cleared": "\N{CHECK MARK} cleared"}

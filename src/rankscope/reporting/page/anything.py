@@ -14,12 +14,12 @@ from rankscope.reporting.page.depth import metric_and_site, metrics_in_order, si
 from rankscope.reporting.page.lines import MOST_SERIES, line_view
 from rankscope.reporting.page.parts import Cell, Chart, Section, Table
 from rankscope.reporting.page.wording import clipped, spoken, visible
-from rankscope.results.curves import Curve, curve
-from rankscope.results.decomposition import only
-from rankscope.results.rows import FIXED_COLUMNS
-from rankscope.results.run import Run
-from rankscope.results.summary import stacks_of
-from rankscope.results.text import number
+from rankscope.runs.curves import Curve, curve
+from rankscope.runs.decomposition import only
+from rankscope.runs.rows import FIXED_COLUMNS
+from rankscope.runs.run import Run
+from rankscope.runs.summary import stacks_of
+from rankscope.runs.text import number
 
 MOST_ROWS = 120
 

@@ -17,9 +17,9 @@ from rankscope.reporting.page.parts import Cell, Chapter, Section, Table
 from rankscope.reporting.page.similarity import similarity_section
 from rankscope.reporting.page.theorems import theorems_section
 from rankscope.reporting.page.wording import clipped, paragraphs, readable, split_verdict, spoken
-from rankscope.results.rows import FIXED_COLUMNS
-from rankscope.results.run import Run
-from rankscope.results.text import number
+from rankscope.runs.rows import FIXED_COLUMNS
+from rankscope.runs.run import Run
+from rankscope.runs.text import number
 
 MakeSection = Callable[[Run, int], Section | None]
 MOST_EVIDENCE = 60

@@ -11,10 +11,10 @@ import pyarrow.compute as pc
 from rankscope.reporting.page.lines import guides_for, line_view, lines_by_stack
 from rankscope.reporting.page.parts import Cell, Chart, Choice, Section, Table
 from rankscope.reporting.page.wording import clipped, spoken, visible
-from rankscope.results.curves import names_in
-from rankscope.results.run import Run
-from rankscope.results.summary import HEADLINE, MAIN_SITES, Summary, shown_lines, stacks_of, summarise
-from rankscope.results.text import cell, floor_line
+from rankscope.runs.curves import names_in
+from rankscope.runs.run import Run
+from rankscope.runs.summary import HEADLINE, MAIN_SITES, Summary, shown_lines, stacks_of, summarise
+from rankscope.runs.text import cell, floor_line
 
 MOST_COLUMNS = 9
 

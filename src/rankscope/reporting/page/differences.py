@@ -12,9 +12,9 @@ from rankscope.reporting.page.depth import metric_and_site, metrics_in_order, si
 from rankscope.reporting.page.lines import MOST_SERIES
 from rankscope.reporting.page.parts import Cell, Chapter, Chart, Section, Table, plain_list
 from rankscope.reporting.page.wording import clipped, paragraphs, split_verdict, spoken, visible
-from rankscope.results.comparison import Comparison
-from rankscope.results.comparison_text import APART, difference_groups, difference_rows
-from rankscope.results.summary import headline
+from rankscope.runs.comparison import Comparison
+from rankscope.runs.comparison_text import APART, difference_groups, difference_rows
+from rankscope.runs.summary import headline
 
 MOST_METRICS = 5
 

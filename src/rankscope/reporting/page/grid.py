@@ -11,10 +11,10 @@ from rankscope.reporting.page.depth import metrics_in_order, options
 from rankscope.reporting.page.lines import guides_for, line_view
 from rankscope.reporting.page.parts import Cell, Chart, Choice, Section, Table
 from rankscope.reporting.page.wording import clipped, visible
-from rankscope.results.ablation import MEASURE, Arm, arms
-from rankscope.results.curves import names_in
-from rankscope.results.run import Run
-from rankscope.results.text import number
+from rankscope.runs.ablation import MEASURE, Arm, arms
+from rankscope.runs.curves import names_in
+from rankscope.runs.run import Run
+from rankscope.runs.text import number
 from rankscope.verdicts.states import COLLAPSED_RESIDUAL
 
 GRID_COLUMNS = ("variant", "mask", "weights")

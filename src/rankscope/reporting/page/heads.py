@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from rankscope.reporting.page.facts import FACTS
 from rankscope.reporting.page.parts import Chart, Choice, Section, plain
 from rankscope.reporting.page.wording import spoken, visible
-from rankscope.results.curves import USABLE, names_in
-from rankscope.results.run import Run
+from rankscope.runs.curves import USABLE, names_in
+from rankscope.runs.run import Run
 
 FIRST = ("attention_entropy", "first_token_sink_rate", "attention_rank_one_distance", "attention_contraction")
 

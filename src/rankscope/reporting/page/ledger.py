@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from rankscope.reporting.page.parts import Cell, Chart, Choice, Section, Table, plain
 from rankscope.reporting.page.wording import spoken, visible
-from rankscope.results.curves import cells, names_in
-from rankscope.results.decomposition import only
-from rankscope.results.run import Run
-from rankscope.results.summary import stacks_of
+from rankscope.runs.curves import cells, names_in
+from rankscope.runs.decomposition import only
+from rankscope.runs.run import Run
+from rankscope.runs.summary import stacks_of
 
 STREAM_METRICS = ("relative_residual", "residual", "mu", "effective_rank", "stable_rank")
 """What the ledger is kept in; the first one measured opens."""

@@ -13,10 +13,10 @@ from rankscope.reporting.page.heads import head_grid, heat_view
 from rankscope.reporting.page.lines import line_view
 from rankscope.reporting.page.parts import Chart, Choice, Section, plain_list
 from rankscope.reporting.page.wording import visible
-from rankscope.results.curves import curve, names_in
-from rankscope.results.decomposition import by_length, columns_shown, only
-from rankscope.results.run import Run
-from rankscope.results.summary import stacks_of
+from rankscope.runs.curves import curve, names_in
+from rankscope.runs.decomposition import by_length, columns_shown, only
+from rankscope.runs.run import Run
+from rankscope.runs.summary import stacks_of
 
 THROUGH_HEADS, THROUGH_LAYERS, OF_A_LENGTH = "through a head", "through a layer", "of a length"
 

@@ -12,11 +12,11 @@ import pyarrow.compute as pc
 from rankscope.reporting.page.facts import FACTS
 from rankscope.reporting.page.parts import plain, plain_list
 from rankscope.reporting.page.wording import clipped
-from rankscope.results.curves import Curve, curve, names_in
-from rankscope.results.figure import LOG_DECADES, RELATIVE
-from rankscope.results.run import Run
-from rankscope.results.summary import stacks_of
-from rankscope.results.text import number
+from rankscope.runs.curves import Curve, curve, names_in
+from rankscope.runs.figure import LOG_DECADES, RELATIVE
+from rankscope.runs.run import Run
+from rankscope.runs.summary import stacks_of
+from rankscope.runs.text import number
 
 MOST_SERIES = 24
 

@@ -12,11 +12,11 @@ from rankscope.reporting.page.depth import options
 from rankscope.reporting.page.lines import line_view
 from rankscope.reporting.page.parts import Cell, Chart, Choice, Section, Table, plain
 from rankscope.reporting.page.wording import spoken, visible
-from rankscope.results.curves import Curve, names_in
-from rankscope.results.exact_text import exact_rows
-from rankscope.results.exactness import exact_curves
-from rankscope.results.run import Run
-from rankscope.results.summary import stacks_of
+from rankscope.runs.curves import Curve, names_in
+from rankscope.runs.exact_text import exact_rows
+from rankscope.runs.exactness import exact_curves
+from rankscope.runs.run import Run
+from rankscope.runs.summary import stacks_of
 
 RELATIVE = "log10_relative_residual"
 DIGITS = "digits_of_agreement"

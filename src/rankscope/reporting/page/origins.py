@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from rankscope.reporting.page.parts import Missing
 from rankscope.reporting.page.wording import clipped, visible
-from rankscope.results.run import Run
-from rankscope.results.text import number
+from rankscope.runs.run import Run
+from rankscope.runs.text import number
 
 LEDGER_SITES = "block.in,attention.sum,cross_attention.sum,mixer.sum,mlp.sum,both.sum,block.out,final,attention.probs"
 LONGEST_FACT = 2000

@@ -10,8 +10,8 @@ from rankscope.reporting.page.depth import metric_and_site, metrics_in_order, si
 from rankscope.reporting.page.lines import line_view, lines_by_stack
 from rankscope.reporting.page.origins import model_name
 from rankscope.reporting.page.parts import Chart, Section
-from rankscope.results.curves import Curve
-from rankscope.results.run import Run
+from rankscope.runs.curves import Curve
+from rankscope.runs.run import Run
 
 MOST_RUNS = 12
 

@@ -13,10 +13,10 @@ from rankscope.reporting.page.facts import FACTS
 from rankscope.reporting.page.lines import series_of, spans_decades
 from rankscope.reporting.page.parts import Cell, Chart, Choice, Section, Table, plain
 from rankscope.reporting.page.wording import clipped, split_verdict, spoken, visible
-from rankscope.results.curves import Curve
-from rankscope.results.sweep_profiles import Profile
-from rankscope.results.sweep_status import SweepStatus
-from rankscope.results.text import number
+from rankscope.runs.curves import Curve
+from rankscope.runs.sweep_profiles import Profile
+from rankscope.runs.sweep_status import SweepStatus
+from rankscope.runs.text import number
 
 WHOLE = "full"
 MOST_PANELS = 400

@@ -10,8 +10,8 @@ import numpy as np
 
 from rankscope.reporting.page.parts import Chart, Choice, Section
 from rankscope.reporting.page.wording import clipped, visible
-from rankscope.results.run import Run
-from rankscope.results.similarity import Similarity, similarities_in
+from rankscope.runs.run import Run
+from rankscope.runs.similarity import Similarity, similarities_in
 
 MOST_BLOCKS = 64
 LONGEST_TOKEN = 24

@@ -13,10 +13,10 @@ from rankscope.reporting.page.facts import source_words
 from rankscope.reporting.page.lines import line_view
 from rankscope.reporting.page.parts import Cell, Chart, Choice, Section, Table
 from rankscope.reporting.page.wording import clipped, spoken, visible
-from rankscope.results.curves import Curve, curve, names_in
-from rankscope.results.decomposition import only
-from rankscope.results.run import Run
-from rankscope.results.summary import stacks_of
+from rankscope.runs.curves import Curve, curve, names_in
+from rankscope.runs.decomposition import only
+from rankscope.runs.run import Run
+from rankscope.runs.summary import stacks_of
 
 COLUMN, SCOPE = "theorem", "scope"
 SLACK = "log10_slack"

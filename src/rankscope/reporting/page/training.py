@@ -13,10 +13,10 @@ from rankscope.reporting.page.facts import FACTS
 from rankscope.reporting.page.lines import spans_decades
 from rankscope.reporting.page.parts import Cell, Chapter, Chart, Choice, Section, Table, plain, plain_list
 from rankscope.reporting.page.wording import clipped, readable, spoken, visible
-from rankscope.results.gauge_history import COLUMNS, History
-from rankscope.results.gauge_record import Record
-from rankscope.results.readings import LOSS, Alarm, Heatmap
-from rankscope.results.text import number
+from rankscope.runs.gauge_history import COLUMNS, History
+from rankscope.runs.gauge_record import Record
+from rankscope.runs.readings import LOSS, Alarm, Heatmap
+from rankscope.runs.text import number
 
 FIRST = ("relative_residual", "mean_cosine", "stable_rank", "qk_to_v_gradient", "attention_entropy")
 MOST_LINES = 6

@@ -9,7 +9,7 @@ from typing import Any
 
 from rankscope._citations import Cite
 from rankscope._registry import Registry
-from rankscope.results.prediction import OracleAnswer
+from rankscope.runs.prediction import OracleAnswer
 from rankscope.theory.designs.design import Design
 
 Test = Callable[[Design, int], tuple[bool, Any]]

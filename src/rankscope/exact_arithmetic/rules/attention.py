@@ -1,0 +1,67 @@
+"""The fused attention kernel, taken apart into the products and the softmax it is made of."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rankscope.exact_arithmetic.registry import refuse, rule
+from rankscope.exact_arithmetic.rules.arithmetic import add, mul
+from rankscope.exact_arithmetic.rules.products import product
+from rankscope.exact_arithmetic.rules.softmax import softmax
+from rankscope.exact_arithmetic.tensor import Deviation
+
+aten = torch.ops.aten
+
+
+@rule("_scaled_dot_product_flash_attention_for_cpu")
+def flash(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    attn_mask: Tensor | None = None,
+    scale: float | None = None,
+) -> tuple[Any, Tensor]:
+    """The kernel that torch chooses on a processor."""
+    if dropout_p:
+        refuse("scaled_dot_product_attention", "dropout is on; call model.eval()")
+    return attend(query, key, value, attn_mask, is_causal, scale), torch.empty(0, dtype=torch.float64)
+
+
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None
+) -> Deviation:
+    """``softmax(scale Q K^T + mask) V``.
+
+    Position-free and without a mask, or with one that is the same for every row, the deviation is of third order;
+    otherwise of first. Queries whose common part differs between rows, by position, have their scores taken in ordinary
+    arithmetic.
+    """
+    groups = query.shape[-3] // key.shape[-3]
+    if groups > 1:
+        key, value = (t.repeat_interleave(groups, dim=-3) for t in (key, value))
+    if is_causal:
+        causal = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
+        mask = torch.zeros_like(causal, dtype=torch.float64).masked_fill(~causal, -torch.inf)
+    if _rows_differ(query):
+        query, key = (t.to_plain() if isinstance(t, Deviation) else t for t in (query, key))
+    factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    if isinstance(query, Deviation) or isinstance(key, Deviation):
+        scores = mul(product(query, key.transpose(-1, -2)), factor)
+    else:
+        scores = Deviation(query @ key.transpose(-1, -2) * factor)
+    if mask is not None:
+        scores = add(scores, mask)
+    return product(softmax(scores, -1), value)
+
+
+def _rows_differ(query: Tensor) -> bool:
+    """Whether scores differ between rows already at the common point, by position."""
+    rows = query.base if isinstance(query, Deviation) else query
+    return rows.shape[-2] > 1 and not bool((rows == rows[..., :1, :]).all())

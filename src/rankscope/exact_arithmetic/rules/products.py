@@ -1,0 +1,209 @@
+"""Matrix products: linear maps with plain weights, and products of two deviations, whose parts stay apart.
+
+In ``Q K^T`` the parts have scales of their own: one number, a part that is the same for every row, one that is the same
+along a row, and one that is neither. In ``P V`` a softmax P knows that its rows sum to one exactly and its deviations
+to zero, so that the common part of V goes through untouched.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rankscope.exact_arithmetic.registry import refuse, rule
+from rankscope.exact_arithmetic.rounding import are_moved, fingerprint, moved, product_fingerprint
+from rankscope.exact_arithmetic.rules.arithmetic import add, mul
+from rankscope.exact_arithmetic.tensor import Deviation
+from rankscope.exact_arithmetic.terms import Term, broadcast, common_parts, gathered, normalised
+
+aten = torch.ops.aten
+
+# A sum this much smaller than its parts has at most four digits that are not rounding.
+_CANCELLED = 2.0**-40
+# So many numbers are summed exactly at most: beyond it would take seconds.
+_AFFORDABLE = 2**22
+
+
+@rule(aten.mm, aten.bmm, aten.matmul)
+def product(a: Any, b: Any) -> Deviation:
+    """``a @ b``, of which one at least is a deviation."""
+    if isinstance(a, Deviation) and not isinstance(b, Deviation):
+        if b.dim() == 2 and a.dim() == 2 and a.null_axis is None:
+            return _rows_through(a, b)
+        b = Deviation(b.double())
+    elif not isinstance(a, Deviation):
+        a = Deviation(a.double())
+    shape = (*broadcast(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
+    base, terms = _common_rows(*_parts(a, b))
+    if a.null_axis is not None:
+        terms = [normalised(term) for term in terms]
+    return Deviation(base, gathered(terms), shape)
+
+
+def _rows_through(x: Deviation, weight: Tensor) -> Deviation:
+    """A linear map of rows; a base of one row rides along with the rows of the term."""
+    weight = weight.double()
+    shape = (x.shape[0], weight.shape[1])
+    if len(x.terms) != 1 or x.base.shape != (1, x.shape[1]) or x.terms[0].values.shape != x.shape:
+        terms = [Term(s, _contract(v, weight)) for s, v in x.terms]
+        return Deviation(_equal_rows_alike(x.base, weight), terms, shape)
+    scale, values = x.terms[0]
+    rows = _matmul(torch.cat((values, x.base)), weight)
+    return Deviation(rows[-1:], (Term(scale, rows[:-1]),), shape)
+
+
+def _equal_rows_alike(base: Tensor, weight: Tensor) -> Tensor:
+    """``base @ weight`` in which equal rows stay equal to the last bit, which a kernel does not promise."""
+    if base.shape[0] == 1 or base.shape[1] == 1:
+        return _contract(base, weight)
+    distinct, place = torch.unique(base, dim=0, return_inverse=True)
+    products = _matmul(distinct, weight)
+    return products[place]
+
+
+def _parts(a: Deviation, b: Deviation) -> tuple[Tensor, list[Term]]:
+    """Every part of ``a`` times every part of ``b``."""
+    inner = a.shape[-1]
+    a_null, b_null = a.null_axis == a.dim() - 1, b.null_axis == b.dim() - 2
+    terms = []
+    base = _through_base(a, b.base, inner, b.base_sum if b_null else None)
+    for s, u in a.terms:
+        if a_null and b.base.shape[-2] > 1 and s == 0.0:
+            # Rows of attention that differ at order one, times values that do: no row is like another any more.
+            base = base + _contract(u, b.base, inner)
+        elif not (a_null and b.base.shape[-2] == 1 < inner):
+            terms.append(Term(s, _contract(u, b.base, inner)))
+        for t, v in b.terms:
+            if not (a_null and v.shape[-2] == 1 < inner) and not (b_null and u.shape[-1] == 1 < inner):
+                terms.append(Term(s + t, _contract(u, v, inner)))
+    for t, v in b.terms:
+        if not (b_null and a.base.shape[-1] == 1 < inner):
+            terms.append(Term(t, _through_base(a, v, inner)))
+    return base, terms
+
+
+def _through_base(a: Deviation, v: Tensor, inner: int, right_sum: float | None = None) -> Tensor:
+    """The base of ``a`` times a part; sums that are known exactly are not taken."""
+    if a.null_axis == a.dim() - 1 and a.base_sum is not None and v.shape[-2] == 1 < inner:
+        return v * a.base_sum
+    if right_sum is not None and a.base.shape[-1] == 1 < inner:
+        return a.base * right_sum
+    return _contract(a.base, v, inner)
+
+
+def _contract(u: Tensor, v: Tensor, inner: int | None = None) -> Tensor:
+    """``u @ v`` where either may be constant along the inner axis, of length ``inner``."""
+    inner = max(u.shape[-1], v.shape[-2]) if inner is None else inner
+    if u.shape[-1] == v.shape[-2] == 1:
+        return u * v * float(inner)
+    if u.shape[-1] == 1:
+        return u * v.sum(dim=-2, keepdim=True)
+    if v.shape[-2] == 1:
+        return u.sum(dim=-1, keepdim=True) * v
+    return _matmul(u, v)
+
+
+def _matmul(u: Tensor, v: Tensor) -> Tensor:
+    """``u @ v``; entries in which all but the last digits cancel are rounded once, and zero where they are zero.
+
+    Heads that undo each other and masks whose products average end in such sums: rounded at every step they would leave
+    a residue of 1e-16 in place of nothing.
+    """
+    out: Tensor = u @ v
+    if out.is_complex():
+        return out
+    sizes = torch.linalg.vector_norm(u, dim=-1, keepdim=True) * torch.linalg.vector_norm(v, dim=-2, keepdim=True)
+    cancelled = (out.abs() < sizes * _CANCELLED) & (out != 0)
+    if bool(cancelled.any()):
+        out[cancelled] = _rounded_once(u, v, out.shape, cancelled)
+    if not are_moved():
+        return out
+    # Rows of a linear map are told apart by what went in; entries of attention by the pairs that were multiplied.
+    return moved(out, fingerprint(u, -1) if v.dim() == 2 else product_fingerprint(u, v))
+
+
+def _rounded_once(u: Tensor, v: Tensor, shape: torch.Size, chosen: Tensor) -> Tensor:
+    """These entries of ``u @ v`` from exact products and an exact sum; as they are where there are too many."""
+    *batch, rows, columns = shape
+    place = chosen.nonzero(as_tuple=True)
+    inner = u.shape[-1]
+    if place[0].numel() * inner > _AFFORDABLE:
+        return (u @ v)[chosen]
+    a = u.expand(*batch, rows, inner)[(*place[:-2], place[-2])]
+    b = v.expand(*batch, inner, columns).transpose(-1, -2)[(*place[:-2], place[-1])]
+    high = a * b
+    low = _product_error(a, b, high)
+    sums = [math.fsum(pair) for pair in torch.cat((high, low), dim=-1).tolist()]
+    return torch.tensor(sums, dtype=u.dtype, device=u.device)
+
+
+def _product_error(a: Tensor, b: Tensor, product: Tensor) -> Tensor:
+    """``a b - product`` exactly (Dekker 1971)."""
+    (a_high, a_low), (b_high, b_low) = _halves(a), _halves(b)
+    return a_low * b_low - (((product - a_high * b_high) - a_low * b_high) - a_high * b_low)
+
+
+def _halves(a: Tensor) -> tuple[Tensor, Tensor]:
+    scaled = a * 134217729.0
+    high = scaled - (scaled - a)
+    return high, a - high
+
+
+def _common_rows(base: Tensor, terms: Sequence[Term]) -> tuple[Tensor, list[Term]]:
+    """Parts that are the same for every row belong to the base, if that is.
+
+    Scores that differ between keys beside a base that is one number stay apart: added to it they would be rounded.
+    """
+    if base.shape[-2] > 1:
+        return base, list(terms)
+    if base.shape[-1] > 1:
+        return common_parts(base, terms)
+    apart = [term for term in terms if term.values.shape[-1] > 1]
+    base, rest = common_parts(base, [term for term in terms if term.values.shape[-1] == 1])
+    return base, [*apart, *rest]
+
+
+@rule(aten.addmm, aten.baddbmm)
+def added_product(bias: Any, a: Any, b: Any, *, beta: float = 1, alpha: float = 1) -> Deviation:
+    """``beta bias + alpha a @ b``."""
+    if isinstance(a, Deviation) or isinstance(b, Deviation):
+        out = product(a, b)
+        out = out if alpha == 1 else mul(out, alpha)
+        if beta == 0:
+            return out
+        return add(out, bias, alpha=beta)
+    return add(torch.mul(a @ b, alpha), bias, alpha=beta)
+
+
+@rule(aten.addbmm, aten.dot, aten.mv, aten.addmv)
+def _no_product(*args: Any, **kwargs: Any) -> Deviation:
+    refuse("aten.dot/mv/addmv", "products with a single vector have no rule yet")
+
+
+@rule(aten.convolution)
+def convolution(
+    x: Any,
+    weight: Any,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+) -> Deviation:
+    """A convolution with plain weights; a base with equal rows needs one window, but has other rows at padded ends."""
+    if not isinstance(x, Deviation) or isinstance(weight, Deviation):
+        refuse("aten.convolution", "its weights depend on the tokens")
+    rest = (stride, padding, dilation, transposed, output_padding, groups)
+    terms = [Term(s, aten.convolution(v.expand(x.shape), weight, None, *rest)) for s, v in x.terms]
+    window = [step * (size - 1) + 1 for step, size in zip(dilation, weight.shape[2:], strict=True)]
+    equal = not transposed and not any(padding) and all(size == 1 for size in x.base.shape[2:])
+    shape = (*x.shape[:2], *window) if equal else x.shape
+    base = aten.convolution(x.base.expand(shape), weight, bias, *rest)
+    whole = terms[0].values.shape if terms else aten.convolution(x.base.expand(x.shape), weight, bias, *rest).shape
+    return Deviation(base, terms, whole)

@@ -1,0 +1,193 @@
+"""Running a model in exact arithmetic, one sequence at a time, and showing its stream at the sites."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rankscope.exact_arithmetic.float64 import WideArithmetic, in_float64, widened
+from rankscope.exact_arithmetic.registry import refuse
+from rankscope.exact_arithmetic.tensor import Deviation
+from rankscope.models.inputs import Batch
+from rankscope.models.view import Label, ModelView
+from rankscope.stream.follower import Perform, StreamFollower
+from rankscope.stream.frames import first_tensor
+from rankscope.stream.open_call import OpenCall
+from rankscope.stream.sites import SiteRef, SiteSelection
+from rankscope.stream.viewing import undisturbed
+
+ExactObserver = Callable[[int, SiteRef, Deviation, "Tensor | None"], None]
+EXACT_SITES = ("block.in@0", "block.out")
+
+
+class _LastBlockDone(Exception):  # noqa: N818  (no error: the way out of a forward pass whose rest is not needed)
+    """Every block has run."""
+
+
+def exact_stream(
+    view: ModelView,
+    batch: Batch,
+    observe: ExactObserver,
+    *,
+    sites: SiteSelection | None = None,
+    log_shrink: float = 0.0,
+) -> None:
+    """Run ``view.model`` on each sequence of a batch in exact arithmetic.
+
+    The model runs in evaluation mode and in float64, without gradients, under whatever surgery is going on, up to its
+    last block; it is left as it was found.
+
+    Args:
+        view: the model and its structure.
+        batch: the inputs.
+        observe: gets the number of the sequence in the batch, the site, the stream there as ``1 tokens dim``, and which
+            of its tokens count (``1 tokens``, None for all).
+        sites: where; by default the first block's input and every block's output.
+        log_shrink: natural logarithm of a factor by which the tokens of each stack are first drawn to their mean. Far
+            below zero, the run shows how the collapsed state answers to a small deviation: its linear stability.
+
+    Raises:
+        UnsupportedArithmeticError: the model does something that has no rule.
+    """
+    selection = SiteSelection.parse(EXACT_SITES) if sites is None else sites
+    with undisturbed(view.model), in_float64(view.model):
+        for number, single in enumerate(single_sequences(batch)):
+            show = partial(observe, number)
+            with deviating(view, single.keep, show, selection, log_shrink=log_shrink):
+                single.run(view.model)
+
+
+@contextmanager
+def deviating(
+    view: ModelView,
+    keep: Tensor | None,
+    observe: Callable[[SiteRef, Deviation, Tensor | None], None],
+    sites: SiteSelection,
+    *,
+    log_shrink: float = 0.0,
+) -> Iterator[None]:
+    """Inside the block the stream of ``view.model`` is a Deviation from its first block on.
+
+    One forward pass of one sequence; it ends, and the block with it, after the last block of the model.
+    """
+    follower = _Deviator(view, keep, observe, sites, log_shrink)
+    try:
+        with WideArithmetic(), follower.riding():
+            yield
+    except _LastBlockDone:
+        pass
+
+
+def single_sequences(batch: Batch) -> Iterator[Batch]:
+    """The sequences of a batch, each in a batch of its own, their numbers in float64."""
+    batch = widened(batch)
+    for row in range(batch.sequences):
+
+        def cut(value: Any, row: int = row) -> Any:
+            if not isinstance(value, Tensor) or value.dim() <= batch.axis:
+                return value
+            return value.narrow(batch.axis, row, 1) if value.shape[batch.axis] == batch.sequences else value
+
+        yield replace(
+            batch,
+            inputs={name: cut(value) for name, value in batch.inputs.items()},
+            arguments=tuple(cut(value) for value in batch.arguments),
+            keep=None if batch.keep is None else batch.keep[row : row + 1],
+            first_sequence=batch.first_sequence + row,
+            sequences=1,
+        )
+
+
+class _Deviator(StreamFollower):
+    """Turns the stream into a deviation where it enters a block, and shows it."""
+
+    def __init__(
+        self,
+        view: ModelView,
+        keep: Tensor | None,
+        observe: Callable[[SiteRef, Deviation, Tensor | None], None],
+        sites: SiteSelection,
+        log_shrink: float,
+    ) -> None:
+        super().__init__(view)
+        self._log_shrink = log_shrink
+        self._keep = keep
+        self._observe = observe
+        self._sites = sites
+        self._calls_left = sum(len(stack.calls) for stack in view.stacks)
+
+    @contextmanager
+    def riding(self) -> Iterator[None]:
+        """Also change the arguments of blocks, before any other hook sees them."""
+        modules = self.view.modules()
+        names = {call.module_name for stack in self.view.stacks for call in stack.calls}
+        with ExitStack() as stack:
+            for name in names:
+                handle = modules[name].register_forward_pre_hook(self._deviate, prepend=True, with_kwargs=True)
+                stack.callback(handle.remove)
+            stack.enter_context(super().riding())
+            yield
+
+    def _deviate(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """A forward pre-hook: the stream that comes in becomes a deviation, recentred."""
+        entry = first_tensor(args, kwargs)
+        if entry is None:
+            return None
+        keep = self._fitting(entry)
+        if isinstance(entry, Deviation):
+            new = entry.recentred(keep)
+        else:
+            new = Deviation.from_tokens(entry, keep).shrunk(self._log_shrink)
+        return (
+            tuple(new if value is entry else value for value in args),
+            {name: new if value is entry else value for name, value in kwargs.items()},
+        )
+
+    def _fitting(self, x: Tensor) -> Tensor | None:
+        """The kept tokens, if they can be those of this stream; tokens the model itself padded do not count."""
+        rows = x.shape[:-1].numel()
+        if self._keep is None or self._keep.numel() > rows:
+            return None
+        return torch.nn.functional.pad(self._keep, (0, rows - self._keep.numel()), value=False)
+
+    def _show(self, call: OpenCall, site: str, x: Tensor) -> None:
+        ref = call.ref(site)
+        if ref in self._sites:
+            seen = call.canonical(x)
+            if not isinstance(seen, Deviation):
+                refuse(f"what happens before {ref}", "the stream comes back as a plain tensor, its deviation lost")
+            self._observe(ref, seen, self._fitting(seen))
+
+    def on_enter(self, call: OpenCall, entry: Tensor) -> None:
+        """Show the stream that comes in."""
+        self._show(call, "block.in", entry)
+
+    def on_next_block(self, call: OpenCall, stream: Tensor) -> None:
+        """Show the stream between two blocks of one call."""
+        self._show(call, "block.out", stream)
+
+    def on_add(self, call: OpenCall, label: Label | None, stream: Tensor, branch: Tensor, perform: Perform) -> Tensor:
+        """Show branch and sum."""
+        if label is not None:
+            self._show(call, f"{label}.out", branch)
+        out: Tensor = perform()
+        if isinstance(out, Deviation):
+            out.check_exact(self._fitting(out))
+        if label is not None:
+            self._show(call, f"{label}.sum", out)
+        return out
+
+    def on_leave(self, call: OpenCall, out: Tensor) -> None:
+        """Show the stream that leaves, and stop when it was the last block."""
+        self._show(call, "block.out", out if call.last_sum is None else call.last_sum)
+        self._calls_left -= 1
+        if self._calls_left == 0:
+            raise _LastBlockDone

@@ -1,0 +1,247 @@
+"""A tensor that knows by how little its tokens differ: a common part, and deviations with log-scales of their own.
+
+A model runs on it unmodified: each ATen operation that meets one goes to its rule, in
+``rankscope.exact_arithmetic.rules``.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rankscope._errors import InputError
+from rankscope.exact_arithmetic.registry import RULES, refuse
+from rankscope.exact_arithmetic.rounding import are_moved, moved
+from rankscope.exact_arithmetic.terms import Term, added, broadcast, by_scale, exp, gathered, one_row, scaled, summed
+
+# Rows that differ by less than this of themselves in plain float64 do so with fewer than eight digits.
+_ROUNDING = 2.0**-26
+
+
+class Deviation(Tensor):
+    r"""A tensor :math:`B + \sum_t e^{s_t} D_t` in float64, the log-scales :math:`s_t` being plain numbers.
+
+    Exact: every rule keeps the relative accuracy of each term, whatever its scale, so that tokens may differ by
+    10^-100000 of themselves. ``base`` and every term are stored with size 1 along axes on which they are constant: a
+    base with equal rows is one row. The residual stream has one term; attention scores have several, whose differences
+    in scale the softmax needs. All sequences in one Deviation share its scales, so each sequence gets its own.
+
+    Attributes:
+        base: the common part.
+        terms: the deviations.
+        null_axis: an axis along which every term sums to exactly zero, as that of a softmax does; None where unknown.
+        base_sum: what ``base`` sums to exactly along that axis; None where unknown.
+
+    Example:
+        >>> x = Deviation.from_tokens(torch.tensor([[[1.0, 2.0], [3.0, 2.0]]]))
+        >>> x.base.tolist(), round(math.exp(x.log_residual()) ** 2, 12)
+        ([[[2.0, 2.0]]], 2.0)
+    """
+
+    base: Tensor
+    terms: tuple[Term, ...]
+    null_axis: int | None
+    base_sum: float | None
+    source: weakref.ref[Deviation] | None
+    write_back: Callable[[Tensor, Tensor], Tensor] | None
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @staticmethod
+    def __new__(
+        cls,
+        base: Tensor,
+        terms: Sequence[Term] = (),
+        shape: Sequence[int] | None = None,
+        *,
+        null_axis: int | None = None,
+        base_sum: float | None = None,
+    ) -> Deviation:
+        """A deviation of this shape, or of the shape its parts broadcast to."""
+        if shape is None:
+            shape = broadcast(base.shape, *(term.values.shape for term in terms))
+        out: Deviation = torch.Tensor._make_wrapper_subclass(cls, tuple(shape), dtype=base.dtype, device=base.device)
+        out.base, out.terms = _padded(base, len(shape)), tuple(Term(s, _padded(v, len(shape))) for s, v in terms)
+        out.null_axis, out.base_sum, out.source, out.write_back = null_axis, base_sum, None, None
+        return out
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        """Shape and scales; the numbers are in ``base`` and ``terms``."""
+        scales = ", ".join(f"e^{term.log_scale:.6g} {tuple(term.values.shape)}" for term in self.terms)
+        return f"Deviation({tuple(self.shape)}: base {tuple(self.base.shape)}, terms [{scales}])"
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Send an operation to its rule."""
+        import rankscope.exact_arithmetic.rules  # noqa: F401  (fills the registry)
+
+        kwargs = kwargs or {}
+        packet = func.overloadpacket
+        found = RULES.get(packet) or RULES.get(str(packet))
+        if found is not None:
+            return _moved(found, found(*args, **kwargs))
+        name = packet.__name__
+        plain = RULES.get(getattr(torch.ops.aten, name[:-1], None)) if name.endswith("_") else None
+        if plain is None:
+            refuse(packet)
+        return (
+            args[0].overwritten(_moved(plain, plain(*args, **kwargs)), packet)
+            if isinstance(args[0], cls)
+            else refuse(packet, "it writes a deviation into a plain tensor")
+        )
+
+    def overwritten(self, new: Deviation | Tensor, operation: Any) -> Deviation:
+        """Take over the parts of ``new``, as an operation in place does, and so do the tensors this is a view of."""
+        if new.shape != self.shape:
+            refuse(operation, f"it turns a tensor of shape {tuple(self.shape)} into one of {tuple(new.shape)} in place")
+        parts = new if isinstance(new, Deviation) else Deviation(new, (), self.shape)
+        source = None if self.source is None else self.source()
+        if source is not None:
+            if self.write_back is None:
+                refuse(operation, "it writes into a view of a tensor that is still in use")
+            from rankscope.exact_arithmetic.combining import written
+
+            source.overwritten(written(source, parts, self.write_back), operation)
+        self.base, self.terms, self.null_axis, self.base_sum = parts.base, parts.terms, parts.null_axis, parts.base_sum
+        return self
+
+    @classmethod
+    def from_tokens(cls, x: Tensor, keep: Tensor | None = None) -> Deviation:
+        """The rows of ``x`` as their mean and what departs from it.
+
+        Args:
+            x: one sequence, any shape ``(..., dim)``; every row along the last axis is a token.
+            keep: which rows enter the mean, in any shape with as many entries as there are rows; None for all.
+        """
+        if not x.is_floating_point() or x.dim() < 2:
+            raise InputError(f"Tokens were given as a {x.dtype} tensor of shape {tuple(x.shape)}; expected (..., dim).")
+        return cls(torch.zeros(1, dtype=torch.float64, device=x.device), (Term(0.0, x.detach().double()),)).recentred(
+            keep
+        )
+
+    def recentred(self, keep: Tensor | None = None) -> Deviation:
+        """The same value with the mean of the kept rows as base, and no terms where those rows are equal.
+
+        Deviations below one get unit norm over the kept rows and a log-scale; larger ones need none and have scale 1.
+        Where the base differs between rows its differences become part of the term, and plain float64 is the limit.
+        """
+        base, terms = self._centred(keep)
+        out = []
+        for (scale, values), log_norm in terms:
+            log_scale = min(scale + log_norm, 0.0) if math.isfinite(log_norm) else scale
+            change = scale - log_scale
+            if log_scale < 0.0 and abs(change + log_norm) > 1.0:
+                # Beyond about e^(10^16) a scale no longer resolves a factor of e: the sum above swallowed the norm, and
+                # numbers that keep it would grow without end.
+                change = -log_norm
+            out.append(Term(log_scale, values * exp(change)))
+        return Deviation(base, gathered(out), self.shape)
+
+    def log_residual(self, keep: Tensor | None = None) -> float:
+        r"""Natural logarithm of :math:`\|C X\|_F` over the kept rows. Exact; minus infinity where rows are equal."""
+        terms = self.recentred(keep).terms
+        if not terms:
+            return -math.inf
+        scale, values = summed(terms)
+        return _log_norm(_kept(values.expand(self.shape), keep)) + scale
+
+    def _centred(self, keep: Tensor | None) -> tuple[Tensor, list[tuple[Term, float]]]:
+        """Mean of the kept rows, and what departs from it: terms and the logarithms of their norms."""
+        base, terms = one_row(self.base), by_scale(self.terms)
+        if any(size != 1 for size in base.shape[:-1]):
+            center, values = _split(base.expand(self.shape), keep)
+            for term in terms:
+                values = added(values, term.values, term.log_scale)
+            base, terms = center, [Term(0.0, values)]
+            _check_above_rounding(base, values, keep)
+        kept: list[tuple[Term, float]] = []
+        for scale, values in terms:
+            mean, values = _split(values.expand(self.shape), keep)
+            base = base + scaled(scale, mean)
+            log_norm = _log_norm(_kept(values, keep))
+            if log_norm != -math.inf:
+                kept.append((Term(scale, values), log_norm))
+        return base, kept
+
+    def check_exact(self, keep: Tensor | None = None) -> None:
+        """Refuse a value whose rows have no common part to rely on and differ by hardly more than rounding.
+
+        Raises:
+            UnsupportedArithmeticError: with the module that is running.
+        """
+        if any(size != 1 for size in self.base.shape[:-1]):
+            self._centred(keep)
+
+    def shrunk(self, log_factor: float) -> Deviation:
+        """The same base, every deviation times ``e^log_factor``."""
+        return Deviation(self.base, [Term(s + log_factor, v) for s, v in self.terms], self.shape)
+
+    def log_norm(self, keep: Tensor | None = None) -> float:
+        r"""Natural logarithm of :math:`\|X\|_F` over the kept rows; minus infinity at zero."""
+        return _log_norm(_kept(self.to_plain(), keep))
+
+    def to_plain(self) -> Tensor:
+        """The value in ordinary float64, where small terms are lost."""
+        out = self.base
+        for term in self.terms:
+            out = added(out, term.values, term.log_scale)
+        return out.expand(self.shape)
+
+
+def _moved(function: Callable[..., Any], out: Any) -> Any:
+    """What a rule gave, last digits moved if they are to be; rules that only move values around round nothing."""
+    if not are_moved() or function.__module__.endswith((".shapes", ".indexing")):
+        return out
+    if isinstance(out, tuple):
+        return tuple(_moved(function, part) for part in out)
+    if not isinstance(out, Deviation):
+        return out
+    terms = [Term(s, moved(v)) for s, v in out.terms]
+    return Deviation(moved(out.base), terms, out.shape, null_axis=out.null_axis, base_sum=out.base_sum)
+
+
+def _log_norm(rows: Tensor) -> float:
+    """Logarithm of the Euclidean norm, whose squares would leave the range of float64 long before it does."""
+    size = float(rows.abs().max()) if rows.numel() else 0.0
+    if size == 0.0:
+        return -math.inf
+    return math.log(size) + math.log(float(torch.linalg.vector_norm(rows / size))) if math.isfinite(size) else size
+
+
+def _check_above_rounding(center: Tensor, departures: Tensor, keep: Tensor | None) -> None:
+    """Refuse rows whose common part is not common, when they differ by so little that it may be rounding."""
+    rows = _kept(departures, keep)
+    size = float(torch.linalg.vector_norm(center)) * math.sqrt(rows.shape[0])
+    if float(torch.linalg.vector_norm(rows)) < _ROUNDING * size:
+        refuse("a part of the block", "it gives tokens that were equal a common part that differs by rounding alone")
+
+
+def _padded(part: Tensor, axes: int) -> Tensor:
+    return part if part.dim() == axes else part.reshape((1,) * (axes - part.dim()) + part.shape)
+
+
+def _kept(values: Tensor, keep: Tensor | None) -> Tensor:
+    rows = values.reshape(-1, values.shape[-1])
+    return rows if keep is None else rows[keep.reshape(-1)]
+
+
+def _split(values: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Mean of the kept rows, and all rows minus it.
+
+    The first kept row is subtracted before the mean is taken: the mean of seven equal numbers need not be that number,
+    but the mean of seven zeros is zero.
+    """
+    one_row = (1,) * (values.dim() - 1) + (values.shape[-1],)
+    rows = _kept(values, keep)
+    if rows.shape[0] == 0:
+        return torch.full(one_row, math.nan, dtype=values.dtype, device=values.device), values
+    first = rows[0].reshape(one_row)
+    off = (rows - rows[0]).mean(dim=0).reshape(one_row)
+    return first + off, added(-off.expand(values.shape), values - first, 0.0)

@@ -1,0 +1,225 @@
+"""Two runs side by side: differences of means with bootstrap intervals over sequences."""
+
+from __future__ import annotations
+
+import html
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from rankscope._errors import InputError, UnknownNameError
+from rankscope.runs._frozen import freeze, thaw
+from rankscope.runs.bootstrap import Resampled, resampled_differences
+from rankscope.runs.curves import names_in
+from rankscope.runs.provenance import SCHEMA
+from rankscope.runs.run import Run, load_run
+from rankscope.runs.sequences import SequenceTable, by_sequence
+from rankscope.runs.text import facts_line, number
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+DRAWS = 2000
+LEVEL = 0.95
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Comparison:
+    """Differences ``b - a`` of means over sequences, with intervals.
+
+    Args:
+        a: what the first run is, in words.
+        b: what the second run is, in words.
+        table: one row per metric, site, stack, block (and the verb's own columns): ``a``, ``b``, ``difference``,
+            ``low``, ``high``, ``sequences_a``, ``sequences_b``.
+        paired: whether sequence i of one run was compared with sequence i of the other.
+        settings: ``draws``, ``seed``, ``level``, ``why`` (the reason for pairing or not).
+        verdict: where they differ, in one sentence.
+    """
+
+    a: str
+    b: str
+    table: pa.Table
+    paired: bool
+    settings: Mapping[str, Any]
+    verdict: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "settings", freeze(self.settings))
+
+    def to_json(self) -> dict[str, Any]:
+        """One JSON object; a value that is not finite is null."""
+        facts = {"schema": SCHEMA, "kind": "compare", "a": self.a, "b": self.b, "paired": self.paired}
+        rows = [thaw(row) for row in self.table.to_pylist()]
+        return {**facts, **thaw(self.settings), "verdict": self.verdict, "rows": rows}
+
+    def plot(self, metrics: Sequence[str] | None = None, site: str | None = None) -> Figure:
+        """A matplotlib figure (extra ``plot``): one panel per metric, the difference by block with its interval."""
+        from rankscope.runs.comparison_figure import draw_comparison
+
+        return draw_comparison(self, metrics=metrics, site=site)
+
+    def __str__(self) -> str:
+        from rankscope.runs.comparison_text import comparison_as_text
+
+        return comparison_as_text(self)
+
+    def _repr_html_(self) -> str:
+        return f"<p><b>{html.escape(self.verdict)}</b></p><pre>{html.escape(str(self))}</pre>"
+
+    def __repr__(self) -> str:
+        return f"<Comparison of {self.table.num_rows} values. {self.verdict}>"
+
+
+def compare(
+    a: Run | str | os.PathLike[str],
+    b: Run | str | os.PathLike[str],
+    *,
+    metrics: Sequence[str] | None = None,
+    site: str | None = None,
+    paired: bool | None = None,
+    draws: int = DRAWS,
+    level: float = LEVEL,
+    seed: int = 0,
+) -> Comparison:
+    r"""How does run ``b`` differ from run ``a``, and is it more than the sequences' own spread?
+
+    For every value that both runs hold, the difference of the means over sequences (heads are averaged first),
+    :math:`\bar b - \bar a`, with the percentile interval of a bootstrap over sequences, widened for few of them.
+    **Estimate**: it speaks about other sequences of the same kind, not about other seeds or models, and about one
+    value at a time.
+
+    Args:
+        a: a run, or the folder it was saved in.
+        b: the other one, of the same verb.
+        metrics: which to compare; all that both hold by default.
+        site: only this site.
+        paired: resample pairs of sequences (True) or each run by itself (False); by default pairs when both runs read
+            the same tokens under the same token policy.
+        draws: how many resamples.
+        level: of the intervals.
+        seed: of the resampling.
+
+    Returns:
+        The differences as a table, with text, figure and JSON.
+
+    Raises:
+        InputError: when the runs are of different verbs or share no value, or an option is out of range.
+
+    Example:
+        >>> import rankscope
+        >>> one = rankscope.measure("init:tiny-bert", sequences=3, tokens=16)
+        >>> compare(one, one).table["difference"].to_pylist()[0]
+        0.0
+    """
+    first, second = (run if isinstance(run, Run) else load_run(run) for run in (a, b))
+    _check(first, second, draws, level)
+    for name in metrics or ():
+        for run in (first, second):
+            if name not in (known := names_in(run.table, "metric")):
+                raise UnknownNameError("metric in one of the runs", name, known)
+    left, right = (by_sequence(run.table, metrics=metrics, site=site) for run in (first, second))
+    shared = [key for key in left.keys if key in right.position]
+    if not shared:
+        raise InputError(
+            "The two runs share no value: no metric was taken at the same site and block in both. "
+            f"One has {_held(first)}, the other {_held(second)}."
+        )
+    pairs, why = _pairing(first, second, left, right, paired)
+    rows = [left.position[key] for key in shared], [right.position[key] for key in shared]
+    values_a, values_b = left.values[rows[0]], right.values[rows[1]]
+    if pairs:
+        values_a, values_b = _aligned(left, values_a, right), _aligned(right, values_b, left)
+    found = resampled_differences(values_a, values_b, paired=pairs, draws=draws, level=level, seed=seed)
+    table = _table(left.columns, shared, found)
+    settings = {"draws": draws, "seed": seed, "level": level, "why": why}
+    verdict = _verdict(table, level) + _inputs_differ(first, second)
+    return Comparison(facts_line(first), facts_line(second), table, pairs, settings, verdict)
+
+
+def _check(first: Run, second: Run, draws: int, level: float) -> None:
+    if first.kind != second.kind:
+        raise InputError(f"A {first.kind!r} run and a {second.kind!r} run do not compare: give two runs of one verb.")
+    if draws < 100 or not 0.0 < level < 1.0:
+        raise InputError(f"draws={draws}, level={level}: expected at least 100 draws and a level between 0 and 1.")
+
+
+def _pairing(
+    first: Run, second: Run, left: SequenceTable, right: SequenceTable, asked: bool | None
+) -> tuple[bool, str]:
+    shared = sorted(set(left.sequences) & set(right.sequences))
+    if asked is not None:
+        if asked and not shared:
+            raise InputError("paired=True needs sequences with the same numbers in both runs; they share none.")
+        differ = ", although the runs did not read the same tokens" if asked and _inputs_differ(first, second) else ""
+        return asked, f"as asked{differ}"
+    one, other = first.provenance, second.provenance
+    if not (one.inputs_hash and other.inputs_hash):
+        return False, "a run of an earlier version does not say what it read"
+    if one.inputs_hash != other.inputs_hash:
+        return False, "the runs did not read the same tokens"
+    if one.token_policy != other.token_policy or one.lengths != other.lengths or left.sequences != right.sequences:
+        return False, "the runs read the same tokens and did not count the same ones"
+    return True, "both runs read the same tokens"
+
+
+def _inputs_differ(first: Run, second: Run) -> str:
+    """A sentence about runs that read different things; empty where they read the same, or nobody knows."""
+    one, other = first.provenance, second.provenance
+    if not (one.inputs_hash and other.inputs_hash) or one.inputs_hash == other.inputs_hash:
+        return ""
+    what = (
+        f"a read {one.inputs}, b {other.inputs}" if one.inputs != other.inputs else f"both {one.inputs}, other tokens"
+    )
+    return f" The inputs differ: {what}. Part of any difference may be theirs."
+
+
+def _aligned(mine: SequenceTable, values: np.ndarray, other: SequenceTable) -> np.ndarray:
+    shared = [number for number in mine.sequences if number in set(other.sequences)]
+    return values[:, [mine.sequences.index(number) for number in shared]]
+
+
+def _table(columns: Sequence[str], keys: Sequence[tuple[Any, ...]], found: Resampled) -> pa.Table:
+    named = {name: [key[place] for key in keys] for place, name in enumerate(columns)}
+    numbers = {
+        "a": found.mean_a,
+        "b": found.mean_b,
+        "difference": found.difference,
+        "low": found.low,
+        "high": found.high,
+        "sequences_a": found.count_a,
+        "sequences_b": found.count_b,
+    }
+    return pa.table({**named, **{name: pa.array(values) for name, values in numbers.items()}})
+
+
+def _verdict(table: pa.Table, level: float) -> str:
+    low, high = table["low"].to_numpy(), table["high"].to_numpy()
+    judged = np.isfinite(low) & np.isfinite(high)
+    if not judged.any():
+        return "No interval: a difference needs at least two sequences with a defined value in each run."
+    apart = judged & ((low > 0) | (high < 0))
+    count = f"{int(apart.sum())} of {int(judged.sum())} differences have a {level:.0%} interval that leaves out zero"
+    chance = f"By chance alone about {1 - level:.0%} would, more or fewer where values move together."
+    name, site = (np.array(table[column].to_pylist()) for column in ("metric", "site"))
+    main = judged & (name == "relative_residual") & (site == "block.out")
+    first = f"{_main_difference(table, int(np.flatnonzero(main)[-1]))} " if main.any() else ""
+    return f"{first}{count}. {chance}"
+
+
+def _main_difference(table: pa.Table, row: int) -> str:
+    """The one difference a reader asks for first, in a sentence."""
+    difference, low, high = (float(table[column][row].as_py()) for column in ("difference", "low", "high"))
+    what, block = "relative residual", table["layer"][row].as_py()
+    numbers = f"{number(difference)} [{number(low)}, {number(high)}]"
+    if low > 0 or high < 0:
+        return f"In b the {what} at block {block} is {'lower' if difference < 0 else 'higher'}: {numbers}."
+    return f"The {what} at block {block} differs by no more than sequences do: {numbers}."
+
+
+def _held(run: Run) -> str:
+    return f"{', '.join(names_in(run.table, 'metric')[:4])} at {', '.join(names_in(run.table, 'site')[:4])}"

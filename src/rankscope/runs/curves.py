@@ -1,0 +1,144 @@
+"""One metric over depth: the values of all sequences (and heads) of a layer reduced to a line and a band."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from rankscope._errors import InputError, UnknownNameError
+from rankscope._types import Status
+from rankscope.runs.rows import STATUSES
+
+Reduce = Literal["mean", "median"]
+BAND = (0.1, 0.9)
+USABLE = (str(Status.OK), str(Status.FLOOR), str(Status.ESTIMATE))
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """A metric by layer.
+
+    Args:
+        layers: numbers of the layers that have rows, ascending.
+        mean: mean (or median) over sequences and heads; NaN where no value is usable.
+        low: 10% quantile over sequences and heads.
+        high: 90% quantile over sequences and heads.
+        n: number of usable values per layer.
+        any_floor: whether a value of the layer is at the float floor.
+        any_estimate: whether a value of the layer is an estimate.
+    """
+
+    layers: NDArray[np.int64]
+    mean: NDArray[np.float64]
+    low: NDArray[np.float64]
+    high: NDArray[np.float64]
+    n: NDArray[np.int64]
+    any_floor: NDArray[np.bool_]
+    any_estimate: NDArray[np.bool_]
+
+    def __post_init__(self) -> None:
+        for values in (self.layers, self.mean, self.low, self.high, self.n, self.any_floor, self.any_estimate):
+            values.flags.writeable = False
+
+
+@dataclass(frozen=True, eq=False)
+class Cells:
+    """Usable values of one metric at one site as a grid; NaN where there is none. Heads are averaged.
+
+    Args:
+        layers: numbers of the layers, ascending.
+        sequences: numbers of the sequences, ascending.
+        values: shape ``(layers, sequences)``.
+        floor: whether the value is at the float floor, same shape.
+        undefined: whether it was measured and the formula has no value, same shape.
+    """
+
+    layers: NDArray[np.int64]
+    sequences: NDArray[np.int64]
+    values: NDArray[np.float64]
+    floor: NDArray[np.bool_]
+    undefined: NDArray[np.bool_]
+
+
+def names_in(table: pa.Table, column: str) -> list[str]:
+    """Names that occur in a dictionary column, in the order in which they first occur; null is left out."""
+    return [name for name in table[column].unique().to_pylist() if name is not None]
+
+
+def where(table: pa.Table, *, metric: str, site: str, stack: str | None = None) -> pa.Table:
+    """Rows of one metric at one site; of one stack when it is named."""
+    for kind, name in (("metric", metric), ("site", site), ("stack", stack)):
+        if name is not None and name not in (known := names_in(table, kind)):
+            raise UnknownNameError(f"{kind} in this run", name, known)
+    keep = pc.and_(pc.equal(table["metric"], metric), pc.equal(table["site"], site))
+    if stack is not None:
+        keep = pc.and_(keep, pc.fill_null(pc.equal(table["stack"], stack), False))
+    return table.filter(keep)
+
+
+def curve(table: pa.Table, metric: str, site: str, *, stack: str | None = None, reduce: Reduce = "mean") -> Curve:
+    """Reduce the rows of ``metric`` at ``site`` layer by layer; see :class:`Curve`."""
+    if reduce not in ("mean", "median"):
+        raise InputError(f"reduce must be 'mean' or 'median', got {reduce!r}.")
+    rows = where(table, metric=metric, site=site, stack=stack)
+    if stack is None and len(stacks := names_in(rows, "stack")) > 1:
+        raise InputError(f"The run has the stacks {', '.join(stacks)}: name one, as in stack={stacks[0]!r}.")
+    layer = rows["layer"].to_numpy()
+    usable, floor = _usable(rows), _is(rows, Status.FLOOR)
+    value = rows["value"].to_numpy()
+    layers = np.unique(layer)
+    center, low, high = (np.full(layers.size, np.nan) for _ in range(3))
+    count = np.zeros(layers.size, dtype=np.int64)
+    for position, number in enumerate(layers):
+        mine = value[usable & (layer == number)]
+        count[position] = mine.size
+        if mine.size:
+            center[position] = mine.mean() if reduce == "mean" else np.median(mine)
+            low[position], high[position] = _quantiles(mine)
+    any_floor, any_estimate = (
+        np.array([bool(marked[layer == number].any()) for number in layers], dtype=np.bool_)
+        for marked in (floor, _is(rows, Status.ESTIMATE))
+    )
+    return Curve(layers.astype(np.int64), center, low, high, count, any_floor, any_estimate)
+
+
+def cells(table: pa.Table, metric: str, site: str, *, stack: str | None = None) -> Cells:
+    """The usable values of ``metric`` at ``site`` as a grid of layers and sequences."""
+    rows = where(table, metric=metric, site=site, stack=stack)
+    layers, row = np.unique(rows["layer"].to_numpy(), return_inverse=True)
+    sequences, column = np.unique(rows["sequence"].to_numpy(), return_inverse=True)
+    usable = _usable(rows)
+    total, count = np.zeros((layers.size, sequences.size)), np.zeros((layers.size, sequences.size))
+    floor, undefined = (np.zeros((layers.size, sequences.size), dtype=np.bool_) for _ in range(2))
+    at = (row[usable], column[usable])
+    np.add.at(total, at, rows["value"].to_numpy()[usable])
+    np.add.at(count, at, 1.0)
+    np.logical_or.at(floor, (row, column), _is(rows, Status.FLOOR))
+    np.logical_or.at(undefined, (row, column), _is(rows, Status.UNDEFINED))
+    values = np.divide(total, count, out=np.full_like(total, np.nan), where=count > 0)
+    return Cells(layers.astype(np.int64), sequences.astype(np.int64), values, floor, undefined)
+
+
+def _quantiles(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The ends of the band, as ``np.quantile`` has them, without its cost per call."""
+    ends: NDArray[np.float64] = np.interp(np.multiply(BAND, values.size - 1), np.arange(values.size), np.sort(values))
+    return ends
+
+
+def _is(rows: pa.Table, status: Status) -> NDArray[np.bool_]:
+    matches: NDArray[np.bool_] = pc.equal(rows["status"], str(status)).to_numpy().astype(np.bool_)
+    return matches
+
+
+def _usable(rows: pa.Table) -> NDArray[np.bool_]:
+    listed = pc.is_in(pc.cast(rows["status"], pa.string()), value_set=pa.array(USABLE)).to_numpy()
+    usable: NDArray[np.bool_] = listed.astype(np.bool_) & np.isfinite(rows["value"].to_numpy())
+    return usable
+
+
+assert set(USABLE) <= set(STATUSES)

@@ -1,0 +1,108 @@
+"""A decomposition read by length: shares, residuals, and a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from rankscope.runs.curves import USABLE
+from rankscope.runs.summary import stacks_of
+from rankscope.runs.text import number
+
+SHARE = "projection_share"
+HALF = 0.5
+
+
+@dataclass(frozen=True, eq=False)
+class ByLength:
+    """One metric over path lengths at one place, averaged over sequences; NaN where nothing is usable."""
+
+    metric: str
+    lengths: NDArray[np.int64]
+    mean: NDArray[np.float64]
+    low: NDArray[np.float64]
+    high: NDArray[np.float64]
+
+
+def only(table: pa.Table, **wanted: str | int | None) -> pa.Table:
+    """Rows whose columns hold these values; None asks for an empty cell."""
+    for column, value in wanted.items():
+        match = pc.is_null(table[column]) if value is None else pc.fill_null(pc.equal(table[column], value), False)
+        table = table.filter(match)
+    return table
+
+
+def last_place(table: pa.Table, stack: str | None) -> tuple[str, int]:
+    """Site and block at which the end of a stack was read."""
+    rows = only(table, paths="of a length", stack=stack)
+    sites = rows["site"].unique().to_pylist()
+    site = "final" if "final" in sites else "block.out"
+    return site, int(pc.max(only(rows, site=site)["layer"]).as_py())
+
+
+def by_length(
+    table: pa.Table, metric: str, stack: str | None = None, *, layer: int | None = None, origin: str | None = None
+) -> ByLength:
+    """A metric of the sums of paths of each length, at the end of the stack or at the output of a block."""
+    site, last = last_place(table, stack) if layer is None else ("block.out", layer)
+    rows = only(table, metric=metric, paths="of a length", stack=stack, site=site, layer=last, origin=origin)
+    rows = rows.filter(pc.is_in(rows["status"].cast(pa.string()), pa.array(USABLE)))
+    lengths, values = rows["length"].to_numpy(), rows["value"].to_numpy()
+    known = np.unique(lengths)
+    groups = [values[lengths == length] for length in known]
+    band = [np.quantile(group, (0.1, 0.9)) for group in groups]
+    return ByLength(
+        metric,
+        known.astype(np.int64),
+        np.array([group.mean() for group in groups]),
+        np.array([low for low, _ in band]),
+        np.array([high for _, high in band]),
+    )
+
+
+def through_heads(table: pa.Table, metric: str, stack: str | None = None) -> NDArray[np.float64]:
+    """A metric of all paths through each head, (blocks, heads), averaged over sequences."""
+    rows = only(table, metric=metric, paths="through a head", stack=stack)
+    layers, heads, values = (rows[name].to_numpy() for name in ("layer", "head", "value"))
+    if not values.size:
+        return np.empty((0, 0))
+    grid = np.full((layers.max() + 1, heads.max() + 1), np.nan)
+    for layer in np.unique(layers):
+        for head in np.unique(heads[layers == layer]):
+            grid[layer, head] = values[(layers == layer) & (heads == head)].mean()
+    return grid
+
+
+def judge_decomposition(table: pa.Table, sum_error: float) -> tuple[str, tuple[Mapping[str, Any], ...]]:
+    """One sentence per stack: the lengths that make up half of the output, and whether the sum is the forward pass."""
+    sentences, evidence = [], []
+    for stack in stacks_of(table):
+        shares = by_length(table, SHARE, stack)
+        sentences.append((f"{stack}: " if stack else "") + _sentence(shares))
+        evidence += [
+            {"metric": SHARE, "stack": stack, "length": int(length), "value": float(value)}
+            for length, value in zip(shares.lengths, shares.mean, strict=True)
+        ]
+    return f"{' '.join(sentences)} Sum over lengths against the forward pass: {number(sum_error)}.", tuple(evidence)
+
+
+def _sentence(shares: ByLength) -> str:
+    reached = np.cumsum(shares.mean)
+    half = int(shares.lengths[int(np.argmax(reached >= HALF))]) if (reached >= HALF).any() else int(shares.lengths[-1])
+    top = int(np.argmax(shares.mean))
+    deepest = int(shares.lengths[-1])
+    share = number(float(reached[list(shares.lengths).index(half)]))
+    reach = f"{half} or less" if half else "0"
+    words = f"Paths of length {reach} make up {share} of the output (the longest is {deepest})"
+    return f"{words}; length {int(shares.lengths[top])} carries most, {number(float(shares.mean[top]))}."
+
+
+def columns_shown(table: pa.Table) -> Iterator[str]:
+    """Metrics that were taken by length, in order."""
+    yield from dict.fromkeys(only(table, paths="of a length")["metric"].to_pylist())

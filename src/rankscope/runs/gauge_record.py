@@ -1,0 +1,139 @@
+"""Reading back what a gauge wrote: JSON lines, of which the last may be torn. No torch in this file."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from rankscope._errors import ResultError
+from rankscope.runs._frozen import freeze
+from rankscope.runs.plain_json import parse_json
+from rankscope.runs.readings import Alarm, LayerValue, Reading
+
+SCHEMA = 1
+SEGMENT = re.compile(r"readings-(\d{5})\.jsonl")
+LONGEST_LINE = 64 * 2**20
+
+
+@dataclass(frozen=True)
+class Record:
+    """All readings of a run, in order of their steps.
+
+    Attributes:
+        facts: what the gauge said about itself when it started last: model, versions, metrics, alarms, schedule.
+        readings: one per step; where a run was resumed from an earlier step, the later reading of a step counts.
+        torn: lines that were cut off while being written (the process was killed), left out.
+        name: of the folder it was read from.
+    """
+
+    facts: Mapping[str, Any]
+    readings: tuple[Reading, ...]
+    torn: int
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "facts", freeze(self.facts))
+
+    @property
+    def alarms(self) -> tuple[Alarm, ...]:
+        """Every alarm raised or cleared, in order."""
+        return tuple(alarm for reading in self.readings for alarm in reading.alarms)
+
+    def curve(self, metric: str, layer: int, stack: str | None = None) -> tuple[tuple[int, ...], tuple[float, ...]]:
+        """Steps and means of one metric at one layer."""
+        found = [(reading.step, reading.values(metric, stack).get(layer)) for reading in self.readings]
+        points = [(step, value) for step, value in found if value is not None]
+        return tuple(step for step, _ in points), tuple(value for _, value in points)
+
+    def table(self) -> pa.Table:
+        """One row per step, metric, site and layer."""
+        return table_of(self.readings)
+
+
+def read_record(folder: str | os.PathLike[str]) -> Record:
+    """Read the record a gauge wrote into ``folder``, also while it is being written. The files are not trusted.
+
+    Raises:
+        ResultError: no record is there, or a whole line of it is not one of ours.
+    """
+    home = Path(folder)
+    segments = _segments(home)
+    if not segments:
+        raise ResultError(f"There is no record of a gauge in {home}. Give the folder passed as Gauge(record=...).")
+    facts: Mapping[str, Any] = {}
+    readings: dict[int, Reading] = {}
+    torn = 0
+    for path in segments:
+        for entry in _entries(path):
+            if entry is None:
+                torn += 1
+            elif "rankscope_gauge" in entry:
+                facts = _checked_facts(entry, path)
+            else:
+                reading = Reading.from_json(entry)
+                readings[reading.step] = reading
+    return Record(facts, tuple(readings[step] for step in sorted(readings)), torn, home.resolve().name)
+
+
+def holds_record(folder: str | os.PathLike[str]) -> bool:
+    """Whether a gauge wrote into this folder."""
+    return bool(_segments(Path(folder)))
+
+
+def read_segment(path: Path) -> tuple[Reading, ...]:
+    """The readings of one file, in the order they were written."""
+    return tuple(
+        Reading.from_json(entry) for entry in _entries(path) if entry is not None and "rankscope_gauge" not in entry
+    )
+
+
+def table_of(readings: tuple[Reading, ...]) -> pa.Table:
+    """The layer values of readings as one table."""
+    rows = [(reading.step, reading.time, value) for reading in readings for value in reading.table]
+    columns: dict[str, Any] = {
+        "step": pa.array([step for step, _, _ in rows], pa.int64()),
+        "time": pa.array([time for _, time, _ in rows], pa.float64()),
+    }
+    kinds = {"layer": pa.int32(), "mean": pa.float64(), "least": pa.float64(), "most": pa.float64()}
+    for name in LayerValue.__dataclass_fields__:
+        columns[name] = pa.array([getattr(value, name) for _, _, value in rows], kinds.get(name, pa.string()))
+    return pa.table(columns)
+
+
+def _segments(home: Path) -> list[Path]:
+    return sorted(path for path in home.glob("readings-*.jsonl") if SEGMENT.fullmatch(path.name))
+
+
+def _entries(path: Path) -> Iterator[dict[str, Any] | None]:
+    """The lines of a segment; None for one that was cut off."""
+    with path.open("rb") as lines:
+        while line := lines.readline(LONGEST_LINE):
+            if line.strip():
+                yield _entry(line, path)
+
+
+def _entry(line: bytes, path: Path) -> dict[str, Any] | None:
+    if len(line) == LONGEST_LINE:
+        raise ResultError(f"{path} has a line of more than {LONGEST_LINE} bytes; that is no record of rankscope.")
+    try:
+        found = parse_json(line)
+    except ValueError:
+        return None
+    if not isinstance(found, dict):
+        raise ResultError(f"{path} holds a line that is {type(found).__name__}, not an object.")
+    return found
+
+
+def _checked_facts(entry: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
+    if entry["rankscope_gauge"] != SCHEMA:
+        raise ResultError(
+            f"{path} has schema {entry['rankscope_gauge']!r:.40}; this rankscope reads schema {SCHEMA}. "
+            "Read it with the version that wrote it."
+        )
+    return entry

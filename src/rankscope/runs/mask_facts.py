@@ -1,0 +1,191 @@
+"""What the graph of a mask says about collapse: a frozen value, as text and as JSON."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rankscope.runs._frozen import freeze, thaw
+
+AGREEMENT_KEY = "layers_to_1e-3"
+
+
+@dataclass(frozen=True)
+class MaskGraph:
+    """Facts about one mask over a number of tokens.
+
+    A number that is not known is None; ``ranges`` then holds the ends it lies between, and ``statuses`` always says how
+    a number was found, or why it was not.
+
+    Attributes:
+        mask: the expression.
+        tokens: number of tokens.
+        edges: number of pairs (query, key) that see each other.
+        self_loops: whether each token sees itself.
+        centres: number of tokens that reach every token.
+        first_centres: the first few of them.
+        parts: number of strongly connected parts.
+        strongly_connected: every token reaches every token.
+        quasi_strongly_connected: some token reaches every token.
+        radius: least number of layers after which one token has reached all.
+        diameter: the most any token needs; None where infinite.
+        lambda_2: modulus of the second eigenvalue of uniform attention under the mask: the late factor per layer.
+        spectral_gap: 1 - ``lambda_2``, with its own digits.
+        transient: layers before the late factor governs random tokens.
+        layers_to_agreement: layers until random tokens agree to a relative residual of 1e-3.
+        log10_decay: log10 of their relative residual, from layer 0 on, as far as it was simulated.
+        ranges: for each number that is not known, the ends ``(lower, upper)``; None for an end that is not known.
+        statuses: how each number is known.
+        notes: what the reader should know besides.
+        equal_after: layers after which every token holds the same, exactly; None where that never happens, or where it
+            was not looked for.
+    """
+
+    mask: str
+    tokens: int
+    edges: int
+    self_loops: bool
+    centres: int
+    first_centres: tuple[int, ...]
+    parts: int
+    strongly_connected: bool
+    quasi_strongly_connected: bool
+    radius: int | None
+    diameter: int | None
+    lambda_2: float | None
+    spectral_gap: float | None
+    transient: int | None
+    layers_to_agreement: int | None
+    log10_decay: tuple[float, ...]
+    ranges: Mapping[str, tuple[float | None, float | None]] = field(default_factory=dict)
+    statuses: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    equal_after: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("ranges", "statuses", "notes", "first_centres", "log10_decay"):
+            object.__setattr__(self, name, freeze(getattr(self, name)))
+
+    def to_json(self) -> dict[str, Any]:
+        """One JSON object."""
+        return {
+            "kind": "masks",
+            "mask": self.mask,
+            "tokens": self.tokens,
+            "edges": self.edges,
+            "self_loops": self.self_loops,
+            "centres": {"count": self.centres, "first": list(self.first_centres)},
+            "parts": self.parts,
+            "strongly_connected": self.strongly_connected,
+            "quasi_strongly_connected": self.quasi_strongly_connected,
+            "radius": self.radius,
+            "diameter": self.diameter,
+            "lambda_2": self.lambda_2,
+            "spectral_gap": self.spectral_gap,
+            "transient": self.transient,
+            AGREEMENT_KEY: self.layers_to_agreement,
+            "equal_after": self.equal_after,
+            "ranges": thaw(self.ranges),
+            "statuses": thaw(self.statuses),
+            "log10_decay": thaw(self.log10_decay),
+            "notes": list(self.notes),
+        }
+
+    def __str__(self) -> str:
+        return masks_as_text([self])
+
+    @property
+    def verdict(self) -> str:
+        """One sentence on what the mask does to tokens."""
+        if not self.quasi_strongly_connected:
+            return "No token reaches all others: tokens never agree under this mask alone."
+        if self.lambda_2 == 1:
+            return "Tokens never agree under this mask alone: it is periodic, and differences go round without fading."
+        late = _equal(self) if self.lambda_2 == 0 else _late(self)
+        if self.layers_to_agreement is not None:
+            plural = "" if self.layers_to_agreement == 1 else "s"
+            return f"Tokens agree to 1e-3 after {self.layers_to_agreement:,} layer{plural}; {late}."
+        lower, upper = self.ranges[AGREEMENT_KEY]
+        ends = f"more than {_count(lower)}" if upper is None else f"{_count(lower)} to {_count(upper)}"
+        return f"Tokens agree to 1e-3 after {ends} layers; {late}."
+
+
+def _equal(graph: MaskGraph) -> str:
+    if graph.equal_after is None:
+        return "equal after finitely many layers"
+    return f"equal after {'one layer' if graph.equal_after == 1 else f'{graph.equal_after:,} layers'}"
+
+
+def _late(graph: MaskGraph) -> str:
+    if graph.lambda_2 is None:
+        return "the late factor was not found"
+    gap = graph.spectral_gap if graph.spectral_gap is not None else 1 - graph.lambda_2
+    factor = f"{graph.lambda_2:.6g}" if gap > 1e-5 else f"1 - {gap:.3g}"
+    before = "" if not graph.transient else f" after a transient of {graph.transient:,}"
+    return f"late in depth each layer multiplies their differences by {factor}{before}"
+
+
+def masks_as_text(graphs: Sequence[MaskGraph]) -> str:
+    """A mask on each line, facts across, and a sentence for each."""
+    head = [
+        "mask",
+        "tokens",
+        "pairs",
+        "centres",
+        "connected",
+        "radius",
+        "diameter",
+        "|lambda_2|",
+        "gap",
+        "transient",
+        "to 1e-3",
+    ]
+    rows = [head, *(_row(graph) for graph in graphs)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
+    lines = [
+        "  ".join([row[0].ljust(widths[0]), *(w.rjust(n) for w, n in zip(row[1:], widths[1:], strict=True))]).rstrip()
+        for row in rows
+    ]
+    sentences = [f"{graph.mask}: {graph.verdict}" for graph in graphs]
+    unsure = [
+        f"{graph.mask}, {name}: {status}."
+        for graph in graphs
+        for name, status in graph.statuses.items()
+        if name in graph.ranges or not status.startswith(("exact", "simulated", "infinite", "no late"))
+    ]
+    notes = [f"Note: {graph.mask}: {note}" for graph in graphs for note in graph.notes]
+    return "\n".join([*lines, "", *sentences, *unsure, *notes])
+
+
+def _row(graph: MaskGraph) -> list[str]:
+    connected = "strongly" if graph.strongly_connected else "quasi" if graph.quasi_strongly_connected else "no"
+    return [
+        graph.mask,
+        f"{graph.tokens:,}",
+        f"{graph.edges:,}",
+        f"{graph.centres:,}",
+        connected,
+        _known(graph, "radius", graph.radius),
+        _known(graph, "diameter", graph.diameter),
+        _known(graph, "lambda_2", graph.lambda_2),
+        "unknown" if graph.spectral_gap is None else f"{graph.spectral_gap:.6g}",
+        _known(graph, "transient", graph.transient),
+        _known(graph, AGREEMENT_KEY, graph.layers_to_agreement),
+    ]
+
+
+def _known(graph: MaskGraph, name: str, value: float | None) -> str:
+    if value is not None:
+        return f"{value:,}" if isinstance(value, int) else f"{value:.10g}"
+    if name not in graph.ranges:
+        return "infinite" if graph.statuses.get(name, "").startswith("infinite") else "unknown"
+    lower, upper = graph.ranges[name]
+    return f"{_count(lower)} or more" if upper is None else f"{_count(lower)} to {_count(upper)}"
+
+
+def _count(value: float | None) -> str:
+    if value is None or not math.isfinite(value):
+        return "?"
+    return f"{int(value):,}" if value == int(value) else f"{value:.6g}"

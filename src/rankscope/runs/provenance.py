@@ -1,0 +1,222 @@
+"""Where a result comes from: enough to make it again, and nothing about the person who made it."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import platform
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from rankscope._errors import ResultError
+from rankscope.runs._frozen import freeze, thaw
+
+SCHEMA = 1
+LIBRARIES = (
+    "rankscope",
+    "torch",
+    "transformers",
+    "tokenizers",
+    "safetensors",
+    "numpy",
+    "pyarrow",
+    "accelerate",
+    "x-transformers",
+    "gguf",
+)
+_COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+_REF = re.compile(r"refs/[\w./+@-]{1,200}")
+_LARGEST_GIT_FILE = 4 * 2**20
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Facts about one run. Paths below the home directory are written with ``~``; no host or user name is kept.
+
+    Args:
+        model: the spec as the user gave it, or the class name of a module already in memory.
+        origin: how the spec was read, e.g. ``"hub"``, ``"folder"``, ``"init"``, ``"memory"``.
+        revision: commit of the hub repository, where there is one.
+        config_hash: hash of the model's configuration.
+        seed: seed of a random initialisation and of random inputs.
+        parameters: number of parameters.
+        weights_dtype: dtype the weights are held in.
+        arithmetic_dtype: dtype the forward pass computes in.
+        attention: attention implementation that ran.
+        token_policy: which tokens count.
+        sequences: number of sequences measured.
+        lengths: tokens counted in each sequence.
+        operations: plain descriptions of the surgery the model ran under, in order.
+        layout: where the residual stream was declared to be; None where it was found.
+        inputs: what was read, in words; None in runs of earlier versions.
+        inputs_hash: SHA-256 of the token ids, or of the tensors of a model that reads none.
+    """
+
+    model: str
+    origin: str | None = None
+    revision: str | None = None
+    config_hash: str | None = None
+    seed: int | None = None
+    parameters: int | None = None
+    weights_dtype: str | None = None
+    arithmetic_dtype: str | None = None
+    attention: str | None = None
+    token_policy: str | None = None
+    sequences: int | None = None
+    lengths: tuple[int, ...] = ()
+    operations: tuple[Mapping[str, Any], ...] = ()
+    layout: str | None = None
+    versions: Mapping[str, str] = field(default_factory=lambda: installed_versions())
+    python: str = field(default_factory=platform.python_version)
+    platform: str = field(default_factory=lambda: f"{platform.system()} {platform.machine()}".strip())
+    command: tuple[str, ...] = field(default_factory=lambda: current_command())
+    git: Mapping[str, Any] | None = field(default_factory=lambda: git_state())
+    created: str = field(default_factory=lambda: datetime.now(timezone.utc).isoformat(timespec="seconds"))
+    schema: int = SCHEMA
+    wall_seconds: float | None = None
+    inputs: str | None = None
+    inputs_hash: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("versions", "git", "lengths", "command", "operations"):
+            object.__setattr__(self, name, freeze(getattr(self, name)))
+        object.__setattr__(self, "model", without_home(self.model))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Provenance.from_json, (self.to_json(),))
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields in plain JSON types."""
+        return {item.name: thaw(getattr(self, item.name)) for item in dataclasses.fields(self)}
+
+    @classmethod
+    def from_json(cls, facts: object) -> Provenance:
+        """Read what :meth:`to_json` wrote; anything else is a :class:`ResultError`."""
+        if not isinstance(facts, Mapping):
+            raise ResultError(f"Provenance must be a JSON object, got {type(facts).__name__}.")
+        known = {item.name for item in dataclasses.fields(cls)}
+        facts = {**dict.fromkeys(_LATER), **facts}
+        if set(facts) != known:
+            odd = sorted(str(name) for name in set(facts) ^ known)
+            raise ResultError(f"Provenance does not have the fields of schema {SCHEMA}: {', '.join(odd)} differ.")
+        for name in known:
+            if not _fits(name, facts[name]):
+                raise ResultError(
+                    f"Provenance: {name!r} cannot be {facts[name]!r:.80}; it was not written by rankscope."
+                )
+        return cls(**{name: facts[name] for name in known})
+
+
+_WORDS = ("model", "origin", "revision", "config_hash", "weights_dtype", "arithmetic_dtype", "attention",
+          "token_policy", "python", "platform", "created", "layout", "inputs", "inputs_hash")  # fmt: skip
+_REQUIRED = ("model", "python", "platform", "created", "versions", "schema", "lengths", "operations", "command")
+
+_LATER = ("layout", "inputs", "inputs_hash")
+"""Fields that runs of earlier versions do not have."""
+
+
+def _fits(name: str, value: object) -> bool:
+    """Whether a field of a file may hold this."""
+    if value is None:
+        return name not in _REQUIRED
+    if name in _WORDS:
+        return isinstance(value, str)
+    if name in ("seed", "parameters", "sequences", "schema"):
+        return _is_whole(value)
+    if name == "wall_seconds":
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    if name == "lengths":
+        return isinstance(value, Sequence) and all(map(_is_whole, value))
+    if name == "command":
+        return isinstance(value, Sequence) and all(isinstance(word, str) for word in value)
+    if name == "operations":
+        return isinstance(value, Sequence) and all(isinstance(one, Mapping) for one in value)
+    return isinstance(value, Mapping)
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def installed_versions(libraries: Sequence[str] = LIBRARIES) -> dict[str, str]:
+    """Versions of those of ``libraries`` that are installed, without importing any."""
+    found = {name: _version(name) for name in libraries}
+    return {name: version for name, version in found.items() if version is not None}
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def without_home(text: str, home: str | None = None) -> str:
+    """``text`` with the home directory replaced by ``~`` wherever a path starts with it.
+
+    Example:
+        >>> without_home("--out=/users/ada/runs", home="/users/ada")
+        '--out=~/runs'
+    """
+    folder = (os.path.expanduser("~") if home is None else home).rstrip("/\\")  # stays "~" for a user without one
+    if len(folder) < 2:
+        return text
+    return re.sub(re.escape(folder) + r"(?=$|[/\\:;,\s'\"])", "~", text)
+
+
+def current_command() -> tuple[str, ...]:
+    """The command line of this process, its program by name only."""
+    program, *rest = sys.argv or [""]
+    return (Path(program).name, *(without_home(word) for word in rest))
+
+
+def git_state(folder: Path | None = None) -> dict[str, Any] | None:
+    """Commit of the checkout that ``folder`` lies in, read from its files; None outside one or where they are odd.
+
+    The ``git`` program is not run: it obeys settings of the folder it is run in, and one of them names a command to
+    execute. So whether tracked files differ from the commit is not known, and ``dirty`` is None.
+    """
+    start = Path.cwd() if folder is None else Path(folder).resolve()
+    for place in (start, *start.parents):
+        if (place / ".git").exists():
+            commit = _commit_in(place / ".git")
+            return None if commit is None else {"commit": commit, "dirty": None}
+    return None
+
+
+def _commit_in(home: Path) -> str | None:
+    """The commit that HEAD names; None for anything that git itself would not write."""
+    if home.is_file():  # a worktree or a submodule: one line that says where its HEAD lies
+        home = home.parent / _few_lines(home).removeprefix("gitdir: ").strip()
+    head = _few_lines(home / "HEAD").strip()
+    if not head.startswith("ref: "):
+        return head if _COMMIT.fullmatch(head) else None
+    name = head.removeprefix("ref: ")
+    if not _REF.fullmatch(name) or ".." in name:
+        return None
+    shared = _few_lines(home / "commondir").strip()
+    for store in (home, home / shared) if shared else (home,):
+        found = _few_lines(store / name).strip()
+        if _COMMIT.fullmatch(found):
+            return found
+        for line in _few_lines(store / "packed-refs").splitlines():
+            commit, _, packed = line.partition(" ")
+            if packed == name and _COMMIT.fullmatch(commit):
+                return commit
+    return None
+
+
+def _few_lines(path: Path) -> str:
+    """The text of a regular file of at most 4 MiB, empty where there is none: a pipe would never end."""
+    try:
+        if not path.is_file() or path.stat().st_size > _LARGEST_GIT_FILE:
+            return ""
+        return path.read_bytes()[:_LARGEST_GIT_FILE].decode("utf-8", errors="replace")
+    except (OSError, ValueError):  # not ours to read, or a name no file system has
+        return ""

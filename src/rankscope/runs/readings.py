@@ -1,0 +1,228 @@
+"""What a gauge gives out: frozen numbers and words. No torch in this file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from rankscope._errors import ResultError
+from rankscope.runs._frozen import freeze, thaw
+
+LARGEST_WHOLE = 2**31
+LONGEST_SECONDS = 2.5e11
+AlarmState = Literal["raised", "cleared"]
+LOSS = "rankscope/loss"
+"""Scalar under which a reading keeps the loss of its step, where it was told."""
+
+
+@dataclass(frozen=True)
+class LayerValue:
+    """One metric at one layer, over the sequences (and heads) of the probe.
+
+    Attributes:
+        metric: registered name, or ``"qk_to_v_gradient"``, ``"q_gradient"``, ``"k_gradient"``, ``"v_gradient"``.
+        site: where it was taken; ``"attention.weights"`` for gradients.
+        stack: ``"encoder"`` or ``"decoder"`` in a model that has both, else None.
+        layer: number of the block, from 0.
+        mean: over sequences and heads whose value is worth something; NaN when there is none.
+        least: smallest of them.
+        most: largest of them.
+        status: the status most of the values have; ``"ok"`` or ``"at the float floor"`` where a mean is given.
+    """
+
+    metric: str
+    site: str
+    stack: str | None
+    layer: int
+    mean: float
+    least: float
+    most: float
+    status: str = "ok"
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """Something a person should look at, and why.
+
+    Attributes:
+        name: registered name, e.g. ``"token_collapse"``.
+        state: ``"raised"`` when it starts, ``"cleared"`` when it is over.
+        step: training step of the reading.
+        stack: of the layer, None in a model with one stack.
+        layer: the first layer that is affected.
+        sentence: what is seen, in plain words with the numbers.
+        evidence: those numbers by name.
+        component: the likely cause: ``"attention"``, ``"mlp"``, ``"skip"``, ``"norm"``, ``"embedding"``, ``"unknown"``.
+        remedies: names of remedies that helped when they were tried on the probe, at most two; may be empty.
+    """
+
+    name: str
+    state: AlarmState
+    step: int
+    stack: str | None
+    layer: int
+    sentence: str
+    evidence: Mapping[str, float]
+    component: str
+    remedies: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "evidence", freeze(self.evidence))
+        object.__setattr__(self, "remedies", tuple(self.remedies))
+
+    def __str__(self) -> str:
+        return self.sentence
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields in plain JSON types."""
+        return {name: thaw(getattr(self, name)) for name in _names(Alarm)}
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One look at the run.
+
+    Attributes:
+        step: training step.
+        scalars: a few numbers for a dashboard, by name (``"rankscope/relative_residual/least"``).
+        table: every metric at every layer.
+        alarms: those raised or cleared by this reading.
+        active: names of the alarms that stand after this reading.
+        seconds: what the reading cost.
+        time: seconds since the epoch when it was taken.
+    """
+
+    step: int
+    scalars: Mapping[str, float]
+    table: tuple[LayerValue, ...]
+    alarms: tuple[Alarm, ...] = ()
+    active: tuple[str, ...] = ()
+    seconds: float = 0.0
+    time: float = 0.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "scalars", freeze(self.scalars))
+
+    def values(self, metric: str, stack: str | None = None) -> dict[int, float]:
+        """Mean of one metric by layer."""
+        return {row.layer: row.mean for row in self.table if row.metric == metric and row.stack == stack}
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields in plain JSON types; numbers that are not finite become None."""
+        rows = [[thaw(getattr(row, name)) for name in _names(LayerValue)] for row in self.table]
+        return {
+            "step": self.step,
+            "time": self.time,
+            "seconds": self.seconds,
+            "scalars": thaw(self.scalars),
+            "columns": list(_names(LayerValue)),
+            "rows": rows,
+            "alarms": [alarm.to_json() for alarm in self.alarms],
+            "active": list(self.active),
+        }
+
+    @classmethod
+    def from_json(cls, facts: object) -> Reading:
+        """Read what :meth:`to_json` wrote; anything else is a :class:`ResultError`."""
+        if not isinstance(facts, Mapping) or facts.get("columns") != list(_names(LayerValue)):
+            raise ResultError("A line of the record is not a reading: its columns are missing or others.")
+        try:
+            return cls(
+                step=_whole(facts["step"]),
+                scalars={str(name): _number(value) for name, value in facts["scalars"].items()},
+                table=tuple(_row(row) for row in facts["rows"]),
+                alarms=tuple(_alarm(entry) for entry in facts["alarms"]),
+                active=tuple(str(name) for name in facts["active"]),
+                seconds=_duration(facts["seconds"]),
+                time=_duration(facts["time"]),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise ResultError(f"A line of the record is not a reading ({error!r:.300}).") from error
+
+
+@dataclass(frozen=True)
+class Heatmap:
+    """One metric over layers and steps, at most a few hundred columns of the whole run.
+
+    Attributes:
+        metric: its name.
+        stack: of the layers, None in a model with one stack.
+        layers: rows, first layer first.
+        steps: columns, in order.
+        values: one tuple per layer, one value per step; NaN where nothing was measured.
+        alarms: ``(step, layer, name)`` of alarms raised in this stack, to be marked.
+    """
+
+    metric: str
+    stack: str | None
+    layers: tuple[int, ...]
+    steps: tuple[int, ...]
+    values: tuple[tuple[float, ...], ...]
+    alarms: tuple[tuple[int, int, str], ...] = field(default=())
+
+    @property
+    def name(self) -> str:
+        """Name for a dashboard, e.g. ``rankscope/relative_residual/layers``."""
+        return scalar_name(self.metric, self.stack, "layers")
+
+
+def scalar_name(metric: str, stack: str | None, what: str) -> str:
+    """``rankscope/METRIC/WHAT``, with the stack in between where a model has several.
+
+    Example:
+        >>> scalar_name("mean_cosine", "encoder", "least")
+        'rankscope/encoder/mean_cosine/least'
+    """
+    return "/".join(part for part in ("rankscope", stack, metric, what) if part is not None)
+
+
+def _names(kind: type[LayerValue] | type[Alarm]) -> tuple[str, ...]:
+    return tuple(kind.__dataclass_fields__)
+
+
+def _number(value: object) -> float:
+    if value is None:
+        return float("nan")
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ValueError(f"expected a number, got {value!r:.80}")
+    return float(value)
+
+
+def _whole(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not -LARGEST_WHOLE < value < LARGEST_WHOLE:
+        raise ValueError(f"expected a whole number, got {value!r:.80}")
+    return value
+
+
+def _duration(value: object) -> float:
+    """Seconds, since the epoch or spent; ten thousand years are enough."""
+    seconds = _number(value)
+    if not 0 <= seconds < LONGEST_SECONDS:
+        raise ValueError(f"expected seconds, got {value!r:.80}")
+    return seconds
+
+
+def _row(row: Sequence[Any]) -> LayerValue:
+    metric, site, stack, layer, mean, least, most, status = row
+    least, most = _number(least), _number(most)
+    return LayerValue(str(metric), str(site), _stack(stack), _whole(layer), _number(mean), least, most, str(status))
+
+
+def _alarm(facts: Mapping[str, Any]) -> Alarm:
+    state: AlarmState = "cleared" if facts["state"] == "cleared" else "raised"
+    return Alarm(
+        name=str(facts["name"]),
+        state=state,
+        step=_whole(facts["step"]),
+        stack=_stack(facts["stack"]),
+        layer=_whole(facts["layer"]),
+        sentence=str(facts["sentence"]),
+        evidence={str(name): _number(value) for name, value in facts["evidence"].items()},
+        component=str(facts["component"]),
+        remedies=tuple(str(name) for name in facts["remedies"]),
+    )
+
+
+def _stack(value: object) -> str | None:
+    return None if value is None else str(value)

@@ -1,0 +1,102 @@
+"""A run beside the same run made again: equal to the bit, or where and by how much not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow.compute as pc
+
+from rankscope.runs.curves import names_in
+from rankscope.runs.run import Run
+from rankscope.runs.text import number
+
+
+@dataclass(frozen=True)
+class Rerun:
+    """What was found.
+
+    Attributes:
+        same: whether every value and status is equal to the bit.
+        rows: how many rows the old run has.
+        differing: rows that differ; all of them where the runs do not have the same rows.
+        largest: largest relative difference by metric, of those that differ.
+        reasons: what is not as it was: versions, platform, rows.
+    """
+
+    same: bool
+    rows: int
+    differing: int
+    largest: Mapping[str, float]
+    reasons: tuple[str, ...]
+
+    def __str__(self) -> str:
+        if self.same:
+            return f"The same to the bit: {self.rows} rows."
+        parts = [f"Not the same: {self.differing} of {self.rows} rows differ."]
+        parts += [f"  {name}: by up to {number(size)} (relative)" for name, size in self.largest.items()]
+        return "\n".join((*parts, *(f"  {reason}" for reason in self.reasons)))
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields in plain JSON types."""
+        return {
+            "same": self.same,
+            "rows": self.rows,
+            "differing": self.differing,
+            "largest": dict(self.largest),
+            "reasons": list(self.reasons),
+        }
+
+
+def judge_rerun(old: Run, new: Run) -> Rerun:
+    """Compare two runs row by row, in order.
+
+    Values are compared as bits, so that NaN equals NaN and 0.0 does not equal -0.0.
+    """
+    reasons = _changes(old, new)
+    if _keys(old) != _keys(new):
+        words = f"the rows are others: {old.table.num_rows} then, {new.table.num_rows} now"
+        return Rerun(False, old.table.num_rows, old.table.num_rows, {}, (words, *reasons))
+    before, after = (np.asarray(run.table["value"].to_numpy(), dtype=np.float64) for run in (old, new))
+    status = np.array(old.table["status"].to_pylist()) != np.array(new.table["status"].to_pylist())
+    differs = (before.view(np.int64) != after.view(np.int64)) | status
+    if not differs.any():
+        return Rerun(True, old.table.num_rows, 0, {}, ())
+    return Rerun(False, old.table.num_rows, int(differs.sum()), _largest(old, before, after), reasons)
+
+
+def _keys(run: Run) -> list[dict[str, Any]]:
+    names = [name for name in run.table.column_names if name not in ("value", "status")]
+    found: list[dict[str, Any]] = run.table.select(names).to_pylist()
+    return found
+
+
+def _largest(old: Run, before: np.ndarray[Any, Any], after: np.ndarray[Any, Any]) -> dict[str, float]:
+    with np.errstate(invalid="ignore", divide="ignore"):
+        change = np.abs(after - before) / np.maximum(np.abs(before), np.abs(after))
+    found = {}
+    for name in names_in(old.table, "metric"):
+        mine = pc.equal(old.table["metric"], name).to_numpy().astype(bool)
+        size = float(np.nanmax(change[mine], initial=0.0))
+        if size > 0:
+            found[name] = size
+    return found
+
+
+def _changes(old: Run, new: Run) -> tuple[str, ...]:
+    """What else is not as it was."""
+    was, now = old.provenance, new.provenance
+    found = [
+        f"{name} {was.versions.get(name, 'absent')} then, {now.versions.get(name, 'absent')} now"
+        for name in sorted({*was.versions, *now.versions})
+        if was.versions.get(name) != now.versions.get(name)
+    ]
+    others = ("python", "platform", "config_hash", "weights_dtype", "attention")
+    found += [
+        f"{name.replace('_', ' ')} {getattr(was, name)} then, {getattr(now, name)} now"
+        for name in others
+        if getattr(was, name) != getattr(now, name)
+    ]
+    return tuple(found)

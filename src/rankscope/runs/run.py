@@ -1,0 +1,200 @@
+"""The result of a verb: frozen values with their provenance, floor and verdict."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rankscope._errors import MissingExtraError, ResultError
+from rankscope._types import Status
+from rankscope.runs import storage
+from rankscope.runs._frozen import freeze, thaw
+from rankscope.runs.curves import Curve, Reduce, curve
+from rankscope.runs.presenting import figure_of, notebook_of, text_of
+from rankscope.runs.provenance import SCHEMA, Provenance
+from rankscope.runs.rows import FIXED_COLUMNS
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Run:
+    """Values per metric, site, layer, head and sequence, never averaged before they are stored.
+
+    Args:
+        kind: the verb that made it, e.g. ``"measure"``.
+        provenance: model, inputs, versions.
+        floor: the float floor: ``{"dtype", "relative", "meaning"}``.
+        verdict: one sentence (per stack) that names its evidence.
+        evidence: the values the sentence rests on.
+        table: the rows; columns as in :data:`rankscope.runs.rows.FIXED_COLUMNS`, plus those a verb adds.
+        null: per metric the mean and spread over same-shape random tokens, or None when it was not asked for.
+        notes: what the reader should know besides.
+        extra: what only this verb has to say, such as ``sum_error``; at the top level of :meth:`to_json`.
+        code: the state the verdict names, such as ``"collapsed"``; None where a verb names none, and in runs of
+            versions that did not keep it.
+        next_steps: one or two commands worth running next.
+    """
+
+    kind: str
+    provenance: Provenance
+    floor: Mapping[str, Any]
+    verdict: str
+    table: pa.Table
+    evidence: tuple[Mapping[str, Any], ...] = ()
+    null: Mapping[str, Any] | None = None
+    notes: tuple[str, ...] = ()
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    code: str | None = None
+    next_steps: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("floor", "evidence", "null", "notes", "extra", "next_steps"):
+            object.__setattr__(self, name, freeze(getattr(self, name)))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_from_parts, (self._facts(), self.table))
+
+    def _facts(self) -> dict[str, Any]:
+        return {
+            "schema": SCHEMA,
+            "kind": self.kind,
+            "provenance": self.provenance.to_json(),
+            "floor": thaw(self.floor),
+            "verdict": self.verdict,
+            "code": self.code,
+            "next_steps": thaw(self.next_steps),
+            "evidence": thaw(self.evidence),
+            "null": thaw(self.null),
+            "notes": thaw(self.notes),
+            "extra": thaw(self.extra),
+        }
+
+    def save(self, folder: str | os.PathLike[str]) -> Path:
+        """Write the rows as Parquet and everything else as ``run.json`` into ``folder``; atomic.
+
+        A run that is already there is replaced.
+        """
+        return storage.write_run(folder, self._facts(), self.table)
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike[str]) -> Run:
+        """Read a run written by :meth:`save`.
+
+        Raises:
+            ResultError: when the folder holds none, or one that is not whole.
+        """
+        return _from_parts(*storage.read_run(folder))
+
+    def to_json(self) -> dict[str, Any]:
+        """One JSON object; a value that is not finite is null and its status says why."""
+        facts = self._facts()
+        del facts["notes"]
+        return {**facts.pop("extra"), **facts, "rows": _json_rows(self.table)}
+
+    def to_frame(self) -> pd.DataFrame:
+        """The rows as a pandas table (extra ``frames``)."""
+        try:
+            import pandas  # noqa: F401
+        except ImportError as error:
+            raise MissingExtraError("Run.to_frame", "pandas", "frames") from error
+        frame: pd.DataFrame = self.table.to_pandas()
+        return frame
+
+    def select(
+        self,
+        *,
+        metric: str | None = None,
+        site: str | None = None,
+        stack: str | None = None,
+        layer: int | None = None,
+        status: Status | str | None = None,
+    ) -> pa.Table:
+        """Rows that match every coordinate given."""
+        wanted = {"metric": metric, "site": site, "stack": stack, "layer": layer}
+        wanted["status"] = None if status is None else str(Status(status))
+        table = self.table
+        for column, value in wanted.items():
+            if value is not None:
+                table = table.filter(pc.fill_null(pc.equal(table[column], value), False))
+        return table
+
+    def curve(self, metric: str, site: str, stack: str | None = None, reduce: Reduce = "mean") -> Curve:
+        """``metric`` by layer, over sequences and heads; values that are undefined or not finite are left out."""
+        return curve(self.table, metric, site, stack=stack, reduce=reduce)
+
+    def plot(self, metrics: tuple[str, ...] | list[str] | None = None, site: str | None = None) -> Figure:
+        """A matplotlib figure (extra ``plot``), drawn as suits the verb; see :mod:`rankscope.runs.presenting`."""
+        return figure_of(self, metrics=metrics, site=site)
+
+    def __str__(self) -> str:
+        return text_of(self)
+
+    def __repr__(self) -> str:
+        return f"<Run {self.kind} of {self.provenance.model}: {self.table.num_rows} values. {self.verdict}>"
+
+    def _repr_html_(self) -> str:
+        return notebook_of(self)
+
+
+def load_run(folder: str | os.PathLike[str]) -> Run:
+    """Read a run written by :meth:`Run.save`; see :meth:`Run.load`."""
+    return Run.load(folder)
+
+
+def _from_parts(facts: Mapping[str, Any], table: pa.Table) -> Run:
+    kinds: dict[str, type | tuple[type, ...]] = {
+        "kind": str,
+        "floor": Mapping,
+        "verdict": str,
+        "evidence": list,
+        "null": (Mapping, type(None)),
+        "notes": list,
+        "extra": Mapping,
+        "code": (str, type(None)),
+        "next_steps": list,
+    }
+    facts = {"extra": {}, "code": None, "next_steps": [], **facts}
+    for name, kind in kinds.items():
+        if name not in facts or not isinstance(facts[name], kind):
+            raise ResultError(
+                f"The sidecar's {name!r} is missing or of the wrong kind; it was not written by rankscope."
+            )
+    return Run(
+        kind=facts["kind"],
+        provenance=Provenance.from_json(facts.get("provenance")),
+        floor=facts["floor"],
+        verdict=facts["verdict"],
+        table=table,
+        evidence=tuple(facts["evidence"]),
+        null=facts["null"],
+        notes=tuple(str(note) for note in facts["notes"]),
+        extra=facts["extra"],
+        code=facts["code"],
+        next_steps=tuple(str(step) for step in facts["next_steps"]),
+    )
+
+
+def _json_rows(table: pa.Table) -> list[dict[str, Any]]:
+    """Rows as objects; ``stack``, ``head`` and a verb's own coordinates only where they say something."""
+    optional = ["stack", "head", *(name for name in table.column_names if name not in FIXED_COLUMNS)]
+    always = [name for name in FIXED_COLUMNS if name not in optional]
+    columns = {name: table[name].to_pylist() for name in table.column_names}
+    finite = np.isfinite(table["value"].to_numpy())
+    rows = []
+    for number in range(table.num_rows):
+        row = {name: columns[name][number] for name in always}
+        if not finite[number]:
+            row["value"] = None
+        row.update({name: columns[name][number] for name in optional if columns[name][number] is not None})
+        rows.append(row)
+    return rows

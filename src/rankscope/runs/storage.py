@@ -1,0 +1,223 @@
+"""Parquet for the rows and ``run.json`` beside it; a reader never sees half of a run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rankscope._errors import ResultError
+from rankscope._types import path_of
+from rankscope.runs.plain_json import parse_json
+from rankscope.runs.provenance import SCHEMA
+from rankscope.runs.rows import FIXED_COLUMNS, NAMES, STATUSES
+
+SIDECAR = "run.json"
+ROWS_NAME = re.compile(r"rows-[0-9a-f]{12}\.parquet")
+LARGEST_SIDECAR = 64 * 2**20
+LARGEST_TABLE = 500_000_000
+MOST_LOOKS = 100
+
+
+def write_run(folder: str | os.PathLike[str], facts: Mapping[str, Any], table: pa.Table) -> Path:
+    """Write rows, then the sidecar that names them with their hash; the sidecar's rename is the moment of truth.
+
+    A run already in the folder stays whole until then, and its rows are removed afterwards. Of several processes that
+    write into one folder, one after the other does.
+
+    Raises:
+        ResultError: the folder cannot be made or written to; what was in it is as it was.
+    """
+    home = Path(folder)
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ResultError(f"{home} cannot be made a folder ({error.strerror}). Give --out a folder.") from error
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="zstd")
+    try:
+        with _alone(home):
+            _write(home, facts, sink.getvalue().to_pybytes(), table)
+    except OSError as error:
+        raise ResultError(
+            f"The run could not be written to {home} ({error.strerror}). A run that was there is whole. Make room, or "
+            "give --out another folder."
+        ) from error
+    return home
+
+
+def _write(home: Path, facts: Mapping[str, Any], content: bytes, table: pa.Table) -> None:
+    digest = hashlib.sha256(content).hexdigest()
+    name = f"rows-{digest[:12]}.parquet"
+    before = _named_rows(home)
+    replace_file(home / name, content)
+    entry = {"file": name, "sha256": digest, "rows": table.num_rows, "columns": table.column_names}
+    text = json.dumps({**facts, "table": entry}, indent=1, ensure_ascii=False, allow_nan=False)
+    replace_file(home / SIDECAR, text.encode("utf-8", "replace"))  # a file name may hold half a character
+    if before is not None and before != name:
+        (home / before).unlink(missing_ok=True)
+
+
+@contextmanager
+def _alone(home: Path) -> Iterator[None]:
+    """Hold a folder against other writers; the system lets go of it for a process that is killed."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        yield
+        return
+    handle = os.open(home, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # some network file systems have no locks
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def read_run(folder: str | os.PathLike[str]) -> tuple[dict[str, Any], pa.Table]:
+    """Read and check a folder written by :func:`write_run`; the files are not trusted.
+
+    Raises:
+        ResultError: when a file is absent, of another schema, changed since it was written, or malformed.
+    """
+    home = path_of(folder, "run", "a run, or the folder it was saved in")
+    facts = _read_sidecar(home)
+    for _ in range(MOST_LOOKS):
+        try:
+            return _with_rows(home, dict(facts))
+        except ResultError:
+            now = _read_sidecar(home)
+            if now == facts:
+                raise
+            facts = now  # another process has replaced the run in between
+    raise ResultError(f"The run in {home} was replaced {MOST_LOOKS} times while it was read. Read it again later.")
+
+
+def _with_rows(home: Path, facts: dict[str, Any]) -> tuple[dict[str, Any], pa.Table]:
+    entry = facts.pop("table", None)
+    name = entry.get("file") if isinstance(entry, dict) else None
+    if not isinstance(entry, dict) or not isinstance(name, str) or not ROWS_NAME.fullmatch(name):
+        raise ResultError(f"{home / SIDECAR} does not name its rows; it was not written by rankscope, or was edited.")
+    content = _read_bytes(home / name)
+    if hashlib.sha256(content).hexdigest() != entry.get("sha256"):
+        raise ResultError(f"{home / name} is not the file that {SIDECAR} was written for: its hash differs. Run again.")
+    table = _read_rows(content, home / name)
+    if table.num_rows != entry.get("rows") or table.column_names != entry.get("columns"):
+        raise ResultError(f"{home / name} does not have the rows and columns that {SIDECAR} lists.")
+    return facts, table
+
+
+def _read_sidecar(home: Path) -> dict[str, Any]:
+    path = home / SIDECAR
+    if not path.is_file():
+        raise ResultError(f"There is no run in {home}: {SIDECAR} is missing. Give a folder written with save or --out.")
+    if path.stat().st_size > LARGEST_SIDECAR:
+        raise ResultError(f"{path} has more than {LARGEST_SIDECAR} bytes; that is no sidecar of rankscope.")
+    try:
+        facts = parse_json(_read_bytes(path))
+    except ValueError as error:
+        raise ResultError(f"{path} is not JSON ({error}).") from error
+    if not isinstance(facts, dict):
+        raise ResultError(f"{path} must hold one JSON object, got {type(facts).__name__}.")
+    if facts.get("schema") != SCHEMA:
+        raise ResultError(
+            f"{path} has schema {facts.get('schema')!r}; this rankscope reads schema {SCHEMA}. "
+            "Read it with the version that wrote it, or run again."
+        )
+    return facts
+
+
+def _read_rows(content: bytes, path: Path) -> pa.Table:
+    try:
+        source = pq.ParquetFile(pa.BufferReader(content))
+        if source.metadata.num_rows > LARGEST_TABLE:
+            raise ResultError(f"{path} claims {source.metadata.num_rows} rows; more than {LARGEST_TABLE} are not read.")
+        table = source.read()
+        table.validate(full=True)  # indices beyond their dictionary would be read from beyond its memory
+        table = _as_written(table, path)
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise ResultError(f"{path} is not a Parquet file that can be read ({error}).") from error
+    statuses = set(table["status"].unique().to_pylist())
+    if not statuses <= set(STATUSES):
+        odd = sorted(repr(status) for status in statuses - set(STATUSES))
+        raise ResultError(f"{path} holds statuses unknown to rankscope: {', '.join(odd)}.")
+    return table
+
+
+def _as_written(table: pa.Table, path: Path) -> pa.Table:
+    """The table with its dictionaries joined; other column types are refused."""
+    missing = [name for name in FIXED_COLUMNS if name not in table.column_names]
+    if missing or len(set(table.column_names)) != len(table.column_names):
+        raise ResultError(f"{path} lacks the columns {', '.join(missing) or 'that it names twice'}.")
+    for column in table.schema:
+        expected = FIXED_COLUMNS.get(column.name)
+        fits = column.type == expected if expected is not None else column.type in (NAMES, pa.int64())
+        if not fits:
+            raise ResultError(
+                f"{path}: column {column.name!r} is {column.type}, expected {expected or 'names or int64'}."
+            )
+    for required in ("metric", "site", "layer", "sequence", "value", "status"):
+        if table[required].null_count:
+            raise ResultError(f"{path}: column {required!r} has empty cells.")
+    return table.replace_schema_metadata(None).unify_dictionaries()
+
+
+def _named_rows(home: Path) -> str | None:
+    """Name of the rows an earlier sidecar in the folder points to, if it is one of ours."""
+    if not (home / SIDECAR).is_file():
+        return None
+    try:
+        name = _read_sidecar(home).get("table", {}).get("file")
+    except (ResultError, AttributeError):
+        return None
+    return name if isinstance(name, str) and ROWS_NAME.fullmatch(name) else None
+
+
+def _read_bytes(path: Path) -> bytes:
+    if path.exists() and not path.is_file():
+        raise ResultError(f"{path} is no regular file, and nothing else is read.")
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ResultError(f"{path} cannot be read ({error.strerror}).") from error
+
+
+def write_page(path: Path, page: str) -> None:
+    """Replace a file of text in one moment; a device or a pipe is written to as it is."""
+    content = page.encode("utf-8", "replace")
+    place = Path(os.path.realpath(path))
+    if place.exists() and not place.is_file():
+        place.write_bytes(content)
+    else:
+        replace_file(place, content)
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write to a temporary name beside ``path``, flush to disk, rename."""
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.chmod(temporary, 0o666 & ~_umask())
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,164 @@
+"""What a reader sees first of a run: per stack a grid of depth by headline metric."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from rankscope._errors import UnknownNameError
+from rankscope.runs.curves import curve, names_in, where
+
+HEADLINE = (
+    "relative_residual",
+    "mean_cosine",
+    "stable_rank",
+    "effective_rank",
+    "centred_effective_rank",
+    "largest_token_share",
+    "largest_channel_share",
+    "attention_entropy",
+    "first_token_sink_rate",
+)
+MAIN_SITES = ("block.out", "attention.probs", "mlp.sum", "both.sum", "attention.sum", "block.in", "final")
+LONGEST = 36
+KEPT = 24
+
+
+@dataclass(frozen=True, eq=False)
+class Summary:
+    """Means over sequences (and heads) of one stack.
+
+    Args:
+        stack: name of the stack, None where the model has one.
+        labels: what each line is: ``"in"``, the number of a block, ``"final"``.
+        metrics: names of the columns.
+        sites: the site each column was taken at.
+        values: shape ``(lines, metrics)``; NaN where nothing was measured or nothing is defined.
+        floor: whether a value behind the mean is at the float floor, same shape.
+        estimate: whether a value behind the mean is an estimate, same shape.
+        measured: whether there are rows at all, same shape; False is "not measured", not "undefined".
+    """
+
+    stack: str | None
+    labels: tuple[str, ...]
+    metrics: tuple[str, ...]
+    sites: tuple[str, ...]
+    values: NDArray[np.float64]
+    floor: NDArray[np.bool_]
+    estimate: NDArray[np.bool_]
+    measured: NDArray[np.bool_]
+
+    @property
+    def blocks(self) -> NDArray[np.bool_]:
+        """Which lines are blocks, and not the ends of the stream."""
+        return np.array([label.isdigit() for label in self.labels], dtype=np.bool_)
+
+
+def stacks_of(table: pa.Table) -> list[str | None]:
+    """The stacks in a table, in the order of the rows; ``[None]`` for a model that has one."""
+    return list(names_in(table, "stack")) or [None]
+
+
+def main_site(table: pa.Table, metric: str) -> str:
+    """The site at which a metric is shown when none is named."""
+    sites = names_in(table.filter(pc.equal(table["metric"], metric)), "site")
+    return min(sites, key=lambda site: MAIN_SITES.index(site) if site in MAIN_SITES else len(MAIN_SITES))
+
+
+def headline(table: pa.Table, limit: int = 6) -> list[str]:
+    """Metrics worth a column: the headline ones that were measured, else the first ones in the table."""
+    known = names_in(table, "metric")
+    chosen = [name for name in HEADLINE if name in known]
+    return (chosen + [name for name in known if name not in chosen])[:limit] if len(chosen) < 2 else chosen[:limit]
+
+
+def summarise(
+    table: pa.Table, *, metrics: Sequence[str] | None = None, site: str | None = None, limit: int = 6
+) -> list[Summary]:
+    """One grid per stack.
+
+    Args:
+        table: rows of a run.
+        metrics: columns; the headline ones by default.
+        site: site of every column; by default the main site of each metric.
+        limit: how many columns to choose by default.
+    """
+    known = names_in(table, "metric")
+    for name in metrics or ():
+        if name not in known:
+            raise UnknownNameError("metric in this run", name, known)
+    if site is not None and site not in (sites := names_in(table, "site")):
+        raise UnknownNameError("site in this run", site, sites)
+    chosen = list(metrics) if metrics is not None else headline(table, limit)
+    places = [site or main_site(table, name) for name in chosen]
+    return [_grid(table, stack, chosen, places) for stack in stacks_of(table)]
+
+
+def _grid(table: pa.Table, stack: str | None, metrics: Sequence[str], places: Sequence[str]) -> Summary:
+    found: dict[tuple[str, int], _Point] = {}
+    for column, (metric, place) in enumerate(zip(metrics, places, strict=True)):
+        found |= {(point.label, column): point for point in _column(table, stack, metric, place)}
+    ends = {"in": -1, "final": 1 << 40}
+    lines = sorted({label for label, _ in found}, key=lambda label: ends[label] if label in ends else int(label))
+    shape = (len(lines), len(metrics))
+    values = np.full(shape, np.nan)
+    floor, estimate, measured = (np.zeros(shape, np.bool_) for _ in range(3))
+    for (label, column), point in found.items():
+        at = lines.index(label), column
+        values[at], floor[at], estimate[at], measured[at] = point.value, point.floor, point.estimate, True
+    return Summary(stack, tuple(lines), tuple(metrics), tuple(places), values, floor, estimate, measured)
+
+
+class _Point(NamedTuple):
+    label: str
+    value: float
+    floor: bool
+    estimate: bool
+
+
+def _column(table: pa.Table, stack: str | None, metric: str, place: str) -> list[_Point]:
+    mine = table if stack is None else table.filter(pc.fill_null(pc.equal(table["stack"], stack), False))
+    if metric not in names_in(mine, "metric") or place not in names_in(mine, "site"):
+        return []
+    lines = _points(mine, metric, place)
+    if place != "block.out":
+        return lines
+    here = set(names_in(mine.filter(pc.equal(mine["metric"], metric)), "site"))
+    if "block.in" in here:
+        entries = [point for point in _points(mine, metric, "block.in") if point.label == "0"]
+        lines = [point._replace(label="in") for point in entries] + lines
+    if "final" in here:
+        lines += [point._replace(label="final") for point in _points(mine, metric, "final")]
+    return lines
+
+
+def _points(table: pa.Table, metric: str, site: str) -> list[_Point]:
+    if where(table, metric=metric, site=site).num_rows == 0:
+        return []
+    line = curve(table, metric, site)
+    columns = (line.layers, line.mean, line.any_floor, line.any_estimate)
+    return [_Point(str(int(n)), float(v), bool(f), bool(e)) for n, v, f, e in zip(*columns, strict=True)]
+
+
+def shown_lines(count: int, keep: Sequence[int] = ()) -> list[int | None]:
+    """Which of ``count`` lines to print; None stands for a gap. All of them up to 36, else about 24 spread evenly.
+
+    Example:
+        >>> shown_lines(3)
+        [0, 1, 2]
+    """
+    if count <= LONGEST:
+        return list(range(count))
+    spread = set(np.linspace(0, count - 1, KEPT).round().astype(int).tolist()) | {k for k in keep if 0 <= k < count}
+    lines: list[int | None] = []
+    for line in sorted(spread):
+        if lines and lines[-1] is not None and line - lines[-1] > 1:
+            lines.append(None)
+        lines.append(line)
+    return lines

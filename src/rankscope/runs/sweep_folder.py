@@ -1,0 +1,189 @@
+"""The folder of a sweep: one Parquet file and one record per task, named by what the task is, never half written.
+
+::
+
+    FOLDER/expected.jsonl                                  the tasks of the plan, one JSON object per line
+    FOLDER/rows/verb=measure/model_key=NAME-HASH/KEY.parquet
+    FOLDER/tasks/KEY.json                                  what a finished task says of itself; written after its rows
+    FOLDER/failures/KEY.json                               why a task failed; removed when it succeeds
+
+A task that ran twice leaves one file. A rows file without its record is not part of the data set.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from rankscope._errors import ResultError
+from rankscope.runs.plain_json import parse_json
+from rankscope.runs.storage import replace_file
+
+EXPECTED = "expected.jsonl"
+ROWS, TASKS, FAILURES = "rows", "tasks", "failures"
+SCHEMA = 1
+KEY = re.compile(r"[0-9a-f]{24}")
+LARGEST_RECORD = 4 * 2**20
+_NAME = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+@dataclass(frozen=True)
+class Expected:
+    """One task of the plan as the folder remembers it.
+
+    Attributes:
+        key: hash of everything that decides its rows.
+        task: its description in plain JSON types.
+    """
+
+    key: str
+    task: Mapping[str, Any]
+
+    @property
+    def rows_file(self) -> str:
+        """Where its rows lie below the folder."""
+        return rows_file(str(self.task.get("verb")), str(self.task.get("model")), self.key)
+
+
+@dataclass(frozen=True)
+class SweepFolder:
+    """A folder written by a sweep.
+
+    Args:
+        home: the folder.
+
+    Example:
+        >>> SweepFolder(Path("families")).record_file("0" * 24).as_posix()
+        'families/tasks/000000000000000000000000.json'
+    """
+
+    home: Path
+
+    def record_file(self, key: str) -> Path:
+        """Of a finished task."""
+        return self.home / TASKS / f"{key}.json"
+
+    def failure_file(self, key: str) -> Path:
+        """Of a failed task."""
+        return self.home / FAILURES / f"{key}.json"
+
+    def begin(self, expected: Iterable[Expected]) -> None:
+        """Make the folder, and write down which tasks there will be."""
+        try:
+            for name in (ROWS, TASKS, FAILURES):
+                (self.home / name).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ResultError(
+                f"{self.home} cannot be made a folder ({error.strerror}). Give --out a folder."
+            ) from error
+        lines = (json.dumps({"key": one.key, "task": dict(one.task)}, ensure_ascii=False) for one in expected)
+        replace_file(self.home / EXPECTED, ("\n".join(lines) + "\n").encode("utf-8"))
+
+    def expected(self) -> list[Expected]:
+        """The tasks of the plan that ran last in this folder.
+
+        Raises:
+            ResultError: when no sweep was started here, or the list is not one of ours.
+        """
+        path = self.home / EXPECTED
+        if not path.is_file():
+            raise ResultError(f"There is no sweep in {self.home}: {EXPECTED} is missing. Give the folder of a sweep.")
+        return list(_expected_in(path))
+
+    def done(self) -> set[str]:
+        """Keys of the finished tasks, also of earlier plans."""
+        return _keys_in(self.home / TASKS)
+
+    def failed(self) -> set[str]:
+        """Keys of the failed tasks that did not succeed later."""
+        return _keys_in(self.home / FAILURES) - self.done()
+
+    def record(self, key: str) -> dict[str, Any]:
+        """What a finished task says of itself."""
+        return _read_object(self.record_file(key))
+
+    def failure(self, key: str) -> dict[str, Any]:
+        """Why a task failed."""
+        return _read_object(self.failure_file(key))
+
+    def keep_rows(self, one: Expected, table: pa.Table, facts: Mapping[str, Any]) -> None:
+        """Write the rows of a finished task, then its record; either is whole or absent at every moment."""
+        target = self.home / one.rows_file
+        target.parent.mkdir(parents=True, exist_ok=True)
+        sink = pa.BufferOutputStream()
+        pq.write_table(table, sink, compression="zstd")
+        content = sink.getvalue().to_pybytes()
+        replace_file(target, content)
+        entry = {
+            "file": one.rows_file,
+            "sha256": hashlib.sha256(content).hexdigest(),
+            "rows": table.num_rows,
+            "bytes": len(content),
+            "columns": table.column_names,
+        }
+        self._write(self.record_file(one.key), one, {**facts, "table": entry})
+        self.failure_file(one.key).unlink(missing_ok=True)
+
+    def keep_failure(self, one: Expected, facts: Mapping[str, Any]) -> None:
+        """Write down why a task failed."""
+        self._write(self.failure_file(one.key), one, facts)
+
+    def _write(self, path: Path, one: Expected, facts: Mapping[str, Any]) -> None:
+        record = {"schema": SCHEMA, "key": one.key, "task": dict(one.task), **facts}
+        text = json.dumps(record, indent=1, ensure_ascii=False, allow_nan=False)
+        replace_file(path, text.encode("utf-8"))
+
+
+def rows_file(verb: str, model: str, key: str) -> str:
+    """The path of a task's rows below the folder; safe whatever the model is called.
+
+    Example:
+        >>> rows_file("measure", "../a b", "0" * 24)
+        'rows/verb=measure/model_key=.._a_b-2c2c791a/000000000000000000000000.parquet'
+    """
+    short = _NAME.sub("_", model)[-40:]
+    digest = hashlib.sha256(model.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+    return f"{ROWS}/verb={_NAME.sub('_', verb)}/model_key={short}-{digest}/{key}.parquet"
+
+
+def _expected_in(path: Path) -> Iterator[Expected]:
+    with path.open(encoding="utf-8") as lines:
+        for position, line in enumerate(lines, 1):
+            try:
+                found = parse_json(line)
+                one = Expected(found["key"], found["task"])
+            except (ValueError, KeyError, TypeError) as error:
+                raise ResultError(f"{path}, line {position} does not describe a task ({error}).") from error
+            if not (isinstance(one.key, str) and KEY.fullmatch(one.key) and isinstance(one.task, dict)):
+                raise ResultError(f"{path}, line {position} does not describe a task; it was not written by rankscope.")
+            yield one
+
+
+def _keys_in(folder: Path) -> set[str]:
+    if not folder.is_dir():
+        return set()
+    names = (entry.name.removesuffix(".json") for entry in os.scandir(folder) if entry.name.endswith(".json"))
+    return {name for name in names if KEY.fullmatch(name)}
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        if path.stat().st_size > LARGEST_RECORD:
+            raise ResultError(f"{path} has more than {LARGEST_RECORD} bytes; that is no record of a sweep.")
+        found = parse_json(path.read_bytes())
+    except OSError as error:
+        raise ResultError(f"{path} cannot be read ({error.strerror}).") from error
+    except ValueError as error:
+        raise ResultError(f"{path} is not JSON ({error}).") from error
+    if not isinstance(found, dict) or found.get("schema") != SCHEMA:
+        raise ResultError(f"{path} is not a record of schema {SCHEMA}. Run the sweep again in another folder.")
+    return found

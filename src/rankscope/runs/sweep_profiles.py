@@ -1,0 +1,89 @@
+"""The profile of each model of a sweep: headline metrics over depth, per checkpoint and variant, seeds together."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from rankscope._errors import ResultError
+from rankscope.runs.curves import Curve, curve, names_in
+from rankscope.runs.summary import HEADLINE, MAIN_SITES, stacks_of
+from rankscope.runs.sweep_folder import Expected, SweepFolder
+
+VERB = "measure"
+COLUMNS = ["metric", "site", "stack", "layer", "head", "sequence", "value", "status"]
+
+
+@dataclass(frozen=True, eq=False)
+class Profile:
+    """What ``measure`` found of one model, checkpoint and variant.
+
+    Attributes:
+        model: its name in the plan.
+        checkpoint: which, None for a model that is one thing.
+        step: of the checkpoint, where known.
+        variant: under which surgery.
+        seeds: how many runs are behind it.
+        curves: by metric and stack (None where there is one), at the metric's main site.
+        facts: the record of its first task: verdict, evidence, provenance.
+    """
+
+    model: str
+    checkpoint: str | None
+    step: int | None
+    variant: str
+    seeds: int
+    curves: Mapping[tuple[str, str | None], Curve]
+    facts: Mapping[str, Any]
+
+
+def profiles_in(home: SweepFolder, expected: list[Expected]) -> Iterator[Profile]:
+    """Profiles in the order of the plan, one file of rows in memory at a time.
+
+    Raises:
+        ResultError: a file of rows that cannot be read.
+    """
+    done = home.done()
+    groups: dict[tuple[Any, ...], list[Expected]] = {}
+    for one in expected:
+        if one.key in done and one.task.get("verb") == VERB:
+            place = tuple(one.task.get(name) for name in ("model", "checkpoint", "step", "variant"))
+            groups.setdefault(place, []).append(one)
+    for (model, checkpoint, step, variant), members in groups.items():
+        table = pa.concat_tables([read_rows(home.home / one.rows_file) for one in members])
+        yield Profile(
+            model=str(model),
+            checkpoint=None if checkpoint is None else str(checkpoint),
+            step=step if isinstance(step, int) else None,
+            variant=str(variant),
+            seeds=len(members),
+            curves=dict(_curves(table)),
+            facts=home.record(members[0].key),
+        )
+
+
+def read_rows(path: str | os.PathLike[str]) -> pa.Table:
+    """The rows of one task, the columns that curves are drawn from."""
+    try:
+        return pq.ParquetFile(Path(path)).read(columns=COLUMNS)
+    except (pa.ArrowException, OSError, KeyError) as error:
+        raise ResultError(f"{path} cannot be read ({error}). Remove its record and sweep again.") from error
+
+
+def _curves(table: pa.Table) -> Iterator[tuple[tuple[str, str | None], Curve]]:
+    known = names_in(table, "metric")
+    for metric in (*(name for name in HEADLINE if name in known), *(name for name in known if name not in HEADLINE)):
+        mine = table.filter(pc.equal(table["metric"], metric))
+        sites = names_in(mine, "site")
+        site = next((name for name in MAIN_SITES if name in sites), sites[0])
+        for stack in stacks_of(mine):
+            here = mine if stack is None else mine.filter(pc.fill_null(pc.equal(mine["stack"], stack), False))
+            if site in names_in(here, "site"):
+                yield (metric, stack), curve(here, metric, site)

@@ -1,0 +1,160 @@
+"""How far a sweep is: counts by model and verb, and each failure with its reason."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from rankscope._types import path_of
+from rankscope.runs.sweep_folder import Expected, SweepFolder
+
+State = Literal["done", "failed", "missing"]
+STATES: tuple[State, ...] = ("done", "failed", "missing")
+MOST_SHOWN = 50
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A task that failed, and why."""
+
+    key: str
+    what: str
+    reason: str
+    type: str
+
+
+@dataclass(frozen=True)
+class SweepStatus:
+    """Counts and failures of one sweep.
+
+    Attributes:
+        folder: where it lies.
+        counts: tasks by state.
+        groups: the same by ``(model, verb)``, in the order of the plan.
+        failures: in the order of the plan.
+        earlier: results in the folder that belong to no task of the present plan; they are kept and not shown.
+        seconds: what the finished tasks took, added up.
+        rows: how many there are.
+        inputs: what the finished tasks of each ``(model, verb)`` read, in words, with how many did.
+    """
+
+    folder: Path
+    counts: Mapping[State, int]
+    groups: Mapping[tuple[str, str], Mapping[State, int]]
+    failures: tuple[Failure, ...]
+    earlier: int
+    seconds: float
+    rows: int
+    inputs: Mapping[tuple[str, str], Mapping[str, int]] = field(default_factory=dict)
+
+    @property
+    def read(self) -> dict[str, int]:
+        """What the finished tasks read, in words, with how many did."""
+        found: dict[str, int] = {}
+        for counts in self.inputs.values():
+            for words, count in counts.items():
+                found[words] = found.get(words, 0) + count
+        return found
+
+    @property
+    def complete(self) -> bool:
+        """Whether every task has its rows."""
+        return not (self.counts["failed"] or self.counts["missing"])
+
+    def to_json(self) -> dict[str, Any]:
+        """One JSON object."""
+        return {
+            "kind": "sweep",
+            "complete": self.complete,
+            "counts": dict(self.counts),
+            "rows": self.rows,
+            "seconds": round(self.seconds, 3),
+            "earlier": self.earlier,
+            "read": self.read,
+            "groups": [
+                {"model": place[0], "verb": place[1], **found, "inputs": dict(self.inputs.get(place, {}))}
+                for place, found in self.groups.items()
+            ],
+            "failures": [vars(failure) for failure in self.failures],
+        }
+
+    def __str__(self) -> str:
+        total = sum(self.counts.values())
+        words = [f"{self.counts['done']} of {total} tasks done, {self.rows} rows, {self.seconds:.0f} s of work"]
+        if self.counts["failed"]:
+            words.append(f"{self.counts['failed']} failed")
+        if self.counts["missing"]:
+            words.append(f"{self.counts['missing']} not run yet")
+        lines = [", ".join(words) + "."]
+        if self.read:
+            lines.append("  Read: " + "; ".join(f"{what} ({count})" for what, count in self.read.items()) + ".")
+        lines += [f"  failed: {one.what}: {one.reason}" for one in self.failures[:MOST_SHOWN]]
+        if len(self.failures) > MOST_SHOWN:
+            lines.append(f"  and {len(self.failures) - MOST_SHOWN} more")
+        if self.earlier:
+            lines.append(f"  {self.earlier} results of an earlier plan are kept in the folder and not shown.")
+        return "\n".join(lines)
+
+
+def status_of(folder: str | os.PathLike[str]) -> SweepStatus:
+    """How far the sweep in a folder is.
+
+    Raises:
+        ResultError: when no sweep was started there.
+    """
+    home = SweepFolder(path_of(folder, "folder", "the folder of a sweep"))
+    expected = home.expected()
+    done, failed = home.done(), home.failed()
+    groups: dict[tuple[str, str], dict[State, int]] = {}
+    counts: dict[State, int] = dict.fromkeys(STATES, 0)
+    failures: list[Failure] = []
+    seconds, rows = 0.0, 0
+    inputs: dict[tuple[str, str], dict[str, int]] = {}
+    for one in expected:
+        state: State = "done" if one.key in done else "failed" if one.key in failed else "missing"
+        group = (str(one.task.get("model")), str(one.task.get("verb")))
+        groups.setdefault(group, dict.fromkeys(STATES, 0))[state] += 1
+        counts[state] += 1
+        if state == "failed":
+            facts = home.failure(one.key)
+            failures.append(Failure(one.key, name_of(one), str(facts.get("reason")), str(facts.get("type"))))
+        elif state == "done":
+            record = home.record(one.key)
+            read = what_was_read(record)
+            if read is not None:
+                inputs.setdefault(group, {})[read] = inputs.get(group, {}).get(read, 0) + 1
+            seconds += _number(record.get("seconds"))
+            rows += int(_number(record.get("table", {}).get("rows")))
+    earlier = len(done - {one.key for one in expected})
+    return SweepStatus(home.home, counts, groups, tuple(failures), earlier, seconds, rows, inputs)
+
+
+def what_was_read(record: Mapping[str, Any]) -> str | None:
+    """What a finished task read, in words without the seed; None for one that reads nothing, or of earlier versions.
+
+    Example:
+        >>> what_was_read({"provenance": {"inputs": "random tokens, seed 3"}})
+        'random tokens'
+    """
+    found = (record.get("provenance") or {}).get("inputs")
+    return re.sub(r", seed \d+", "", found) if isinstance(found, str) else None
+
+
+def name_of(one: Expected) -> str:
+    """A task in a few words.
+
+    Example:
+        >>> name_of(Expected("0" * 24, {"verb": "measure", "model": "bert", "variant": "pure", "seed": 1}))
+        'measure bert, variant pure, seed 1'
+    """
+    task = one.task
+    named = [f"{name} {task[name]}" for name in ("checkpoint", "variant", "seed") if task.get(name) is not None]
+    return ", ".join([f"{task.get('verb')} {task.get('model')}", *named])
+
+
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, (int, float)) else 0.0

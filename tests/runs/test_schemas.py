@@ -1,0 +1,48 @@
+"""Files of every schema that was ever released are still read, or refused in words.
+
+When a schema changes, its version goes up, a folder written by the last release joins ``tests/golden/schemas``, and the
+reader learns to bring it up to date. Nothing here is ever deleted.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from rankscope._errors import ResultError
+from rankscope.runs import gauge_record
+from rankscope.runs.gauge_record import read_record
+from rankscope.runs.provenance import SCHEMA
+from rankscope.runs.run import load_run
+
+HOME = Path(__file__).parents[1] / "golden" / "schemas"
+
+
+@pytest.mark.parametrize("version", range(1, SCHEMA + 1))
+def test_runs_of_every_schema_are_read(version: int) -> None:
+    run = load_run(HOME / f"run-{version}")
+    assert run.kind == "measure"
+    assert run.curve("relative_residual", "block.out").mean.tolist()[-2:] == [0.875, 0.5]
+    assert run.provenance.command == ("rankscope", "measure", "init:tiny-bert")
+
+
+@pytest.mark.parametrize("version", range(1, gauge_record.SCHEMA + 1))
+def test_records_of_every_schema_are_read(version: int) -> None:
+    record = read_record(HOME / f"gauge-{version}")
+    assert record.curve("relative_residual", 1) == ((0, 10), (0.5, 0.001))
+    assert record.alarms[0].remedies == ("skipinit", "pre_norm")
+
+
+def test_a_schema_of_the_future_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    home = tmp_path / "run"
+    shutil.copytree(HOME / f"run-{SCHEMA}", home)
+    facts = json.loads((home / "run.json").read_text())
+    (home / "run.json").write_text(json.dumps({**facts, "schema": SCHEMA + 1}))
+    with pytest.raises(ResultError, match="Read it with the version that wrote it"):
+        load_run(home)
+    (tmp_path / "readings-00000.jsonl").write_text(json.dumps({"rankscope_gauge": gauge_record.SCHEMA + 1}) + "\n")
+    with pytest.raises(ResultError, match="Read it with the version that wrote it"):
+        read_record(tmp_path)
