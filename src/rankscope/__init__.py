@@ -94,7 +94,17 @@ _HOME = {
 }
 
 
-__getattr__ = names_of(__name__, _HOME)
+_exported = names_of(__name__, _HOME)
+
+
+def __getattr__(name: str) -> object:
+    """An exported name, or the function of a verb that was added to the registry."""
+    if name not in _HOME and not name.startswith("_"):
+        from rankscope.verbs._spec import VERBS, function_at
+
+        if name in VERBS:
+            return function_at(VERBS[name].run)
+    return _exported(name)
 
 
 def __dir__() -> list[str]:

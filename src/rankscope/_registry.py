@@ -20,11 +20,13 @@ class Registry(Mapping[str, T], Generic[T]):
     Args:
         kind: what an entry is called in messages, e.g. ``"metric"``.
         package: the package whose modules call :meth:`add` when imported.
+        folders: whether entries are folders of that package rather than files; its files are then left alone.
     """
 
-    def __init__(self, kind: str, package: str) -> None:
+    def __init__(self, kind: str, package: str, *, folders: bool = False) -> None:
         self._kind = kind
         self._package = package
+        self._folders = folders
         self._entries: dict[str, T] = {}
         self._loaded = False
 
@@ -39,7 +41,8 @@ class Registry(Mapping[str, T], Generic[T]):
             return
         package = importlib.import_module(self._package)
         for module in pkgutil.iter_modules(package.__path__, prefix=f"{self._package}."):
-            importlib.import_module(module.name)
+            if module.ispkg or not self._folders:
+                importlib.import_module(module.name)
         self._loaded = True
 
     def __getitem__(self, name: str) -> T:

@@ -14,9 +14,10 @@ import typer.main
 
 from rankscope.cli.app import app
 from rankscope.cli.completing import complete_site, complete_spec
-from rankscope.cli.examples import EXAMPLES, question
+from rankscope.cli.examples import examples, question
 
 ROOT = Path(__file__).parents[2]
+EXAMPLES = examples()
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 ESCAPE = "\x1b["
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import rankscope
-from rankscope.cli.predicting import _assignments
+from rankscope.verbs.predict import assignments
 
 
 def test_the_command_answers_in_json_and_draws(cli, tmp_path: Path) -> None:
@@ -41,7 +41,7 @@ def test_options_become_changes_of_the_design(cli, monkeypatch: pytest.MonkeyPat
 
 
 def test_values_are_read_as_numbers_where_they_are() -> None:
-    assert _assignments(["a=1", "b=0.5", "c=x=y"]) == {"a": 1, "b": 0.5, "c": "x=y"}
+    assert assignments(["a=1", "b=0.5", "c=x=y"]) == {"a": 1, "b": 0.5, "c": "x=y"}
 
 
 def test_a_change_without_a_value_is_wrong_use(cli) -> None:

@@ -14,8 +14,8 @@ import torch
 
 import rankscope
 from rankscope._errors import InputError
-from rankscope.cli.examples import UNDER_TORCHRUN
 from rankscope.processes.joining import launched
+from rankscope.verbs._spec import VERBS
 
 ROOT = Path(__file__).parents[2]
 
@@ -27,7 +27,7 @@ def torchrun(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_two_processes_say_once_what_one_says(tmp_path: Path) -> None:
-    words = shlex.split(UNDER_TORCHRUN["measure"])
+    words = shlex.split(VERBS["measure"].under_torchrun)
     place = tmp_path / "run"
     done = torchrun(*words[1:], "--json", "--out", str(place))
     assert done.returncode == 0, done.stderr[-3000:]
@@ -90,7 +90,7 @@ def test_help_needs_no_other_process(monkeypatch: pytest.MonkeyPatch, cli) -> No
         monkeypatch.setenv(name, value)
     outcome = cli("measure", "--help")
     assert outcome.code == 0
-    assert UNDER_TORCHRUN["measure"] in outcome.out
+    assert VERBS["measure"].under_torchrun in outcome.out
 
 
 def test_spreading_a_model_needs_several_processes(cli) -> None:

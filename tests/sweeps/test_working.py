@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 import rankscope as rs
-from rankscope.runs.querying import COORDINATES, WORDS
+from rankscope.runs.querying import COORDINATES
 from rankscope.runs.rows import FIXED_COLUMNS
 from rankscope.sweeps import working
 from rankscope.sweeps.plan import plan_of
 from rankscope.sweeps.tasks import Task, tasks_of
 from rankscope.sweeps.working import do
+from rankscope.verbs._spec import VERBS
 
 SMALL = {"sequences": 2, "tokens": 12}
 
@@ -47,7 +48,7 @@ def test_rows_are_those_of_the_verb(verb: str, options: dict[str, Any]) -> None:
     assert outcome.table is not None, outcome.facts
     assert values(outcome.table) == values(run.table)
     assert outcome.facts["verdict"] == run.verdict
-    known = {*FIXED_COLUMNS, *COORDINATES, *WORDS}
+    known = {*FIXED_COLUMNS, *COORDINATES, *VERBS[verb].columns}
     assert set(outcome.table.column_names) <= known, "query must know every column"
     assert set(outcome.table["seed"].to_pylist()) == {3}
     assert set(outcome.table["task"].to_pylist()) == {outcome.task.key}

@@ -21,7 +21,7 @@ from tests.own_models import ids
 @pytest.fixture(scope="module")
 def run() -> Run:
     return decompose(
-        load("init:tiny-gpt2", dtype="float64").model, ids(3, 9), marginals=["heads", "layers", "pairs"], layers=[0]
+        load("init:tiny-gpt2", dtype="float64").model, ids(3, 9), marginals=["heads", "layers", "pairs"], at_layers=[0]
     )
 
 
@@ -84,12 +84,12 @@ def test_under_surgery_the_cut_network_is_decomposed() -> None:
 
 def test_a_budget_changes_nothing_but_the_chunks() -> None:
     model = load("init:tiny-llama", dtype="float64").model
-    free, bound = decompose(model, ids(4, 9)), decompose(model, ids(4, 9), memory=2e-4)
+    free, bound = decompose(model, ids(4, 9)), decompose(model, ids(4, 9), memory=int(2e-4 * 2**30))
     values = [_in_order(found) for found in (free, bound)]
     assert values[0].size == 4 * 4 * 4
     assert np.allclose(*values, rtol=1e-9)
     with pytest.raises(InputError, match="Allow more"):
-        decompose(model, ids(4, 9), memory=1e-6)
+        decompose(model, ids(4, 9), memory=2000)
 
 
 def _in_order(run: Run) -> np.ndarray:
@@ -127,7 +127,7 @@ def test_wrong_words() -> None:
     with pytest.raises(UnknownNameError, match="heads"):
         decompose("init:tiny-bert", marginals=["head"])
     with pytest.raises(InputError, match="blocks 0 to 2"):
-        decompose("init:tiny-bert", layers=[9])
+        decompose("init:tiny-bert", at_layers=[9])
 
 
 def test_a_head_that_changes_the_stream_has_no_logit_by_paths() -> None:

@@ -27,7 +27,7 @@ def model() -> GPT2Model:
 def least_budget(model: GPT2Model, ids: torch.Tensor, options: dict[str, Any]) -> float:
     """What the refusal says one sequence needs, a little rounded up."""
     with pytest.raises(InputError, match="needs") as refused:
-        decompose(model, ids, memory=1e-9, **options)
+        decompose(model, ids, memory=1024, **options)
     found = re.search(r"needs ([0-9.e+-]+) GiB", str(refused.value))
     assert found is not None
     return 1.01 * float(found[1])
@@ -45,6 +45,12 @@ def test_what_is_alive_stays_within_the_budget(model: GPT2Model, options: dict[s
     with torch.no_grad(), LiveBytes() as bare:
         model(ids[: max(1, int(room))])
     with LiveBytes() as live:
-        decompose(model, ids, memory=budget, metrics=["relative_residual"], **options)
+        decompose(model, ids, memory=int(budget * GIB), metrics=["relative_residual"], **options)
     assert live.peak <= budget * GIB + bare.peak
     assert live.peak >= 0.2 * budget * GIB, "the plan asks for far more than is used"
+
+
+@pytest.mark.parametrize("memory", [0.5, 1, "0.5"])
+def test_a_bare_small_number_is_still_read_as_gib(model: GPT2Model, memory: float | str) -> None:
+    with pytest.warns(DeprecationWarning, match="GiB"):
+        decompose(model, torch.zeros(1, 8, dtype=torch.long), memory=memory)

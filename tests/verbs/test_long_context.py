@@ -30,7 +30,7 @@ def test_blockwise_equals_dense(model: str) -> None:
     texts = ["a few words", "rather more words than the other one has, so that it is padded"]
     sites = ["attention.probs", "cross_attention.probs"]
     options = {"metrics": ATTENTION, "sites": sites, "tokens": 24, "dtype": "float64"}
-    dense, tiles = (rs.measure(model, texts, attention=way, **options) for way in ("dense", "blockwise"))
+    dense, tiles = (rs.measure(model, texts, attention_algorithm=way, **options) for way in ("dense", "blockwise"))
     assert dense.table.num_rows == tiles.table.num_rows > 0
     assert tiles.select(status="estimated").num_rows == 0
     for site in set(dense.table["site"].to_pylist()):
@@ -51,12 +51,12 @@ def test_by_size(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_estimates_are_marked_everywhere() -> None:
     metrics = ["attention_contraction", "attention_contraction_bound"]
-    run = rs.measure("init:tiny-llama", sequences=1, tokens=300, attention="blockwise:1", metrics=metrics)
+    run = rs.measure("init:tiny-llama", sequences=1, tokens=300, attention_algorithm="blockwise:1", metrics=metrics)
     assert set(run.table["status"].to_pylist()) == {"estimated"}
     assert "~" in str(run)
     assert any("lower estimate in" in note and "factor of" in note for note in run.notes)
     assert run.curve("attention_contraction", "attention.probs").any_estimate.all()
-    converged = rs.measure("init:tiny-llama", sequences=1, tokens=300, attention="blockwise", metrics=metrics)
+    converged = rs.measure("init:tiny-llama", sequences=1, tokens=300, attention_algorithm="blockwise", metrics=metrics)
     assert set(converged.table["status"].to_pylist()) == {"ok"}
     assert converged.notes == ()
     assert "~" not in str(converged)
@@ -85,7 +85,9 @@ def test_eager_attention_cannot_go_by_tiles() -> None:
     model = load("init:tiny-bert").model
     model.set_attn_implementation("eager")
     with pytest.raises(InputError, match="attn_implementation='sdpa'"):
-        rs.measure(model, torch.ones(1, 6, dtype=torch.long), attention="blockwise", metrics=["attention_entropy"])
+        rs.measure(
+            model, torch.ones(1, 6, dtype=torch.long), attention_algorithm="blockwise", metrics=["attention_entropy"]
+        )
 
 
 _PEAK = """

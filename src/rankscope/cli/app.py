@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated
 
 import typer
@@ -12,30 +12,22 @@ import typer
 from rankscope._errors import RankscopeError
 from rankscope._version import __version__
 from rankscope.cli import (
-    ablating,
-    bounding,
     comparing,
-    decomposing,
-    diagnosing,
     environment,
-    exacting,
-    graphing,
     listing,
-    measuring,
     playing,
-    predicting,
     querying,
-    remedying,
     reporting,
     reproducing,
     rerunning,
-    selftesting,
     sweeping,
 )
 from rankscope.cli.examples import epilog, question
 from rankscope.cli.failing import EXIT_NO_READER, drop_output, flush_output, told, tolerate_every_letter
 from rankscope.cli.interrupting import ending_on_request, exit_code, is_untold
 from rankscope.cli.processes import one_voice
+from rankscope.cli.verb_commands import command_of
+from rankscope.verbs._spec import verbs_in_order
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -50,28 +42,30 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-app.command("measure")(measuring.measure_command)
-app.command("ablate")(ablating.ablate_command)
-app.command("decompose")(decomposing.decompose_command)
-app.command("exact")(exacting.exact_command)
-app.command("bound")(bounding.bound_command)
-app.command("masks")(graphing.masks_command)
-app.command("remedy")(remedying.remedy_command)
-app.command("predict")(predicting.predict_command)
-app.command("reproduce")(reproducing.reproduce_command)
-app.command("rerun")(rerunning.rerun_command)
-app.command("report")(reporting.report_command)
-app.command("compare")(comparing.compare_command)
-app.command("play")(playing.play_command)
 app.add_typer(sweeping.sweep_app, name="sweep", epilog=epilog("sweep"), short_help=question(sweeping.HELP))
-app.command("query")(querying.query_command)
-app.command("doctor")(diagnosing.doctor_command)
-app.command("ls")(listing.ls_command)
-app.command("env")(environment.env_command)
-app.command("selftest")(selftesting.selftest_command)
-for command in app.registered_commands:
-    command.epilog = epilog(str(command.name))
-    command.short_help = question(command.callback.__doc__ if command.callback else None)
+TOOLS: Mapping[str, Callable[..., None]] = {
+    "reproduce": reproducing.reproduce_command,
+    "rerun": rerunning.rerun_command,
+    "report": reporting.report_command,
+    "compare": comparing.compare_command,
+    "play": playing.play_command,
+    "query": querying.query_command,
+    "ls": listing.ls_command,
+    "env": environment.env_command,
+}
+"""Commands that are not verbs: they read runs, or describe the program."""
+
+
+def command_line() -> typer.Typer:
+    """The application with a command for every verb in the registry, also for one that was declared since."""
+    app.registered_commands.clear()
+    commands = {**{verb.name: command_of(verb) for verb in verbs_in_order()}, **TOOLS}
+    for name, function in commands.items():
+        app.command(name, epilog=epilog(name), short_help=question(function.__doc__))(function)
+    return app
+
+
+command_line()
 
 
 def _show_version(asked: bool) -> None:
@@ -125,7 +119,7 @@ def _run(words: Sequence[str]) -> None:
     """Run a command and write its output out; leave as a shell expects where it was stopped from outside."""
     try:
         try:
-            app(args=words, prog_name="rankscope")
+            command_line()(args=words, prog_name="rankscope")
         finally:
             flush_output()
     except BrokenPipeError:

@@ -10,7 +10,7 @@ import typer
 from rankscope.cli import parameters
 from rankscope.cli.showing import save_figure
 from rankscope.cli.streams import print_json, remarks_console
-from rankscope.cli.words import split_names
+from rankscope.cli.verb_commands import split_names
 
 
 def compare_command(

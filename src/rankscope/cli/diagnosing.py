@@ -12,12 +12,12 @@ from rankscope.cli.streams import print_json, results_console
 
 def doctor_command(
     spec: parameters.Spec,
-    seed: Annotated[int, typer.Option(help="Seed of a random initialisation and of the inputs.")] = 0,
-    dtype: Annotated[str | None, typer.Option(help="Run in this dtype, e.g. float64.")] = None,
-    blocks: Annotated[str | None, typer.Option(metavar="PATTERN", help="Name the blocks, e.g. 'layers.*'.")] = None,
+    seed: parameters.Seed = 0,
+    dtype: parameters.Dtype = None,
+    blocks: parameters.Blocks = None,
     layout: parameters.Layout = None,
     tokenizer: parameters.Tokenizer = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    as_json: parameters.AsJson = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the checks that failed.")] = False,
 ) -> None:
     """Can the numbers be trusted on this model? Parity with its own forward, blocks, skips, sites, what is refused."""

@@ -6,38 +6,20 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from enum import Enum
-from typing import Annotated, Literal
-
-import typer
 
 from rankscope._errors import InputError
 from rankscope.processes.joining import joined, launched
+from rankscope.verbs._spec import verbs_in_order
 
-SHARED = ("measure", "ablate")
 EXIT_ELSEWHERE = 2
 """The code of a process whose error another one has told."""
 
 
-class Way(str, Enum):
-    """How several processes share the work."""
-
-    data = "data"
-    fsdp = "fsdp"
-    tensor = "tensor"
-
-
-Parallel = Annotated[
-    Way | None,
-    typer.Option("--parallel", help="Under torchrun: deal out batches (data, the default), or spread the model."),
-]
-
-
-def way(asked: Way | None) -> Literal["data", "fsdp", "tensor"] | None:
-    """What a verb is told: the batches are dealt out where several processes run and nobody said how."""
+def way(asked: str | None) -> str | None:
+    """What a verb is told: batches are dealt out if several processes run and nobody said how."""
     if asked is None:
         return "data" if launched() is not None else None
-    return asked.value
+    return asked
 
 
 def is_first() -> bool:
@@ -61,12 +43,13 @@ def one_voice(words: Sequence[str]) -> Iterator[None]:
         return
     rank, world = found
     command = next((word for word in words if not word.startswith("-")), None)
-    if command not in SHARED:
+    shared = [verb.name for verb in verbs_in_order() if verb.is_shared]
+    if command not in shared:
         if rank > 0:
             sys.exit(EXIT_ELSEWHERE)
         raise InputError(
             f"{world} processes were started, and rankscope {command or ''} does not share its work among them. Run it "
-            f"without torchrun; {' and '.join(SHARED)} do."
+            f"without torchrun; {' and '.join(shared)} do."
         )
     with joined():
         try:

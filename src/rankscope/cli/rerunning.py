@@ -14,12 +14,11 @@ import typer
 from rankscope._errors import InputError
 from rankscope.cli import parameters
 from rankscope.cli.streams import print_json, remarks_console, results_console
+from rankscope.verbs._spec import verbs_in_order
 
 if TYPE_CHECKING:
     from rankscope.runs.reruns import Rerun
 
-VERBS = ("measure", "ablate", "exact", "decompose", "bound", "remedy", "predict")
-"""Verbs whose run one command line makes; a reproduction is run again with ``rankscope reproduce``."""
 PLACES = ("--out", "--figure")
 SILENT = ("--json", "--quiet", "-q", "--no-progress")
 
@@ -63,10 +62,11 @@ def command_again(command: Sequence[str]) -> list[str]:
     Raises:
         InputError: the run was not made by one command line of rankscope.
     """
-    if len(command) < 2 or command[0] not in ("rankscope", "__main__.py") or command[1] not in VERBS:
+    verbs = [verb.name for verb in verbs_in_order() if verb.makes_runs]
+    if len(command) < 2 or command[0] not in ("rankscope", "__main__.py") or command[1] not in verbs:
         shown = " ".join(command)[:200] or "nothing"
         raise InputError(
-            f"This run was made by {shown!r}, which is no single command of rankscope ({', '.join(VERBS)}). A run made "
+            f"This run was made by {shown!r}, which is no single command of rankscope ({', '.join(verbs)}). A run made "
             "from Python is made again by its program; a reproduction by `rankscope reproduce`."
         )
     kept: list[str] = []

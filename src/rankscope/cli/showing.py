@@ -27,6 +27,18 @@ def wants_progress(*, quiet: bool, no_progress: bool) -> bool:
     return not (quiet or no_progress) and sys.stderr.isatty()
 
 
+def work_of(offload: bool, work: Path | None, out: Path | None) -> Path | None:
+    """The work folder that was named, else one beside the place where the run is to be saved.
+
+    Example:
+        >>> work_of(True, None, Path("runs/llama")).name
+        'llama.work'
+    """
+    if work is not None or not offload or out is None:
+        return work
+    return out.with_name(f"{out.name}.work")
+
+
 def show_run(run: Run, *, as_json: bool, quiet: bool, out: Path | None, figure: Path | None = None) -> None:
     """Save the run if asked, print it, and draw it last: a save or a figure that fails costs nothing but itself."""
     remarks = remarks_console()

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from rankscope.reporting.sparklines import sparkline
 from rankscope.runs.checks import CheckStatus, DoctorReport
-from rankscope.runs.presenting import DEFAULT, presentation_of, tables_of, text_of
+from rankscope.runs.presenting import show_of, tables_of, text_of
 from rankscope.runs.run import Run
 from rankscope.runs.summary import Summary, shown_lines, summarise
 from rankscope.runs.tables import WordTable
@@ -48,7 +48,7 @@ VERDICT_COLOURS: Mapping[str, str] = {
 def print_run(run: Run, console: Console, *, metrics: Sequence[str] | None = None, site: str | None = None) -> None:
     """Table of blocks by metric for every stack, with the course of each metric, then the verdict."""
     plain = not console.encoding.lower().startswith("utf")
-    if presentation_of(run.kind) != DEFAULT:
+    if show_of(run.kind).text != "runs.text:as_text":
         tables = tables_of(run)
         if tables is None:
             print_text(run, console, plain=plain)

@@ -29,4 +29,4 @@ def notes_on_estimates(table: pa.Table) -> tuple[str, ...]:
         said += f"; {BOUND} lies above it by a factor of {np.median(ratio):.2f} (median), {ratio.max():.2f} at most"
     else:
         said += f"; measure {BOUND} too for the interval that holds it"
-    return (f"{said}. More walks, as in attention='blockwise:20', make it closer.",)
+    return (f"{said}. More walks, as in attention_algorithm='blockwise:20', make it closer.",)

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.dataset as ds
 
+from rankscope._deferred import resolve
 from rankscope._errors import InputError, MissingExtraError, ResultError
 from rankscope._types import path_of
 from rankscope.runs.rows import FIXED_COLUMNS
@@ -24,8 +25,6 @@ COORDINATES: Mapping[str, pa.DataType] = {
     "seed": pa.int64(),
 }
 PARTITIONS = pa.schema([("verb", pa.string()), ("model_key", pa.string())])
-WORDS = ("mask", "weights", "arithmetic", "theorem", "scope", "hypothesis", "curve")
-"""Further columns that verbs add; null in the rows of the others."""
 CLOSED = (
     "SET python_enable_replacements = false",
     "SET enable_external_access = false",
@@ -91,7 +90,8 @@ def rows_dataset(home: SweepFolder, expected: list[Expected]) -> ds.Dataset:
     if absent:
         raise ResultError(f"{absent[0]} is gone, though its task is done. Remove its record and run the sweep again.")
     fixed = {name: pa.string() if pa.types.is_dictionary(kind) else kind for name, kind in FIXED_COLUMNS.items()}
-    further = dict.fromkeys(WORDS, pa.string())
+    own = {name: kind for verb in resolve("verbs._spec:VERBS").values() for name, kind in verb.columns.items()}
+    further = {name: getattr(pa, kind)() for name, kind in own.items() if name not in COORDINATES}
     schema = pa.schema({**COORDINATES, **fixed, **further, **{field.name: field.type for field in PARTITIONS}})
     if not files:
         return ds.dataset(schema.empty_table())

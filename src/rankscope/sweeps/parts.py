@@ -7,14 +7,15 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from rankscope._errors import InputError, MissingExtraError
+from rankscope.options import Option
 from rankscope.shards.budget import parse_size
+from rankscope.verbs._spec import Verb, verbs_in_order
 
 try:
-    from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+    from pydantic import BaseModel, ConfigDict, Field, create_model, field_validator, model_validator
 except ImportError as missing:
     raise MissingExtraError("rankscope sweep", "pydantic", "sweep") from missing
 
-VerbName = Literal["measure", "ablate", "exact", "bound", "predict"]
 Name = Annotated[str, Field(min_length=1, max_length=200)]
 Count = Annotated[int, Field(ge=1, le=10**7)]
 
@@ -102,7 +103,7 @@ class Model(Part):
     revisions: tuple[Name, ...] = ()
     checkpoints: tuple[Checkpoint, ...] = ()
     seeds: tuple[int, ...] | None = Field(default=None, min_length=1)
-    verbs: tuple[VerbName, ...] | None = Field(default=None, min_length=1)
+    verbs: tuple[Name, ...] | None = Field(default=None, min_length=1)
     inputs: Inputs | None = None
     dtype: str | None = None
     memory: int | None = None
@@ -167,47 +168,29 @@ class Variant(Part):
         return self.model_dump(mode="json", exclude_defaults=True, exclude={"name"})
 
 
-class Measure(Part):
-    """Options of ``measure``."""
+class VerbUse(Part):
+    """One verb of a plan with its options; :func:`options_in_plans` makes the class of each verb."""
 
-    verb: Literal["measure"]
-    metrics: tuple[Name, ...] | None = None
-    sites: tuple[Name, ...] | None = None
-    null: bool = False
+    verb: str
 
 
-class Ablate(Part):
-    """Options of ``ablate``."""
-
-    verb: Literal["ablate"]
-    variants: tuple[Name, ...] | None = None
-    masks: tuple[Name, ...] | None = None
-    metrics: tuple[Name, ...] | None = None
-    weights: Literal["given", "init", "both"] = "given"
+def sweep_verbs() -> dict[str, Verb]:
+    """The verbs a sweep can run, by name."""
+    return {verb.name: verb for verb in verbs_in_order() if verb.in_plans}
 
 
-class Exact(Part):
-    """Options of ``exact``."""
-
-    verb: Literal["exact"]
-    stability: bool = False
-    plain: bool = True
-
-
-class Bound(Part):
-    """Options of ``bound``."""
-
-    verb: Literal["bound"]
-    theorems: tuple[Name, ...] | None = None
-    lanczos: Annotated[int, Field(ge=0)] = 60
-    weights_only: bool = False
+def options_in_plans(verb: Verb) -> type[VerbUse]:
+    """The part of a plan that holds the options of one verb, from its declaration."""
+    fields: dict[str, Any] = {"verb": (Literal[verb.name], ...)}
+    for option in verb.options:
+        if option.in_plans:
+            fields[option.name] = _field(option)
+    return create_model(verb.name, __base__=VerbUse, __doc__=f"Options of ``{verb.name}``.", **fields)
 
 
-class Predict(Part):
-    """Options of ``predict``."""
-
-    verb: Literal["predict"]
-    most_blocks: Count | None = None
-
-
-Verb = Annotated[Measure | Ablate | Exact | Bound | Predict, Field(discriminator="verb")]
+def _field(option: Option) -> tuple[Any, Any]:
+    one: Any = Literal[option.choices] if option.choices else Name if option.kind is str else option.kind
+    if option.least is not None:
+        one = Annotated[one, Field(ge=option.least, le=10**7)]
+    wanted: Any = tuple[one, ...] if option.several else one
+    return (wanted | None, None) if option.default is None else (wanted, option.default)

@@ -3,36 +3,32 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, Union
 
 from rankscope._errors import InputError, MissingExtraError
 from rankscope._types import path_of
 from rankscope.sweeps.parts import (
-    Ablate,
-    Bound,
     Checkpoint,
-    Exact,
     Inputs,
-    Measure,
     Model,
     Part,
-    Predict,
     Variant,
-    Verb,
-    VerbName,
+    VerbUse,
+    options_in_plans,
     sized,
+    sweep_verbs,
 )
 from rankscope.sweeps.reading import read_plan_data
+from rankscope.verbs._spec import Verb
 
 try:
-    from pydantic import Field, ValidationError, field_validator, model_validator
+    from pydantic import Field, ValidationError, create_model, field_validator, model_validator
 except ImportError as missing:
     raise MissingExtraError("rankscope sweep", "pydantic", "sweep") from missing
 
-OPERABLE: tuple[VerbName, ...] = ("measure", "exact", "bound")
-"""Verbs that run under each variant; ablate has a grid of its own, and predict has no weights to operate on."""
 WHOLE = "full"
 MOST_MISTAKES = 5
 
@@ -41,7 +37,7 @@ class Plan(Part):
     """A whole plan; see ``docs/howto/sweep.md`` for the file it is read from."""
 
     models: tuple[Model, ...] = Field(min_length=1)
-    verbs: tuple[Verb, ...] = Field(min_length=1)
+    verbs: tuple[VerbUse, ...] = Field(min_length=1)
     variants: tuple[Variant, ...] = (Variant(name=WHOLE),)
     seeds: tuple[int, ...] = Field(default=(0,), min_length=1)
     inputs: Inputs = Inputs()
@@ -71,7 +67,25 @@ class Plan(Part):
             twice = sorted({name for name in names if names.count(name) > 1})
             if twice:
                 raise ValueError(f"{kind} must differ by name; {', '.join(twice)} is written twice")
+        known = sweep_verbs()
+        for name in [name for one in self.models for name in one.verbs or ()]:
+            if name not in known:
+                raise ValueError(_no_verb(name, known))
         return self
+
+
+@lru_cache(maxsize=4)
+def _plan_with(verbs: tuple[Verb, ...]) -> type[Plan]:
+    """The plan whose ``verbs`` are checked against these declarations."""
+    uses: Any = Union[tuple(options_in_plans(verb) for verb in verbs)]  # noqa: UP007 - made at run time
+    checked = tuple[Annotated[uses, Field(discriminator="verb")], ...]
+    return create_model("Plan", __base__=Plan, verbs=(checked, Field(min_length=1)))
+
+
+def _no_verb(name: str, known: Collection[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+    return f"there is no verb {name!r} for a sweep ({hint})"
 
 
 def _long_verb(given: Any) -> Any:
@@ -99,7 +113,7 @@ def plan_of(given: Plan | Mapping[str, Any] | str | Path) -> Plan:
     )
     where = "The plan" if isinstance(given, Mapping) else str(given)
     try:
-        return Plan.model_validate(data)
+        return _plan_with(tuple(sweep_verbs().values())).model_validate(data)
     except ValidationError as error:
         found = error.errors(include_url=False)
         # pydantic counts what it could not read as missing.
@@ -110,9 +124,10 @@ def plan_of(given: Plan | Mapping[str, Any] | str | Path) -> Plan:
 def _words(entry: Any) -> str:
     """One line about one mistake, without what pydantic adds for programmers."""
     unknown_key = entry["type"] == "extra_forbidden"
+    known_verbs = sweep_verbs()
     *before, last = entry["loc"] or ("",)
-    place = [str(step) for step in before if step not in get_args(VerbName)]
-    place += [str(last)] if unknown_key or last not in get_args(VerbName) else []
+    place = [str(step) for step in before if step not in known_verbs]
+    place += [str(last)] if unknown_key or last not in known_verbs else []
     at = ".".join(place)
     if unknown_key:
         known = _fields_at(entry["loc"])
@@ -120,18 +135,19 @@ def _words(entry: Any) -> str:
         hint = f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(sorted(known))}"
         return f"{at} is not a key of a plan ({hint})"
     if entry["type"] == "union_tag_invalid":
-        name = str(entry["ctx"]["tag"])
-        near = difflib.get_close_matches(name, get_args(VerbName), n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(get_args(VerbName))}"
-        return f"{at}: there is no verb {name!r} for a sweep ({hint})"
+        return f"{at}: {_no_verb(str(entry['ctx']['tag']), known_verbs)}"
     message = str(entry["msg"]).removeprefix("Value error, ")
     return f"{at}: {message[:1].lower()}{message[1:]}" if at else message
 
 
 def _fields_at(place: tuple[Any, ...]) -> list[str]:
     """Keys known where an unknown one was written."""
-    kinds: dict[str, type[Part]] = {"inputs": Inputs, "checkpoints": Checkpoint, "models": Model, "variants": Variant,
-                                    "measure": Measure, "ablate": Ablate, "exact": Exact, "bound": Bound,
-                                    "predict": Predict}  # fmt: skip
+    kinds: dict[str, type[Part]] = {
+        "inputs": Inputs,
+        "checkpoints": Checkpoint,
+        "models": Model,
+        "variants": Variant,
+        **{name: options_in_plans(verb) for name, verb in sweep_verbs().items()},
+    }
     inner = next((kinds[step] for step in reversed(place[:-1]) if step in kinds), Plan)
     return [name for name in inner.model_fields if name != "verb"]

@@ -11,6 +11,7 @@ from typing import Any
 
 from rankscope._errors import RankscopeError
 from rankscope._headers import read_header
+from rankscope.verbs._spec import VERBS
 
 PROCESS = 900 * 2**20
 """A worker with torch and transformers imported and nothing loaded, with room for what it never gives back."""
@@ -114,10 +115,11 @@ def memory_for(size: Size | None, facts: Mapping[str, Any]) -> int:
         >>> memory_for(small, facts) // 2**20
         902
     """
-    if size is None or facts["verb"] == "predict":
+    verb = VERBS[facts["verb"]]
+    if size is None or verb.subject == "design":
         return PROCESS
-    inputs, exact = facts["inputs"], facts["verb"] == "exact"
-    tokens, sequences = inputs["tokens"], 1 if exact else min(inputs["batch"], inputs["sequences"])
+    inputs, exact = facts["inputs"], verb.is_float64
+    tokens, sequences = inputs["tokens"], min(inputs["batch"], inputs["sequences"]) if verb.takes("batch") else 1
     held = BYTES.get(str(facts["dtype"]), size.weight_bytes / max(1, size.parameters))
     # exact runs a float64 copy beside the weights, each number as base, deviation and scale.
     weights = size.parameters * (held + 8 if exact else held)

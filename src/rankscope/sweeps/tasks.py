@@ -11,10 +11,11 @@ from typing import Any
 
 from rankscope._errors import InputError
 from rankscope._version import __version__
+from rankscope.options import WEIGHTS_ONLY
 from rankscope.runs.sweep_folder import Expected
 from rankscope.sweeps.identity import hash_of, identity_of, text_of
-from rankscope.sweeps.parts import Checkpoint, Inputs, Model, Variant, Verb
-from rankscope.sweeps.plan import OPERABLE, WHOLE, Plan
+from rankscope.sweeps.parts import Checkpoint, Inputs, Model, Variant, VerbUse, sweep_verbs
+from rankscope.sweeps.plan import WHOLE, Plan
 
 KEY_LENGTH = 24
 
@@ -84,9 +85,9 @@ def tasks_of(plan: Plan) -> Iterator[Task]:
                         yield Task(facts, _absolute(place), text, model.memory or plan.memory)
 
 
-def _moments(model: Model, verb: Verb) -> tuple[Checkpoint | None, ...]:
-    """A prediction is about the design, which checkpoints share."""
-    return model.moments[:1] if verb.verb == "predict" else model.moments
+def _moments(model: Model, use: VerbUse) -> tuple[Checkpoint | None, ...]:
+    """Checkpoints of one run share their design."""
+    return model.moments[:1] if sweep_verbs()[use.verb].subject == "design" else model.moments
 
 
 def _place(model: Model, moment: Checkpoint | None) -> tuple[str, str | None]:
@@ -108,8 +109,8 @@ def _coordinates(model: Model, moment: Checkpoint | None) -> dict[str, Any]:
     }
 
 
-def _variants(plan: Plan, verb: Verb, operations: dict[str, Any]) -> Iterator[tuple[str | None, Any]]:
-    if verb.verb in OPERABLE and not (verb.verb == "bound" and verb.weights_only):
+def _variants(plan: Plan, use: VerbUse, operations: dict[str, Any]) -> Iterator[tuple[str | None, Any]]:
+    if sweep_verbs()[use.verb].under_variants and not getattr(use, WEIGHTS_ONLY.name, False):
         yield from operations.items()
     else:
         yield None, None

@@ -6,7 +6,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -15,22 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from rankscope._deferred import resolve
 from rankscope._errors import RankscopeError
+from rankscope.options import WEIGHTS_ONLY
 from rankscope.runs._frozen import thaw
 from rankscope.sweeps.identity import differs, identity_of
 from rankscope.sweeps.tasks import Task
+from rankscope.verbs._spec import VERBS, Verb, function_at
 
 if TYPE_CHECKING:
     from rankscope.runs.run import Run
 
-VERBS = {
-    "measure": "verbs.measuring:measure",
-    "ablate": "verbs.ablating:ablate",
-    "exact": "verbs.exacting:exact",
-    "bound": "verbs.bounding:bound",
-    "predict": "verbs.predicting:predict",
-}
 TRANSIENT = (OSError, MemoryError)
 """Errors after which a task is worth another try; anything else would only fail again."""
 LONGEST_TRACE = 20_000
@@ -122,13 +116,12 @@ def _same_weights(task: Task) -> None:
 
 def _run(task: Task) -> Run:
     facts = task.facts
-    if facts["verb"] == "predict":
-        return _predict(task)
-    if facts["verb"] == "bound" and facts["options"].get("weights_only"):
-        weights_alone: Run = resolve(VERBS["bound"])(
-            task.spec, theorems=facts["options"].get("theorems"), weights_only=True
-        )
-        return weights_alone
+    verb = VERBS[facts["verb"]]
+    function: Callable[..., Run] = function_at(verb.run)
+    if verb.subject == "design":
+        return function(task.spec, seed=facts["seed"], **_arguments(verb, facts))
+    if facts["options"].get(WEIGHTS_ONLY.name):
+        return function(task.spec, **facts["options"])
     from rankscope.models.loading import load
     from rankscope.surgery.operating import operate
 
@@ -143,32 +136,13 @@ def _run(task: Task) -> Run:
     if facts["operation"]:
         surgery = operate(loaded.model, blocks=facts["blocks"], **facts["operation"])
     with _inputs(task) as given, surgery:
-        run: Run = resolve(VERBS[facts["verb"]])(
-            loaded, given, blocks=facts["blocks"], seed=facts["seed"], **_arguments(facts)
-        )
-    return run
+        return function(loaded, given, blocks=facts["blocks"], seed=facts["seed"], **_arguments(verb, facts))
 
 
-def _arguments(facts: dict[str, Any]) -> dict[str, Any]:
+def _arguments(verb: Verb, facts: dict[str, Any]) -> dict[str, Any]:
     """Options of the verb, and those of the inputs that it takes."""
-    inputs = facts["inputs"]
-    names = ["sequences", "tokens", "random_tokens"]
-    names += ["tokenizer"] if "tokenizer" in inputs else []
-    names += ["batch"] if facts["verb"] != "exact" else []
-    names += ["tokens_policy"] if facts["verb"] != "bound" else []
-    return {**{name: inputs[name] for name in names}, **facts["options"]}
-
-
-def _predict(task: Task) -> Run:
-    facts = task.facts
-    run: Run = resolve(VERBS["predict"])(
-        task.spec,
-        seeds=1,
-        seed=facts["seed"],
-        tokens=facts["inputs"]["tokens"],
-        most_blocks=facts["options"].get("most_blocks"),
-    )
-    return run
+    taken = {name: value for name, value in facts["inputs"].items() if verb.takes(name)}
+    return {**taken, **verb.in_plans_always, **facts["options"]}
 
 
 @contextmanager

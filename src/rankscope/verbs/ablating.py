@@ -60,7 +60,7 @@ def ablate(
         masks: ``"own"`` for the model's own mask, or expressions such as ``"causal"`` or ``"window(1)"``.
         metrics: token metrics; None for those of norms and of pairs of tokens, and the stable rank.
         weights: ``"given"``, ``"init"`` (a random initialisation of the same architecture) or ``"both"``.
-        sequences: at most how many sequences.
+        sequences: at most how many sequences; None takes all that are given, and 8 of a file or of the sample text.
         tokens: length at which texts are cut.
         batch: sequences per forward pass.
         tokens_policy: which tokens count.

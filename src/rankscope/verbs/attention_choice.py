@@ -65,8 +65,8 @@ class AttentionChoice:
         if self.way == "blockwise" and not possible:
             why = "surgery edits its probabilities" if call.edits else "it computes all probabilities itself"
             raise InputError(
-                f"attention='blockwise' needs the queries and keys of a fused kernel, but here {why}. Load the model "
-                "with attn_implementation='sdpa', without such surgery, or leave attention out."
+                f"attention_algorithm='blockwise' needs the queries and keys of a fused kernel, but here {why}. Load "
+                "the model with attn_implementation='sdpa', without such surgery, or leave attention_algorithm out."
             )
         return possible and (self.way == "blockwise" or (self.way is None and call.probs_bytes > DENSE_BYTES))
 
@@ -89,5 +89,6 @@ def parse_attention_choice(word: str | None) -> AttentionChoice:
     if way == "blockwise" and (not colon or (number.isdecimal() and int(number) > 0)):
         return AttentionChoice("blockwise", int(number) if colon else None)
     raise InputError(
-        f"attention={word!r} is not known. Expected 'dense', 'blockwise', or 'blockwise:20' for 20 walks per head."
+        f"attention_algorithm={word!r} is not known. Expected 'dense', 'blockwise', or 'blockwise:20' for 20 walks per "
+        "head."
     )

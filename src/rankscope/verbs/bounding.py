@@ -24,6 +24,7 @@ from rankscope.runs.run import Run
 from rankscope.stream.viewing import need_plain_stream, undisturbed, view_of
 from rankscope.surgery.session import operations_on
 from rankscope.theory.theorems import THEOREMS, Theorem
+from rankscope.verbs.bound import BOUND
 from rankscope.verbs.bound_by_blocks import BoundByBlocks
 from rankscope.verbs.bound_conclusion import concluded
 from rankscope.verbs.bound_reading import BoundReader
@@ -42,7 +43,7 @@ def bound(
     theorems: Sequence[str] | None = None,
     weights_only: bool = False,
     lanczos: int = 60,
-    sequences: int | None = 2,
+    sequences: int | None = None,
     tokens: int = 64,
     batch: int = 4,
     random_tokens: bool = False,
@@ -69,7 +70,7 @@ def bound(
         weights_only: read the safetensors of a local folder one tensor at a time, without building the model; only
             the theorems that need no more are evaluated.
         lanczos: steps per layer and sequence for the largest gain; 0 leaves it to the certified bounds.
-        sequences: at most how many sequences.
+        sequences: at most how many sequences; None takes all that are given, and 2 of a file or of the sample text.
         tokens: length at which texts are cut.
         batch: sequences per forward pass.
         random_tokens: random ids instead of text.
@@ -113,7 +114,9 @@ def bound(
             f"Theorems need the weights of single heads, and {type(loaded.model).__name__} is no transformers model "
             "with a family description. measure and ablate work without."
         )
-    plan = InputPlan(sequences, tokens, batch, "content", seed, random_tokens, tokenizer, padding)
+    plan = InputPlan(
+        sequences, tokens, batch, "content", seed, random_tokens, tokenizer, padding, BOUND.default("sequences")
+    )
     prepared = prepare_planned(loaded, inputs, plan)
     steps = lanczos if any(entry.name in _ON_GAINS for entry in chosen) else None
     if streaming is not None:

@@ -20,6 +20,7 @@ from rankscope.models.loading.dtypes import parse_dtype
 from rankscope.models.loading.quiet import quiet_transformers
 from rankscope.models.stream import Stream, stream_of
 from rankscope.models.view import ModelView
+from rankscope.options import renamed
 from rankscope.paths.capture import CONVENTIONS, Convention
 from rankscope.paths.lengths import MemoryPlan
 from rankscope.paths.reading import COORDINATES, PathReader
@@ -29,7 +30,7 @@ from rankscope.runs.rows import RowWriter
 from rankscope.runs.run import Run
 from rankscope.stream.viewing import need_plain_stream, undisturbed, view_of
 from rankscope.surgery.refusals import check_carries
-from rankscope.verbs.decomposing_memory import planned_memory
+from rankscope.verbs.decomposing_memory import bytes_in, planned_memory
 from rankscope.verbs.origin import about_inputs, floor_of, provenance_of
 from rankscope.verbs.unembedding import check_reads_the_stream, unembedding_of
 
@@ -43,11 +44,11 @@ def decompose(
     *,
     convention: Convention = "sources",
     marginals: Collection[Marginal] = (),
-    layers: Collection[int] = (),
+    at_layers: Collection[int] = (),
     origins: bool = False,
     token: int | None = None,
     metrics: Sequence[str] | None = None,
-    memory: float | None = None,
+    memory: int | str | float | None = None,
     arithmetic: torch.dtype | str | None = None,
     sequences: int | None = None,
     tokens: int = 128,
@@ -61,6 +62,7 @@ def decompose(
     blocks: str | Sequence[str] | None = None,
     stream: Stream | str | None = None,
     progress: bool = False,
+    layers: Collection[int] | None = None,
 ) -> Run:
     r"""Split the stream into the sums of all paths of each length, exactly and in polynomial time.
 
@@ -73,13 +75,14 @@ def decompose(
         convention: ``"sources"``: what MLPs and biases add starts new paths there, of length 0. ``"linearised"``: MLPs
             are replaced by their Jacobian at each token, and only the remainder is a source.
         marginals: ``"heads"``, ``"layers"``: all paths through each; ``"pairs"``: share of each pair of heads.
-        layers: blocks at whose output the lengths are reported as well.
+        at_layers: blocks at whose output the lengths are reported as well.
         origins: keep embedding, MLPs and biases apart.
         token: vocabulary id whose logit at the last position is split too; the model needs an unembedding.
         metrics: token metrics taken of each sum; None for the relative residual and the stable rank.
-        memory: GiB that the decomposition may take beside the model; None for no bound.
+        memory: what the decomposition may take beside the model, such as ``"3GiB"`` or a number of bytes; None for no
+            bound. A bare number below 1024 is read as GiB, the earlier meaning, with a warning.
         arithmetic: ``"float64"`` computes sums in double; None in the format of the model (at least float32).
-        sequences: at most how many sequences.
+        sequences: at most how many sequences; None takes all that are given, and 8 of a file or of the sample text.
         tokens: length at which texts are cut.
         batch: sequences per forward pass.
         tokens_policy: which tokens count.
@@ -92,6 +95,7 @@ def decompose(
         stream: where the residual stream is, for a model that does not hold it as ``batch tokens dim`` or
             ``tokens batch dim``: ``Stream("batch dim tokens")``, or the same as text; see ``rankscope.Stream``.
         progress: show a progress bar.
+        layers: the earlier name of ``at_layers``.
 
     Returns:
         Rows with the columns ``length``, ``paths`` (which paths), ``origin`` and ``then`` (the later head of a pair);
@@ -108,10 +112,12 @@ def decompose(
     """
     started = time.perf_counter()
     declared = stream_of(stream)
+    at_layers = renamed("decompose", "layers", layers, "at_layers", at_layers or None) or ()
+    budget = None if memory is None else bytes_in(memory)
     _check_names(convention, marginals)
     loaded = load(model, seed=seed, dtype=dtype)
     # Under a budget the model is looked at with one sequence, and only then is the number in a pass decided.
-    looked_at = batch if memory is None else 1
+    looked_at = batch if budget is None else 1
     plan = InputPlan(sequences, tokens, looked_at, tokens_policy, seed, random_tokens, tokenizer, padding)
     prepared = prepare_planned(loaded, inputs, plan)
     specs = [METRICS[name] for name in dict.fromkeys(DEFAULT_METRICS if metrics is None else metrics)]
@@ -120,20 +126,20 @@ def decompose(
     with undisturbed(loaded.model), quiet_transformers():
         view = view_of(loaded.model, prepared[0], blocks=blocks, stream=declared)
         need_plain_stream(view, "decompose")
-        _check_layers(layers, view)
+        _check_layers(at_layers, view)
         check_carries(view, "a sum over the paths through the blocks")
         if unembedding is not None:
             check_reads_the_stream(unembedding, view, prepared[0])
         wanted = parse_dtype(arithmetic)
         fitting = MemoryPlan(batch, max(stack.depth for stack in view.stacks) + 1)
-        if memory is not None:
+        if budget is not None:
             kept, rerun = bool(marginals), convention == "linearised"
             fitting = planned_memory(
-                view, prepared, memory, wanted, batch=batch, origins=origins, kept=kept, rerun=rerun
+                view, prepared, budget, wanted, batch=batch, origins=origins, kept=kept, rerun=rerun
             )
             prepared = prepare_planned(loaded, inputs, replace(plan, batch=fitting.sequences))
         kinds = frozenset(marginals)
-        task = PathTask(view, loaded.config, reader, convention, kinds, layers, origins, fitting.chunk, wanted)
+        task = PathTask(view, loaded.config, reader, convention, kinds, at_layers, origins, fitting.chunk, wanted)
         for part in tqdm(prepared, desc="decompose", unit="batch", disable=not progress):
             task.run(part)
     table = reader.writer.table()
@@ -174,4 +180,4 @@ def _check_layers(layers: Collection[int], view: ModelView) -> None:
     deepest = max(stack.depth for stack in view.stacks)
     beyond = sorted(layer for layer in layers if not 0 <= layer < deepest)
     if beyond:
-        raise InputError(f"layers={beyond}: this model has blocks 0 to {deepest - 1}.")
+        raise InputError(f"at_layers={beyond}: this model has blocks 0 to {deepest - 1}.")

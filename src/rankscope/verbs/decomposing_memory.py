@@ -2,23 +2,46 @@
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 from torch import Tensor
 
 from rankscope.models.inputs import Prepared
 from rankscope.models.view import ModelView
 from rankscope.paths.lengths import ORIGINS, MemoryPlan, plan_memory
+from rankscope.shards.budget import parse_size
 from rankscope.stream.attention_calls import AttentionCall
 from rankscope.stream.sites import SiteRef, SiteSelection
 from rankscope.stream.tracer import trace
 
-GIB = float(2**30)
+GIB = 2**30
+SMALLEST_SIZE = 1024
+"""Below it a bare number was meant in GiB."""
+
+
+def bytes_in(memory: int | str | float) -> int:
+    """A budget in bytes, from ``"3GiB"`` or a number of bytes.
+
+    Example:
+        >>> bytes_in("1.5 MiB")
+        1572864
+    """
+    try:
+        bare = float(memory)
+    except ValueError:
+        return parse_size(str(memory))
+    if bare >= SMALLEST_SIZE:
+        return int(bare)
+    told = f"decompose(memory={memory}) is read as GiB, as before; write memory='{memory}GiB' instead."
+    warnings.warn(told, DeprecationWarning, stacklevel=3)
+    return max(1, int(bare * GIB))
 
 
 def planned_memory(
     view: ModelView,
     prepared: Prepared,
-    memory: float,
+    memory: int,
     dtype: torch.dtype | None,
     *,
     batch: int,
@@ -31,7 +54,7 @@ def planned_memory(
     Args:
         view: the model.
         prepared: inputs of one sequence each.
-        memory: the budget in GiB.
+        memory: the budget in bytes.
         dtype: of the sums; None for the model's own, at least float32.
         batch: sequences per pass that are wanted.
         origins: whether embedding, MLPs and biases are kept apart.
@@ -58,7 +81,7 @@ def planned_memory(
     depth = max(stack.depth for stack in view.stacks)
     most = min(batch, sum(part.sequences for part in prepared))
     return plan_memory(
-        memory * GIB,
+        memory,
         sequences=most,
         tokens=tokens,
         dim=dim,

@@ -19,6 +19,7 @@ from rankscope.runs.run import Run
 from rankscope.stream.viewing import undisturbed
 from rankscope.surgery.operating import operating, operation_of
 from rankscope.surgery.operation import AttentionChoice, MaskChoice, MlpChoice, NormChoice
+from rankscope.verbs.exact import EXACT
 from rankscope.verbs.exact_passes import ExactPasses
 from rankscope.verbs.origin import about_inputs, exact_floors, provenance_of
 from rankscope.verbs.streaming import declared_or_offloaded, described, streaming_of
@@ -71,7 +72,7 @@ def exact(
         mask_mode: how it meets the model's own.
         attention: ``"uniform"`` or ``"centred"``.
         layers: blocks the surgery is meant for; None for all.
-        sequences: at most how many; None takes all that are given, and 4 of the sample text.
+        sequences: at most how many sequences; None takes all that are given, and 4 of a file or of the sample text.
         tokens: length at which texts are cut.
         tokens_policy: which tokens count.
         random_tokens: random ids instead of text.
@@ -117,8 +118,9 @@ def exact(
         attention=attention,
         layers=layers,
     )
-    most = 4 if sequences is None and inputs is None else sequences
-    plan = InputPlan(most, tokens, 1, tokens_policy, seed, random_tokens, tokenizer, padding)
+    plan = InputPlan(
+        sequences, tokens, 1, tokens_policy, seed, random_tokens, tokenizer, padding, EXACT.default("sequences")
+    )
     prepared = prepare_planned(loaded, inputs, plan)
     passes = ExactPasses(
         loaded, prepared, operation, blocks, declared, stability=stability, plain=plain, shown=progress

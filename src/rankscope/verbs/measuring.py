@@ -12,6 +12,7 @@ from torch import nn
 
 from rankscope.models.inputs import InputPlan, Padding, TokensPolicy, prepare_planned
 from rankscope.models.stream import Stream
+from rankscope.options import renamed
 from rankscope.runs.estimates import notes_on_estimates
 from rankscope.runs.not_finite import CODE
 from rankscope.runs.run import Run
@@ -44,13 +45,14 @@ def measure(
     null: bool = False,
     similarity: bool = False,
     blocks: str | Sequence[str] | None = None,
-    attention: str | None = None,
+    attention_algorithm: str | None = None,
     parallel: Parallel | None = None,
     stream: Stream | str | bool | None = None,
     offload: bool = False,
     memory: int | str | None = None,
     work: str | Path | None = None,
     progress: bool = False,
+    attention: str | None = None,
 ) -> Run:
     """Run a model on some inputs and measure token uniformity and attention at its sites.
 
@@ -61,7 +63,7 @@ def measure(
         inputs: texts, a text file (``Path``), tensors, or None for the built-in sample text.
         metrics: names from ``rankscope ls metrics``; None for the battery a verdict is drawn from.
         sites: words such as ``"block.out"`` or ``"block.in@0"``; None for the default sites.
-        sequences: at most how many sequences.
+        sequences: at most how many sequences; None takes all that are given, and 8 of a file or of the sample text.
         tokens: length at which texts are cut.
         batch: sequences per forward pass.
         tokens_policy: ``"content"``, ``"no-first"`` or ``"no-special"``.
@@ -75,8 +77,8 @@ def measure(
         null: also measure Gaussian tokens of the same shape, for comparison.
         similarity: also keep the cosines between at most 64 tokens of the first sequence behind each block.
         blocks: names or patterns of the block modules, where discovery needs help.
-        attention: ``"dense"`` holds all probabilities of a block in memory, ``"blockwise"`` goes through them tile by
-            tile, ``"blockwise:20"`` with up to 20 walks per head for ``attention_contraction``; None by size.
+        attention_algorithm: ``"dense"`` holds all probabilities of a block in memory, ``"blockwise"`` goes through them
+            tile by tile, ``"blockwise:20"`` with up to 20 walks per head for ``attention_contraction``; None by size.
         parallel: share the work among the processes of an initialised group, all of which must make this call and get
             the same answer: ``"data"`` deals out whole batches, ``"fsdp"`` and ``"tensor"`` load the model in parts.
             None for this process alone, or for the way a module you hold is spread already.
@@ -88,6 +90,7 @@ def measure(
             estimate where one block at a time is too much. None for no limit.
         work: with ``offload``, a folder in which a run that is killed is kept, to go on behind its last finished block.
         progress: show a progress bar.
+        attention: the earlier name of ``attention_algorithm``.
 
     Returns:
         Values per metric, site, layer and sequence, with verdict, float floor and provenance.
@@ -101,12 +104,13 @@ def measure(
         [0, 1, 2]
     """
     started = time.perf_counter()
+    algorithm = renamed("measure", "attention", attention, "attention_algorithm", attention_algorithm)
     declared, offload = declared_or_offloaded(stream, offload)
     streaming = streaming_of(model, offload, memory, work, dtype=dtype, parallel=parallel)
     with sharing(model, parallel) as share:
         loaded = share.load(model, seed=seed, dtype=dtype) if streaming is None else streaming.loaded
         specs = metrics_named(metrics)
-        choice = BatteryChoice(specs, sites_for(specs, sites), tokens_policy, attention, similarity)
+        choice = BatteryChoice(specs, sites_for(specs, sites), tokens_policy, algorithm, similarity)
         plan = InputPlan(sequences, tokens, batch, tokens_policy, seed, random_tokens, tokenizer, padding)
         prepared = prepare_planned(loaded, inputs, plan)
         passes = MeasuringPasses(choice, loaded, prepared, blocks, declared, shown=progress and share.is_first)

@@ -21,6 +21,7 @@ from rankscope.runs.remedy_ranking import NONE, ranked
 from rankscope.runs.run import Run
 from rankscope.stream.viewing import need_plain_stream, undisturbed, view_of
 from rankscope.verbs.origin import about_inputs, floor_of, provenance_of
+from rankscope.verbs.remedy import REMEDY
 from rankscope.verbs.remedy_words import parsed_remedy
 from rankscope.verbs.remedying_trial import Trial
 from rankscope.verbs.variants import variant_named
@@ -62,7 +63,7 @@ def remedy(
         weights: ``"given"``, or ``"init"`` for a random initialisation of the same architecture.
         gradients: also measure the gradients of query and key weights against those of value weights.
         repeats: timed forward passes of each; 0 for none.
-        sequences: at most how many sequences.
+        sequences: at most how many sequences; None takes all that are given, and 4 of a file or of the sample text.
         tokens: length at which texts are cut.
         batch: sequences per forward pass.
         tokens_policy: which tokens count.
@@ -91,7 +92,9 @@ def remedy(
     if weights == "init" and loaded.origin != "init":
         loaded = load_initialised_twin(loaded, seed=seed)
     wanted = [parsed_remedy(word) for word in remedies or REMEDIES]
-    plan = InputPlan(sequences, tokens, batch, tokens_policy, seed, random_tokens, tokenizer, padding)
+    plan = InputPlan(
+        sequences, tokens, batch, tokens_policy, seed, random_tokens, tokenizer, padding, REMEDY.default("sequences")
+    )
     prepared = prepare_planned(loaded, inputs, plan)
     with undisturbed(loaded.model), quiet_transformers():
         view = view_of(loaded.model, prepared[0], blocks=blocks, stream=declared)

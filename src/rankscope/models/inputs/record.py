@@ -48,6 +48,8 @@ class InputPlan:
     random_tokens: bool
     tokenizer: Any = field(default=None, compare=False)
     padding: Padding = field(default=None, compare=False)
+    usual: int = 8
+    """Sequences to make up when nobody said how many."""
 
     def __post_init__(self) -> None:
         for name, value in (("sequences", self.sequences), ("tokens", self.tokens), ("batch", self.batch)):
@@ -63,8 +65,8 @@ class InputPlan:
 
     @property
     def wanted(self) -> int:
-        """Sequences to make up when nobody said how many."""
-        return 8 if self.sequences is None else self.sequences
+        """Sequences to make up."""
+        return self.usual if self.sequences is None else self.sequences
 
 
 @dataclass(frozen=True)

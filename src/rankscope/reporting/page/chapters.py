@@ -2,51 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 from rankscope.reporting.page.anything import rows_section
-from rankscope.reporting.page.depth import depth_section
-from rankscope.reporting.page.grid import ablation_section
-from rankscope.reporting.page.heads import heads_section
-from rankscope.reporting.page.ledger import ledger_section
-from rankscope.reporting.page.lengths import paths_section
-from rankscope.reporting.page.orders import exact_section
 from rankscope.reporting.page.origins import command_of, missing_from, model_name, origin_facts, tiles
 from rankscope.reporting.page.parts import Cell, Chapter, Section, Table
-from rankscope.reporting.page.similarity import similarity_section
-from rankscope.reporting.page.theorems import theorems_section
 from rankscope.reporting.page.wording import clipped, paragraphs, readable, split_verdict, spoken
+from rankscope.runs.presenting import function_at, show_of
 from rankscope.runs.rows import FIXED_COLUMNS
 from rankscope.runs.run import Run
 from rankscope.runs.text import number
+from rankscope.verbs._spec import VERBS
 
-MakeSection = Callable[[Run, int], Section | None]
 MOST_EVIDENCE = 60
 LONGEST_VERDICT = 4000
 
 
-@dataclass(frozen=True)
-class Kind:
-    """What a verb asks, and the sections that answer it, by name."""
-
-    question: str
-    sections: Mapping[str, MakeSection]
-
-
-KINDS: Mapping[str, Kind] = {
-    "measure": Kind(
-        "Where does this model stand?",
-        {"depth": depth_section, "ledger": ledger_section, "heads": heads_section, "similarity": similarity_section},
-    ),
-    "ablate": Kind("Which component does it?", {"grid": ablation_section}),
-    "exact": Kind("How fast, really?", {"orders": exact_section}),
-    "decompose": Kind("Which paths carry the signal?", {"paths": paths_section}),
-    "bound": Kind("What do the theorems say of these weights?", {"theorems": theorems_section}),
-    "remedy": Kind("Which remedy helps here?", {"rows": rows_section}),
-    "predict": Kind("Will this design collapse at initialisation?", {"rows": rows_section}),
-    "reproduce": Kind("Is the paper right?", {"rows": rows_section}),
-}
 STATES: Mapping[str, tuple[str, str]] = {
     "healthy": ("good", "no collapse"),
     "mean offset": ("care", "a common vector"),
@@ -68,15 +39,15 @@ STATES: Mapping[str, tuple[str, str]] = {
 
 def chapter_of(run: Run, detail: int) -> Chapter:
     """Everything the report says about one run."""
-    kind = KINDS.get(run.kind, Kind("", {"rows": rows_section}))
-    made = {name: make(run, detail) for name, make in kind.sections.items()} if run.table.num_rows else {}
+    sections = show_of(run.kind).sections if run.table.num_rows else {}
+    made: dict[str, Section | None] = {name: function_at(make)(run, detail) for name, make in sections.items()}
     if not any(made.values()) and run.table.num_rows:
         made = {"rows": rows_section(run, detail)}
     shown = {name: section for name, section in made.items() if section is not None}
     headline, rest = split_verdict(readable(run.verdict)[:LONGEST_VERDICT])
     return Chapter(
         title=f"{clipped(run.kind, 30)} · {model_name(run)}",
-        question=kind.question,
+        question=_question(run.kind),
         state=state_of(run)[0],
         headline=headline,
         verdict=paragraphs(rest),
@@ -88,6 +59,12 @@ def chapter_of(run: Run, detail: int) -> Chapter:
         origin=origin_facts(run),
         command=command_of(run),
     )
+
+
+def _question(kind: str) -> str:
+    if kind == "reproduce":
+        return "Is the paper right?"
+    return VERBS[kind].question if kind in VERBS else ""
 
 
 def state_of(run: Run) -> tuple[str, str]:

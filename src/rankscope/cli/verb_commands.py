@@ -1,0 +1,150 @@
+"""The command of a verb, made from its declaration: options in, one run out, shown the same way for every verb."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from typing import Annotated, Any
+
+import typer
+
+from rankscope.cli import processes
+from rankscope.cli.completing import complete_site, complete_spec
+from rankscope.cli.interrupting import keeping
+from rankscope.cli.showing import fail_where, show_run, wants_progress, work_of
+from rankscope.options import RESULT, Option
+from rankscope.verbs._spec import Verb, function_at
+
+COMPLETIONS = {"models": complete_spec, "sites": complete_site}
+
+
+def command_of(verb: Verb) -> Callable[..., None]:
+    """The function that typer turns into a command: one parameter per declared option."""
+    if verb.command is not None:
+        return function_at(verb.command)
+    declared = (*verb.options, *RESULT)
+
+    def command(**given: Any) -> None:
+        values = {option.name: _read(option, given[option.name]) for option in declared}
+        _run_and_show(verb, values)
+
+    command.__name__ = f"{verb.name}_command"
+    command.__doc__ = f"{verb.question} {verb.answer}"
+    parameters = [
+        inspect.Parameter(
+            option.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if option.is_argument else None if option.several else option.default,
+            annotation=annotation_of(option),
+        )
+        for option in declared
+    ]
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return command
+
+
+def annotation_of(option: Option) -> Any:
+    """What typer reads an option from: its type, and how it is spelled and explained."""
+    kind = Enum(option.name, {word: word for word in option.choices}, type=str) if option.choices else option.kind
+    wanted: Any = {None: kind, "pair": tuple[kind, kind]}.get(option.several, list[kind])  # type: ignore[valid-type]
+    if (option.default is None or option.several) and not option.is_argument:
+        wanted = wanted | None
+    return Annotated[wanted, described(option)]
+
+
+def described(option: Option) -> Any:
+    """The spelling, bounds and help of an option, for typer."""
+    settings: dict[str, Any] = {"help": option.help, **option.checks}
+    if option.metavar is not None:
+        settings["metavar"] = option.metavar
+    if option.least is not None:
+        settings["min"] = option.least
+    if option.completes is not None:
+        settings["autocompletion"] = COMPLETIONS[option.completes]
+    if option.is_argument:
+        return typer.Argument(**settings)
+    flags = option.flags or (f"--{option.name.replace('_', '-')}",)
+    if option.kind is bool and option.default is True:
+        flags = tuple(f"{flag}/--no-{flag.removeprefix('--')}" for flag in flags)
+    return typer.Option(*flags, **settings)
+
+
+def _read(option: Option, value: Any) -> Any:
+    """The value as the Python function takes it."""
+    if option.several in ("names", "expressions"):
+        return split_names(value) if option.several == "names" else split_expressions(value)
+    if option.several == "repeated":
+        return [word.value if isinstance(word, Enum) else word for word in value or ()] or option.default
+    return value.value if isinstance(value, Enum) else value
+
+
+def _run_and_show(verb: Verb, values: Mapping[str, Any]) -> None:
+    from rankscope.runs.conditions import parse_condition
+
+    conditions = [parse_condition(words) for words in values.get("fail_if") or ()]
+    out, quiet = values["out"], values["quiet"]
+    shown = {option.name for option in RESULT} | {"fail_if"}
+    arguments = {name: value for name, value in values.items() if name not in shown}
+    arguments["progress"] = wants_progress(quiet=quiet, no_progress=values["no_progress"])
+    if verb.takes("work"):
+        arguments["work"] = work_of(values["offload"], values["work"], out)
+    if verb.is_shared:
+        arguments["parallel"] = processes.way(values["parallel"])
+    with keeping(out):
+        run = _called(verb, arguments)
+    if not processes.is_first():
+        return
+    show_run(run, as_json=values["as_json"], quiet=quiet, out=out, figure=values["figure"])
+    fail_where(run, conditions)
+
+
+def _called(verb: Verb, arguments: Mapping[str, Any]) -> Any:
+    """Call the function under its public name, ``rankscope.NAME``."""
+    import rankscope
+
+    if verb.call is not None:
+        return function_at(verb.call)(rankscope, arguments)
+    positional = [option.name for option in verb.options if option.is_positional]
+    named = {name: value for name, value in arguments.items() if name not in positional}
+    return getattr(rankscope, verb.name)(*(arguments[name] for name in positional), **named)
+
+
+def split_names(given: Sequence[str] | None) -> list[str] | None:
+    """Names from a repeated option, each of which may hold several with commas; None when there are none.
+
+    Numbers after a comma belong to the name before them, as in ``block.in@0,5``.
+
+    Example:
+        >>> split_names(["block.in@0,5,block.out", "final"])
+        ['block.in@0,5', 'block.out', 'final']
+    """
+    names: list[str] = []
+    for word in given or ():
+        pieces = [piece.strip() for piece in word.split(",") if piece.strip()]
+        for position, piece in enumerate(pieces):
+            if position > 0 and piece.isdigit() and "@" in names[-1]:
+                names[-1] += f",{piece}"
+            else:
+                names.append(piece)
+    return names or None
+
+
+def split_expressions(given: Sequence[str] | None) -> list[str] | None:
+    """Mask expressions from a repeated option; commas inside brackets belong to their expression.
+
+    Example:
+        >>> split_expressions(["own,dilated(2, 3) | sink(1)", "causal"])
+        ['own', 'dilated(2, 3) | sink(1)', 'causal']
+    """
+    found: list[str] = []
+    for word in given or ():
+        depth, start = 0, 0
+        for position, letter in enumerate(word):
+            depth += (letter == "(") - (letter == ")")
+            if letter == "," and depth == 0:
+                found.append(word[start:position])
+                start = position + 1
+        found.append(word[start:])
+    return [expression.strip() for expression in found if expression.strip()] or None

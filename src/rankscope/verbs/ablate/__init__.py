@@ -1,0 +1,58 @@
+"""``ablate``: which component prevents collapse?"""
+
+from rankscope import options
+from rankscope.options import Option
+from rankscope.verbs._spec import Show, Verb, verb
+
+ABLATE = verb(
+    Verb(
+        name="ablate",
+        question="Which component prevents collapse?",
+        answer="Attention alone, with norms, skips, MLPs, and the whole, side by side.",
+        run="verbs.ablating:ablate",
+        judge="verdicts.ablation:judge_ablation",
+        options=(
+            options.MODEL,
+            *options.INPUTS,
+            Option(
+                name="variants",
+                several="names",
+                in_plans=True,
+                help="Networks to compare, with commas; see `ls variants`.",
+            ),
+            Option(
+                name="masks",
+                several="expressions",
+                in_plans=True,
+                help="Masks, with commas: own, or expressions such as 'causal' or 'window(1)'.",
+            ),
+            options.METRICS,
+            Option(
+                name="weights",
+                choices=("given", "init", "both"),
+                default="given",
+                in_plans=True,
+                help="The given weights, a random initialisation, or both.",
+            ),
+            options.DTYPE,
+            options.BLOCKS,
+            options.LAYOUT,
+            options.PARALLEL,
+            *options.OFFLOADED,
+        ),
+        show=Show(
+            text="runs.ablation_text:ablation_as_text",
+            figure="runs.ablation_figure:draw_ablation",
+            tables="runs.tables:ablation_tables",
+            sections={"grid": "reporting.page.grid:ablation_section"},
+        ),
+        columns={"variant": "string", "mask": "string", "weights": "string"},
+        examples=(
+            "ablate init:tiny-bert --sequences 4 --tokens 32",
+            "ablate init:tiny-bert --masks 'own,causal,window(1)' --variants pure,+norm,full --quiet",
+        ),
+        under_torchrun="torchrun --nproc-per-node 2 -m rankscope ablate init:tiny-llama --tokens 16 --batch 2",
+        order=20,
+        in_plans=True,
+    )
+)

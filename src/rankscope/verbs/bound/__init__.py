@@ -1,0 +1,60 @@
+"""``bound``: what do the theorems say of these weights?"""
+
+from rankscope import options
+from rankscope.options import Option
+from rankscope.verbs._spec import Show, Verb, verb
+
+BOUND = verb(
+    Verb(
+        name="bound",
+        question="What do the theorems say of these weights?",
+        answer="Hypotheses, bound, measured value and slack, layer by layer.",
+        run="verbs.bounding:bound",
+        judge="runs.bounds:judge_bounds",
+        options=(
+            options.MODEL,
+            options.TEXT,
+            options.TOKENIZER,
+            options.RANDOM_TOKENS,
+            # Theorems are about all tokens attention reads, so there is no tokens_policy.
+            options.SEQUENCES.but(default=2),
+            options.TOKENS.but(default=64),
+            options.BATCH.but(default=4),
+            options.SEED,
+            Option(
+                name="theorems",
+                several="names",
+                in_plans=True,
+                help="Theorems, with commas or repeated; see `ls theorems`.",
+            ),
+            options.WEIGHTS_ONLY,
+            Option(
+                name="lanczos",
+                kind=int,
+                default=60,
+                least=0,
+                in_plans=True,
+                help="Steps per layer and sequence for the largest gain; 0 for none.",
+            ),
+            options.DTYPE,
+            options.BLOCKS,
+            options.LAYOUT,
+            *options.OFFLOADED,
+        ),
+        show=Show(
+            text="runs.bound_text:bound_as_text",
+            figure="runs.bound_figure:draw_bound",
+            has_choices=False,
+            tables=None,
+            sections={"theorems": "reporting.page.theorems:theorems_section"},
+        ),
+        columns={"theorem": "string", "scope": "string", "hypothesis": "string"},
+        examples=(
+            "bound init:tiny-bert --sequences 1 --tokens 16",
+            "bound init:tiny-bert --theorems dong_2021_multi_head --sequences 1 --tokens 16 --quiet",
+        ),
+        order=50,
+        in_plans=True,
+        under_variants=True,
+    )
+)

@@ -1,0 +1,69 @@
+"""``decompose``: which paths carry the signal?"""
+
+from rankscope import options
+from rankscope.options import Option
+from rankscope.verbs._spec import Show, Verb, verb
+
+DECOMPOSE = verb(
+    Verb(
+        name="decompose",
+        question="Which paths carry the signal?",
+        answer="The exact sum of all paths of each length, and through each head.",
+        run="verbs.decomposing:decompose",
+        judge="runs.decomposition:judge_decomposition",
+        options=(
+            options.MODEL,
+            *options.INPUTS,
+            Option(
+                name="convention",
+                choices=("sources", "linearised"),
+                default="sources",
+                in_plans=True,
+                help="MLPs start new paths, or are linearised at each token.",
+            ),
+            Option(
+                name="marginals",
+                flags=("--through",),
+                choices=("heads", "layers", "pairs"),
+                several="repeated",
+                default=(),
+                in_plans=True,
+                help="Also all paths through: heads, layers, pairs; repeat it.",
+            ),
+            Option(
+                name="at_layers",
+                flags=("--at-layer", "--layer"),
+                kind=int,
+                least=0,
+                several="repeated",
+                default=(),
+                in_plans=True,
+                help="Report the lengths after this block as well; repeat it.",
+            ),
+            Option(
+                name="origins", kind=bool, default=False, in_plans=True, help="Embedding, MLPs and biases separately."
+            ),
+            Option(name="token", kind=int, in_plans=True, help="Vocabulary id whose logit is split too."),
+            options.METRICS,
+            options.MEMORY.but(help="Memory it may take beside the model, e.g. 3GiB."),
+            options.DTYPE,
+            options.BLOCKS,
+            options.LAYOUT,
+        ),
+        show=Show(
+            text="runs.decomposition_text:decomposition_as_text",
+            figure="runs.decomposition_figure:draw_decomposition",
+            has_choices=False,
+            tables="runs.tables:decomposition_tables",
+            sections={"paths": "reporting.page.lengths:paths_section"},
+        ),
+        columns={"length": "int64", "paths": "string", "origin": "string", "then": "string"},
+        examples=(
+            "decompose init:tiny-gpt2 --sequences 2 --tokens 16",
+            "decompose init:tiny-bert --through heads --sequences 2 --tokens 16 --out paths",
+        ),
+        order=30,
+        in_plans=True,
+        under_variants=True,
+    )
+)

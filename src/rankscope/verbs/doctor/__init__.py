@@ -1,0 +1,15 @@
+"""``doctor``: can the numbers be trusted on this model?"""
+
+from rankscope.verbs._spec import Verb, verb
+
+DOCTOR = verb(
+    Verb(
+        name="doctor",
+        question="Can the numbers be trusted on this model?",
+        answer="Parity with its own forward, blocks, skips, sites, what is refused.",
+        run="verbs.diagnosing:doctor",
+        command="cli.diagnosing:doctor_command",
+        examples=("doctor init:tiny-bert", "doctor init:tiny-llama --quiet"),
+        order=90,
+    )
+)

@@ -1,0 +1,56 @@
+"""``exact``: how fast does it collapse, really?"""
+
+from rankscope import options
+from rankscope.options import Option
+from rankscope.verbs._spec import Show, Verb, verb
+
+EXACT = verb(
+    Verb(
+        name="exact",
+        question="How fast does it collapse, really?",
+        answer="Residuals far below the float floor, with order, factor and the law's word.",
+        run="verbs.exacting:exact",
+        judge="verdicts.exactness:judge_exact",
+        options=(
+            options.MODEL,
+            # Sequences run one at a time, so there is no batch.
+            *(option for option in options.INPUTS if option is not options.BATCH and option is not options.SEQUENCES),
+            options.SEQUENCES.but(default=4),
+            *options.SURGERY,
+            Option(
+                name="stability",
+                kind=bool,
+                default=False,
+                in_plans=True,
+                help="Each block's factor on an infinitesimal residual as well.",
+            ),
+            Option(
+                name="plain",
+                kind=bool,
+                default=True,
+                in_plans=True,
+                help="Also what float64 and the model's own format read.",
+            ),
+            options.DTYPE,
+            options.BLOCKS,
+            options.LAYOUT,
+            *options.OFFLOADED,
+        ),
+        show=Show(
+            text="runs.exact_text:exact_as_text",
+            figure="runs.exact_figure:draw_exact",
+            has_choices=False,
+            tables="runs.tables:exact_tables",
+            sections={"orders": "reporting.page.orders:exact_section"},
+        ),
+        columns={"arithmetic": "string"},
+        examples=(
+            "exact init:tiny-bert --skip 0 --sequences 1 --tokens 32",
+            "exact init:tiny-bert --skip 0 --mlp drop --norm identity --mask causal --sequences 1 --tokens 16",
+        ),
+        order=40,
+        in_plans=True,
+        under_variants=True,
+        is_float64=True,
+    )
+)

@@ -1,0 +1,64 @@
+"""``measure``: where does this model stand?"""
+
+from rankscope import options
+from rankscope.options import Option
+from rankscope.verbs._spec import Show, Verb, verb
+
+MEASURE = verb(
+    Verb(
+        name="measure",
+        question="Where does this model stand?",
+        answer="The battery per block, the float floor and a verdict that names its evidence.",
+        run="verbs.measuring:measure",
+        judge="verdicts:judge",
+        options=(
+            options.MODEL,
+            *options.INPUTS,
+            options.METRICS,
+            options.SITES,
+            Option(
+                name="null",
+                kind=bool,
+                default=False,
+                in_plans=True,
+                help="Measure random tokens of the same shape as well.",
+            ),
+            Option(
+                name="similarity",
+                kind=bool,
+                default=False,
+                help="Keep the cosines between tokens of the first sequence, for the report.",
+            ),
+            Option(
+                name="attention_algorithm",
+                flags=("--attention-algorithm", "--attention"),
+                metavar="NAME",
+                help="dense, blockwise or blockwise:WALKS; by default by the memory probabilities would take.",
+            ),
+            options.DTYPE,
+            options.BLOCKS,
+            options.LAYOUT,
+            options.FAIL_IF,
+            options.PARALLEL,
+            *options.OFFLOADED,
+        ),
+        show=Show(
+            sections={
+                "depth": "reporting.page.depth:depth_section",
+                "ledger": "reporting.page.ledger:ledger_section",
+                "heads": "reporting.page.heads:heads_section",
+                "similarity": "reporting.page.similarity:similarity_section",
+            }
+        ),
+        examples=(
+            "measure init:tiny-bert",
+            "measure init:tiny-gpt2 --sequences 4 --tokens 32 --tokens-policy no-first --out run",
+            "measure init:tiny-bert --metrics relative_residual,stable_rank --sites block.out,attention.out --json",
+            "measure init:tiny-llama --random-tokens --tokens 512 --sequences 1 --attention-algorithm blockwise",
+        ),
+        under_torchrun="torchrun --nproc-per-node 2 -m rankscope measure init:tiny-llama --tokens 16 --batch 2",
+        order=10,
+        in_plans=True,
+        under_variants=True,
+    )
+)

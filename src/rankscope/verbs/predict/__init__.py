@@ -1,0 +1,138 @@
+"""``predict``: will this design collapse at initialisation?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rankscope import options
+from rankscope._errors import InputError
+from rankscope.options import Option
+from rankscope.verbs._spec import Show, Verb, verb
+
+DESIGN = (
+    Option(name="depth", kind=int, least=1, in_python=False, help="Blocks."),
+    Option(name="width", kind=int, least=1, in_python=False, help="Width of the stream."),
+    Option(name="heads", kind=int, least=1, in_python=False, help="Attention heads."),
+    Option(name="mask", metavar="EXPRESSION", in_python=False, help="Mask, e.g. 'causal'."),
+    Option(name="norm", in_python=False, help="layernorm, rmsnorm or none."),
+    Option(name="norm_place", in_python=False, help="pre, post or none."),
+    Option(name="mlp", in_python=False, help="Activation, or none."),
+    Option(name="positions", in_python=False, help="none, learned, rope or alibi."),
+    Option(
+        name="skip_gain",
+        flags=("--skip",),
+        kind=float,
+        metavar="GAIN",
+        in_python=False,
+        help="Gain on both skips; 0 cuts them.",
+    ),
+    Option(name="weight_std", kind=float, in_python=False, help="Standard deviation of every matrix."),
+)
+"""Parts of a design that have an option of their own; in Python they are the keys of ``changes``."""
+
+
+def predict_from_options(api: Any, given: Mapping[str, Any]) -> Any:
+    """Call ``predict``, or ``predict_remedies`` if remedies were asked for, with the options of the command line."""
+    values = dict(given)
+    design, changed, remedies = values.pop("design"), values.pop("set"), values.pop("remedies")
+    named = {option.name: values.pop(option.name) for option in DESIGN}
+    changes = {name: value for name, value in named.items() if value is not None}
+    changes.update(assignments(changed or ()))
+    if remedies is None:
+        return api.predict(design, changes, **values)
+    return api.predict_remedies(design, None if remedies == ["all"] else remedies, changes=changes, **values)
+
+
+def assignments(words: Sequence[str]) -> dict[str, Any]:
+    """``name=value`` pairs, numbers as numbers.
+
+    Example:
+        >>> assignments(["kv_heads=4", "attention_scale=0.5", "mlp=relu"])
+        {'kv_heads': 4, 'attention_scale': 0.5, 'mlp': 'relu'}
+
+    Raises:
+        InputError: a word without ``=``.
+    """
+    found: dict[str, Any] = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals:
+            raise InputError(f"--set {word}: expected NAME=VALUE, such as kv_heads=4.")
+        found[name.strip()] = _value(value.strip())
+    return found
+
+
+def _value(text: str) -> int | float | str:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+PREDICT = verb(
+    Verb(
+        name="predict",
+        question="Will this design collapse at initialisation?",
+        answer="Oracle curves, a sampled one, the depth at which tokens agree.",
+        run="verbs.predicting:predict",
+        judge="verdicts.prediction:with_state",
+        options=(
+            Option(
+                name="design",
+                metavar="CONFIG",
+                is_argument=True,
+                is_positional=True,
+                help="Preset (see `ls presets`), config.json, or folder.",
+            ),
+            *DESIGN,
+            options.TOKENS.but(default=None, least=2, help="Context length, all of it sampled."),
+            Option(
+                name="set",
+                several="repeated",
+                metavar="NAME=VALUE",
+                in_python=False,
+                help="Any other part of the design.",
+            ),
+            Option(
+                name="map",
+                several="pair",
+                metavar="A B",
+                help="Map over two parameters, e.g. --map skip_gain depth=1:64:16.",
+            ),
+            Option(
+                name="remedies",
+                several="names",
+                in_python=False,
+                help="Also under remedies, with commas, each NAME or NAME=STRENGTH; or `all`.",
+            ),
+            Option(name="seeds", kind=int, default=3, least=1, help="Initialisations to sample."),
+            Option(
+                name="most_blocks",
+                kind=int,
+                least=1,
+                in_plans=True,
+                help="How far to follow tokens that do not agree.",
+            ),
+            options.SEED,
+        ),
+        show=Show(
+            text="runs.prediction_text:prediction_as_text",
+            figure="runs.prediction_figure:draw_prediction",
+            has_choices=False,
+            tables=None,
+        ),
+        columns={"curve": "string"},
+        examples=(
+            "predict tiny-bert --tokens 16 --seeds 1 --most-blocks 4",
+            "predict tiny-bert --skip 0 --tokens 16 --seeds 1 --most-blocks 4 --quiet",
+        ),
+        order=80,
+        subject="design",
+        in_plans=True,
+        in_plans_always={"seeds": 1},
+        call=predict_from_options,
+    )
+)

@@ -1,0 +1,68 @@
+"""``remedy``: which remedy would help?"""
+
+from rankscope import options
+from rankscope.options import Option
+from rankscope.verbs._spec import Show, Verb, verb
+
+REMEDY = verb(
+    Verb(
+        name="remedy",
+        question="Which remedy would help?",
+        answer="Each known one on this model: collapse, gradients and cost, ranked.",
+        run="verbs.remedying:remedy",
+        judge="verdicts.remedies:judge_remedies",
+        options=(
+            options.MODEL,
+            options.TEXT,
+            options.TOKENIZER,
+            options.RANDOM_TOKENS,
+            options.SEQUENCES.but(default=4),
+            options.TOKENS.but(default=64),
+            options.BATCH,
+            options.TOKENS_POLICY,
+            options.SEED,
+            Option(
+                name="remedies",
+                several="names",
+                in_plans=True,
+                help="Remedies, with commas, each NAME or NAME=STRENGTH; see `ls remedies`.",
+            ),
+            Option(name="variant", default="full", help="The network that is treated; see `ls variants`."),
+            Option(
+                name="weights",
+                choices=("given", "init"),
+                default="given",
+                in_plans=True,
+                help="The given weights, or a random initialisation.",
+            ),
+            Option(
+                name="gradients",
+                kind=bool,
+                default=True,
+                in_plans=True,
+                help="Measure the gradients of queries and keys against values.",
+            ),
+            Option(
+                name="repeats",
+                kind=int,
+                default=3,
+                least=0,
+                in_plans=True,
+                help="Timed forward passes of each; 0 for none.",
+            ),
+            options.DTYPE,
+            options.BLOCKS,
+            options.LAYOUT,
+        ),
+        show=Show(
+            text="runs.remedy_text:remedies_as_text",
+            figure="runs.remedy_figure:draw_remedies",
+            has_choices=False,
+            tables=None,
+        ),
+        columns={"remedy": "string"},
+        examples=("remedy init:tiny-bert --remedies stronger_skip,pre_norm --sequences 1 --tokens 16 --repeats 0",),
+        order=70,
+        in_plans=True,
+    )
+)

@@ -1,0 +1,15 @@
+"""``selftest``: are the numbers right on this machine?"""
+
+from rankscope.verbs._spec import Verb, verb
+
+SELFTEST = verb(
+    Verb(
+        name="selftest",
+        question="Are the numbers right on this machine?",
+        answer="Five kinds of tokens that no single number tells apart.",
+        run="verbs.selftesting:selftest",
+        command="cli.selftesting:selftest_command",
+        examples=("selftest",),
+        order=95,
+    )
+)
