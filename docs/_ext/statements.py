@@ -144,9 +144,9 @@ class CommandsTable(GeneratedTable):
     def lines(self) -> list[str]:
         import typer.main
 
-        from rankscope.cli.app import app
+        from rankscope.cli.app import command_line
 
-        commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+        commands = typer.main.get_command(command_line()).commands  # type: ignore[attr-defined]
         rows = ([self.named(name), str(command.help).strip().split("\n")[0]] for name, command in commands.items())
         return markdown_table(["command", "answers"], rows)
 

@@ -34,7 +34,7 @@ def run_of(verb: str) -> Run:
     if verb == "exact":
         return rankscope.exact("init:tiny-bert", skip=0.0, mlp="drop", **few)
     if verb == "decompose":
-        return rankscope.decompose("init:tiny-bert", marginals=["heads", "layers"], layers=[0], **few)
+        return rankscope.decompose("init:tiny-bert", marginals=["heads", "layers"], at_layers=[0], **few)
     if verb == "predict":
         return rankscope.predict("init:tiny-bert", tokens=64)
     if verb == "remedy":

@@ -55,6 +55,15 @@ class Verdict:
     def __str__(self) -> str:
         return self.sentence
 
+    def fields(self) -> dict[str, Any]:
+        """The arguments of a :class:`~rankscope.runs.run.Run` that hold it."""
+        return {
+            "verdict": self.sentence,
+            "evidence": self.evidence,
+            "code": self.code,
+            "next_steps": self.next_steps,
+        }
+
     def with_note(self, text: str) -> Verdict:
         """The same verdict with one more sentence at its end.
 

@@ -1,0 +1,242 @@
+"""A verb is one declaration: signature, command line and plans agree with it, and a new one is found everywhere."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+
+import rankscope
+from rankscope._registry import Registry
+from rankscope.cli.app import command_line, main
+from rankscope.cli.examples import examples
+from rankscope.metrics import METRICS
+from rankscope.options import INPUTS, RESULT, SURGERY
+from rankscope.remedies import REMEDIES
+from rankscope.runs.run import Run
+from rankscope.sweeps.parts import Inputs, Variant, options_in_plans
+from rankscope.verbs._spec import VERBS, Verb, function_at, verbs_in_order
+
+WITH_RUNS = [verb for verb in verbs_in_order() if verb.makes_runs]
+ONLY_IN_PYTHON = {"progress", "padding"}
+"""Of every model verb: a bar is decided by the terminal, and padding is about tensors of your own."""
+OTHERS_ONLY_IN_PYTHON = {
+    "measure": {"attention"},  # the earlier name of attention_algorithm
+    "decompose": {"arithmetic", "layers"},  # layers: the earlier name of at_layers
+    "predict": {"changes"},  # its parts are options
+}
+DEFAULT_IN_PYTHON = {"sequences": None}
+"""None takes all that are given; only of a file or of the sample text it is the declared number."""
+
+
+@pytest.mark.parametrize("verb", WITH_RUNS, ids=lambda verb: verb.name)
+def test_the_signature_agrees_with_the_declaration(verb: Verb) -> None:
+    parameters = dict(inspect.signature(function_at(verb.run)).parameters)
+    assert not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    for option in verb.options:
+        if not option.in_python:
+            continue
+        parameter = parameters.pop(option.name)
+        if not option.is_argument:
+            assert parameter.default == DEFAULT_IN_PYTHON.get(option.name, option.default), option.name
+    assert set(parameters) <= ONLY_IN_PYTHON | OTHERS_ONLY_IN_PYTHON.get(verb.name, set())
+
+
+@pytest.mark.parametrize("verb", WITH_RUNS, ids=lambda verb: verb.name)
+def test_the_command_line_agrees_with_the_declaration(verb: Verb) -> None:
+    command = typer.main.get_command(command_line()).commands[verb.name]  # type: ignore[attr-defined]
+    declared = {option.name: option for option in (*verb.options, *RESULT)}
+    assert [parameter.name for parameter in command.params if parameter.name != "help"] == list(declared)
+    for parameter in command.params:
+        option = declared.get(str(parameter.name))
+        if option is not None and not (option.is_argument or option.several):
+            assert parameter.default == option.default, option.name
+
+
+@pytest.mark.parametrize("verb", [verb for verb in WITH_RUNS if verb.in_plans], ids=lambda verb: verb.name)
+def test_plans_agree_with_the_declaration(verb: Verb) -> None:
+    fields = options_in_plans(verb).model_fields
+    assert set(fields) - {"verb"} == {option.name for option in verb.options if option.in_plans}
+    for name in set(fields) - {"verb"}:
+        assert fields[name].default == verb.default(name)
+
+
+def test_inputs_and_surgery_of_a_plan_are_the_declared_ones() -> None:
+    declared = {"text" if option.name == "inputs" else option.name for option in INPUTS} - {
+        "seed"
+    }  # seeds: its own key
+    assert set(Inputs.model_fields) - {"texts"} == declared
+    surgery = {option.name for option in SURGERY}
+    assert surgery <= set(Variant.model_fields)
+    operate = set(inspect.signature(rankscope.operate).parameters)
+    assert set(Variant.model_fields) - {"name"} <= operate
+    for option in SURGERY:
+        if option.choices:
+            assert set(option.choices) == set(Variant.model_fields[option.name].annotation.__args__)  # type: ignore[union-attr]
+
+
+def test_every_place_a_verb_names_exists() -> None:
+    for verb in VERBS.values():
+        show = verb.show
+        named = [verb.run, verb.judge, verb.call, verb.command, show.text, show.figure, show.tables]
+        for place in [*named, *show.sections.values()]:
+            assert place is None or callable(function_at(place)), place
+
+
+def test_a_verb_is_exported_under_its_name() -> None:
+    for verb in VERBS.values():
+        name = "mask_graph" if verb.name == "masks" else verb.name
+        assert name in rankscope.__all__
+        assert getattr(rankscope, name) is function_at(verb.run)
+
+
+def test_the_registry_imports_nothing_heavy() -> None:
+    import subprocess
+
+    code = (
+        "import sys\nfrom rankscope.verbs._spec import VERBS\nassert 'measure' in VERBS\n"
+        "print([name for name in ('torch', 'numpy', 'pyarrow', 'typer', 'pydantic') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+# What docs/adding.md shows, written where it says, and nothing else.
+
+PAGE = Path(__file__).parents[2] / "docs/adding.md"
+
+
+def code_of(section: str, after: str = "") -> str:
+    """The first block of Python in a section of the page."""
+    text = PAGE.read_text(encoding="utf-8").partition(f"## {section}\n")[2].partition("\n## ")[0]
+    body = text.partition(after)[2].partition("```python\n")[2].partition("```")[0] if after else text
+    return body if after else text.partition("```python\n")[2].partition("```")[0]
+
+
+@pytest.fixture
+def contributed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Registry[Any], str], Path]]:
+    """A folder that counts as part of a package from now on, in this process and in those it starts."""
+    restored: list[tuple[Registry[Any], dict[str, Any]]] = []
+    known = set(sys.modules)
+
+    def begin(registry: Registry[Any], package: str) -> Path:
+        home = tmp_path / "contributed"
+        home.mkdir()
+        module = importlib.import_module(package)
+        monkeypatch.setattr(module, "__path__", [*module.__path__, str(home)])
+        restored.append((registry, dict(registry)))
+        monkeypatch.setattr(registry, "_loaded", False)  # look into the package again, as a new process does
+        startup = f"import {package}\n{package}.__path__.append({str(home)!r})\n"
+        (tmp_path / "sitecustomize.py").write_text(startup, encoding="utf-8")
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+        return home
+
+    yield begin
+    for registry, entries in restored:
+        registry._entries.clear()
+        registry._entries.update(entries)
+    for name in set(sys.modules) - known:
+        if "contributed" in str(getattr(sys.modules[name], "__file__", "")):
+            del sys.modules[name]
+
+
+def run(*words: str) -> None:
+    sys.argv = ["rankscope", *words]
+    with pytest.raises(SystemExit) as left:
+        main(words)
+    assert not left.value.code
+
+
+def test_a_new_metric_is_found_everywhere(
+    contributed: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["rankscope"])
+    (contributed(METRICS, "rankscope.metrics") / "nuclear_rank.py").write_text(code_of("A metric"), encoding="utf-8")
+    run("ls", "metrics")
+    assert "nuclear_rank" in capsys.readouterr().out
+    run("measure", "init:tiny-bert", "--sequences", "1", "--tokens", "8", "--metrics", "nuclear_rank", "--json")
+    values = [row["value"] for row in json.loads(capsys.readouterr().out)["rows"]]
+    assert all(1 <= value <= 8 for value in values)
+    assert "nuclear_rank" in docs_lines("generated", "MetricsTable", arguments=["tokens"])
+
+
+def test_a_new_remedy_is_found_everywhere(
+    contributed: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["rankscope"])
+    (contributed(REMEDIES, "rankscope.remedies") / "small_branches.py").write_text(
+        code_of("A remedy"), encoding="utf-8"
+    )
+    run("ls", "remedies")
+    assert "small_branches" in capsys.readouterr().out
+    small = ("--sequences", "1", "--tokens", "8", "--repeats", "0")
+    run("remedy", "init:tiny-bert", *small, "--remedies", "small_branches", "--json")
+    assert "small_branches" in {entry["name"] for entry in json.loads(capsys.readouterr().out)["remedies"]}
+    assert "small_branches" in docs_lines("statements", "RegistryTable", arguments=["remedies"])
+
+
+def test_a_new_verb_is_found_everywhere(
+    contributed: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["rankscope"])
+    monkeypatch.chdir(tmp_path)
+    loudness = "loudness"
+    folder = contributed(VERBS, "rankscope.verbs") / loudness
+    folder.mkdir()
+    for name in ("__init__.py", "run.py"):
+        (folder / name).write_text(code_of("A verb", after=f"`{name}`"), encoding="utf-8")
+    # --help, its own help with options and examples, and the table of the docs, which lists the same commands
+    run("--help")
+    assert "How loud is this model?" in capsys.readouterr().out
+    run(loudness, "--help")
+    shown = capsys.readouterr().out
+    assert "--tokens-policy" in shown
+    assert "--louder" in shown
+    assert f"rankscope {examples()[loudness][0]}" in shown
+    assert "How loud is this model?" in docs_lines("statements", "CommandsTable", named=lambda name: f"`{name}`")
+    # the command, its answer as text, JSON and figure, and the Python function of the same name
+    run(loudness, "init:tiny-bert", "--sequences", "2", "--tokens", "8", "--out", "run", "--figure", "figure.svg")
+    assert "Loud: " in capsys.readouterr().out
+    assert Path("figure.svg").is_file()
+    run(loudness, "init:tiny-bert", "--sequences", "2", "--tokens", "8", "--json")
+    assert json.loads(capsys.readouterr().out)["kind"] == loudness
+    called = rankscope.loudness("init:tiny-bert", sequences=2, tokens=8)
+    assert isinstance(called, Run)
+    assert called.table.equals(rankscope.load_run("run").table)
+    # rerun reads the command out of the run, and starts it in a process of its own
+    run("rerun", "run", "--quiet")
+    assert "The same to the bit" in capsys.readouterr().out
+    # report
+    page = rankscope.report("run", tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "How loud is this model?" in page
+    assert "Loud: " in page
+    # sweep and query, with an option and a column of its own
+    plan = {
+        "models": ["init:tiny-bert"],
+        "verbs": [{loudness: {"louder": 2.0}}],
+        "inputs": {"sequences": 1, "tokens": 8},
+    }
+    assert rankscope.sweep(plan, tmp_path / "sweep", serial=True).counts["done"] == 1
+    found = rankscope.query(tmp_path / "sweep", "SELECT DISTINCT verb, ear FROM rows ORDER BY ALL").to_pylist()
+    assert found == [{"verb": loudness, "ear": "left"}]
+
+
+def docs_lines(module: str, directive: str, **attributes: Any) -> str:
+    """What a directive of the documentation writes."""
+    pytest.importorskip("sphinx")
+    sys.path.insert(0, str(PAGE.parent / "_ext"))
+    try:
+        made = getattr(importlib.import_module(module), directive)
+    finally:
+        del sys.path[0]
+    table = object.__new__(made)
+    for name, value in attributes.items():
+        setattr(table, name, value)
+    return "\n".join(table.lines())
