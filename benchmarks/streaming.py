@@ -57,7 +57,7 @@ def child(kind: str, given: argparse.Namespace) -> dict[str, Any]:
 
 
 def _die_half_way(folder: Path) -> None:
-    from rankscope.shards.walking import Stage
+    from rankscope.execution.offload.schedule import Stage
 
     depth = json.loads((folder / "config.json").read_text(encoding="utf-8"))["num_hidden_layers"]
     own = Stage.through
@@ -158,8 +158,8 @@ def bare_loop(folder: Path, ids: Any, batch: int, *, ahead: bool) -> Callable[[]
 
 
 def race(given: argparse.Namespace) -> None:
+    from rankscope.execution.offload.meta_model import open_skeleton
     from rankscope.models.inputs import prepare_inputs
-    from rankscope.shards.skeleton import open_skeleton
     from rankscope.verbs.measuring import measure
 
     shape = {"sequences": given.sequences, "tokens": given.tokens, "batch": given.batch}

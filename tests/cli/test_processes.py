@@ -15,7 +15,7 @@ import torch
 import rankscope
 from rankscope._errors import InputError
 from rankscope.cli.examples import UNDER_TORCHRUN
-from rankscope.processes.joining import launched
+from rankscope.execution.launching import launched
 
 ROOT = Path(__file__).parents[2]
 

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 import typer
 
 from rankscope._errors import InputError
-from rankscope.processes.joining import joined, launched
+from rankscope.execution.launching import joined, launched
 
 SHARED = ("measure", "ablate")
 EXIT_ELSEWHERE = 2

@@ -1,7 +1,7 @@
 """Several processes, one gauge: who speaks, when all look, and what happens when one does not come.
 
-Nothing here is a collective operation (see :mod:`rankscope.processes.notes`), so a rank that is behind, has no batch or
-died cannot hold up the others.
+Nothing here is a collective operation (see :mod:`rankscope.execution.rendezvous`), so a rank that is behind, has no
+batch or died cannot hold up the others.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import json
 from dataclasses import replace
 
 from rankscope._errors import ProcessError
-from rankscope.processes.notes import Notes, in_group
+from rankscope.execution.rank_store import Notes
+from rankscope.models.spread import in_group
 from rankscope.runs.readings import LayerValue
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from rankscope._errors import InputError, MissingExtraError
-from rankscope.shards.budget import parse_size
+from rankscope.execution.offload.budget import parse_size
 
 try:
     from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator

@@ -11,15 +11,15 @@ import torch
 from torch import nn
 
 from rankscope._errors import InputError
+from rankscope.execution.passes import declared_or_offloaded, described, streaming_of
+from rankscope.execution.ranks import sharing
+from rankscope.execution.sharing_ways import Parallel
 from rankscope.metrics import NORM_METRICS, PAIR_METRICS
 from rankscope.models.inputs import InputPlan, Padding, TokensPolicy, prepare_planned
 from rankscope.models.stream import Stream
 from rankscope.runs.run import Run
 from rankscope.verbs.ablating_grid import OWN_MASK, Grid, Weights, arms_of, models_of
 from rankscope.verbs.origin import about_inputs, floor_of, provenance_of
-from rankscope.verbs.sharing import sharing
-from rankscope.verbs.sharing_ways import Parallel
-from rankscope.verbs.streaming import declared_or_offloaded, described, streaming_of
 from rankscope.verbs.variants import DEFAULT_VARIANTS
 from rankscope.verdicts.ablation import judge_ablation
 

@@ -6,17 +6,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rankscope._errors import UnsupportedOperationError
+from rankscope.execution.offload.schedule import Stage, Walk
+from rankscope.execution.passes import RowProgress, arrange, each_stage
 from rankscope.metrics import MetricSpec
 from rankscope.models.inputs import TokensPolicy
 from rankscope.runs.rows import RowWriter
-from rankscope.shards.walking import Stage, Walk
 from rankscope.stream.sites import SiteSelection
 from rankscope.stream.tracer import trace
 from rankscope.surgery.operating import operating
 from rankscope.surgery.operation import Operation
 from rankscope.surgery.refusals import check_operable
 from rankscope.verbs.reader import SiteReader
-from rankscope.verbs.streaming import RowProgress, arrange, each_stage
 
 Arm = tuple[str, str, Operation]
 """Variant, mask, and what both come to."""

@@ -11,13 +11,16 @@ from torch import nn
 from tqdm.auto import tqdm
 
 from rankscope._errors import InputError, UnsupportedOperationError
+from rankscope.execution.interrupting import Finished
+from rankscope.execution.passes import Streaming
+from rankscope.execution.ranks import Share
 from rankscope.masks import parse_mask
 from rankscope.metrics import METRICS
 from rankscope.models.inputs import Prepared, TokensPolicy
 from rankscope.models.loading import LoadedModel, load_initialised_twin
 from rankscope.models.loading.quiet import quiet_transformers
+from rankscope.models.spread import spread_of
 from rankscope.models.stream import Stream
-from rankscope.processes.sharded import spread_of
 from rankscope.runs.ablation import lost_networks
 from rankscope.runs.rows import RowWriter
 from rankscope.stream.sites import SiteSelection
@@ -25,11 +28,8 @@ from rankscope.stream.tracer import trace
 from rankscope.stream.viewing import undisturbed, view_of
 from rankscope.surgery.operating import operating
 from rankscope.verbs.ablating_by_blocks import Arm, BlockGrid
-from rankscope.verbs.interrupting import Finished
 from rankscope.verbs.locating import where_it_breaks
 from rankscope.verbs.reader import SiteReader
-from rankscope.verbs.sharing import Share
-from rankscope.verbs.streaming import Streaming
 from rankscope.verbs.variants import variant_named
 
 OWN_MASK = "own"

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from rankscope._errors import ResultError
+from rankscope.execution.offload.schedule import Walk
+from rankscope.execution.passes import RowProgress, each_stage
 from rankscope.runs.rows import RowWriter
-from rankscope.shards.walking import Walk
 from rankscope.theory.attention_graph import AttentionGraph
 from rankscope.theory.contraction import Gains, Interval
 from rankscope.theory.lanczos import LanczosEnds
@@ -17,7 +18,6 @@ from rankscope.theory.theorems import HeadSizes, LayerQuantities, Passage, Strea
 from rankscope.verbs.bound_found import Found, Measured, StepFacts
 from rankscope.verbs.bound_reading import BoundReader
 from rankscope.verbs.reader import SiteReader
-from rankscope.verbs.streaming import RowProgress, each_stage
 
 _KINDS = {
     kind.__name__: kind

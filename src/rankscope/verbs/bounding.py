@@ -12,6 +12,7 @@ from torch import nn
 from tqdm.auto import tqdm
 
 from rankscope._errors import InputError, UnsupportedConfigError
+from rankscope.execution.passes import declared_or_offloaded, described, need_weights, streaming_of
 from rankscope.models.inputs import InputPlan, Padding, prepare_planned
 from rankscope.models.lazy_blocks import lazy_model
 from rankscope.models.loading import load
@@ -29,7 +30,6 @@ from rankscope.verbs.bound_conclusion import concluded
 from rankscope.verbs.bound_reading import BoundReader
 from rankscope.verbs.bound_weights import read_weights
 from rankscope.verbs.origin import Counted, about_inputs, floor_of, provenance_of
-from rankscope.verbs.streaming import declared_or_offloaded, described, need_weights, streaming_of
 
 _WITHOUT_ACTIVATIONS = ("nothing", "weights")
 _ON_GAINS = ("contraction_interval", "skip_interval")

@@ -9,16 +9,16 @@ from typing import Any
 import torch
 
 from rankscope.exact_arithmetic.float64 import in_float64
+from rankscope.execution.offload.schedule import Stage, Walk
+from rankscope.execution.passes import RowProgress, arrange, each_stage
 from rankscope.models.loading import LoadedModel
 from rankscope.runs.rows import Piece, RowWriter
-from rankscope.shards.walking import Stage, Walk
 from rankscope.surgery.operating import operating
 from rankscope.surgery.operation import Operation
 from rankscope.surgery.refusals import check_operable
 from rankscope.verbs.exact_readings import Readings, read_exactly, read_in_float64, read_plainly
 from rankscope.verbs.laws import is_pure, predict_blocks, sees_everything
 from rankscope.verbs.reader import SiteReader
-from rankscope.verbs.streaming import RowProgress, arrange, each_stage
 
 
 class ExactByBlocks:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from tqdm.auto import tqdm
 
+from rankscope.execution.passes import Streaming, need_weights
 from rankscope.models.inputs import Batch, Prepared
 from rankscope.models.loading import LoadedModel
 from rankscope.models.stream import Stream
@@ -19,7 +20,6 @@ from rankscope.verbs.exact_by_blocks import ExactByBlocks
 from rankscope.verbs.exact_readings import Readings, read_exactly, read_in_float64, read_plainly
 from rankscope.verbs.laws import predicted_residuals
 from rankscope.verbs.reader import SiteReader
-from rankscope.verbs.streaming import Streaming, need_weights
 
 
 class ExactPasses:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from rankscope.execution.passes import declared_or_offloaded, described, streaming_of
 from rankscope.masks import Mask
 from rankscope.models.inputs import InputPlan, Padding, TokensPolicy, prepare_planned
 from rankscope.models.loading import load
@@ -21,7 +22,6 @@ from rankscope.surgery.operating import operating, operation_of
 from rankscope.surgery.operation import AttentionChoice, MaskChoice, MlpChoice, NormChoice
 from rankscope.verbs.exact_passes import ExactPasses
 from rankscope.verbs.origin import about_inputs, exact_floors, provenance_of
-from rankscope.verbs.streaming import declared_or_offloaded, described, streaming_of
 from rankscope.verdicts.exactness import judge_exact
 
 

@@ -10,6 +10,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from rankscope.execution.passes import declared_or_offloaded, described, streaming_of
+from rankscope.execution.ranks import sharing
+from rankscope.execution.sharing_ways import Parallel
 from rankscope.models.inputs import InputPlan, Padding, TokensPolicy, prepare_planned
 from rankscope.models.stream import Stream
 from rankscope.runs.estimates import notes_on_estimates
@@ -20,9 +23,6 @@ from rankscope.verbs.measuring_choice import BatteryChoice, metrics_named, sites
 from rankscope.verbs.measuring_passes import MeasuringPasses
 from rankscope.verbs.null import gaussian_null
 from rankscope.verbs.origin import about_inputs, floor_of, provenance_of
-from rankscope.verbs.sharing import sharing
-from rankscope.verbs.sharing_ways import Parallel
-from rankscope.verbs.streaming import declared_or_offloaded, described, streaming_of
 from rankscope.verdicts import judge
 
 

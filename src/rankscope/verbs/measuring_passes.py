@@ -9,6 +9,9 @@ import pyarrow as pa
 from tqdm.auto import tqdm
 
 from rankscope._errors import InputError
+from rankscope.execution.interrupting import Finished
+from rankscope.execution.passes import RowProgress, Streaming, arrange, each_stage
+from rankscope.execution.ranks import Share
 from rankscope.models.inputs import Prepared
 from rankscope.models.loading import LoadedModel
 from rankscope.models.loading.quiet import quiet_transformers
@@ -17,11 +20,8 @@ from rankscope.models.view import ModelView
 from rankscope.runs.rows import RowWriter
 from rankscope.stream.tracer import trace
 from rankscope.stream.viewing import undisturbed
-from rankscope.verbs.interrupting import Finished
-from rankscope.verbs.likeness import LikenessReader, labels_of
 from rankscope.verbs.measuring_choice import BatteryChoice
-from rankscope.verbs.sharing import Share
-from rankscope.verbs.streaming import RowProgress, Streaming, arrange, each_stage
+from rankscope.verbs.similarity import LikenessReader, labels_of
 
 
 class MeasuringPasses:

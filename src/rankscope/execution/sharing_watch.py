@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rankscope._errors import InputError
 from rankscope.models.inputs import Batch
-from rankscope.processes.sharded import is_distributed, whole
+from rankscope.models.spread import is_distributed, whole
 from rankscope.stream.attention_calls import AttentionCall
 from rankscope.stream.sites import SiteRef
 from rankscope.stream.tracer import Observer

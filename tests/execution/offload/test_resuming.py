@@ -17,11 +17,11 @@ from rankscope._errors import ResultError
 from rankscope.runs.run import Run, load_run
 from rankscope.verbs.bounding import bound
 from rankscope.verbs.measuring import measure
-from tests.shards.folders import same_bits, saved
+from tests.execution.offload.folders import same_bits, saved
 
 PROGRAM = """
 import os, signal, sys
-from rankscope.shards.walking import Stage
+from rankscope.execution.offload.schedule import Stage
 
 own, seen = Stage.through, []
 
@@ -80,7 +80,7 @@ class StoppedError(Exception):
 @contextmanager
 def stopping_at(number: int) -> Iterator[None]:
     """Inside the block no run gets beyond that stage."""
-    from rankscope.shards.walking import Stage
+    from rankscope.execution.offload.schedule import Stage
 
     own = Stage.through
 

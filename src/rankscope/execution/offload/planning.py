@@ -8,17 +8,17 @@ from typing import Any
 from torch import Tensor
 
 from rankscope._errors import RankscopeError, UnsupportedConfigError
+from rankscope.execution.offload.budget import Need, keeps_streams_in_memory, resident_bytes
+from rankscope.execution.offload.meta_model import Skeleton
+from rankscope.execution.offload.outside import read_rest, rest_bytes
+from rankscope.execution.offload.schedule import Terms, Walk
+from rankscope.execution.offload.weights import slots_of_blocks
+from rankscope.execution.offload.work_folder import content_key
+from rankscope.execution.offload.zeros import standing_in
 from rankscope.models.inputs import Batch, Prepared
 from rankscope.models.loading.quiet import quiet_transformers
 from rankscope.models.stream import Stream
 from rankscope.models.view import ModelView, Stack
-from rankscope.shards.budget import Need, keeps_streams_in_memory, resident_bytes
-from rankscope.shards.outside import read_rest, rest_bytes
-from rankscope.shards.skeleton import Skeleton
-from rankscope.shards.walking import Terms, Walk
-from rankscope.shards.weights import slots_of_blocks
-from rankscope.shards.working import content_key
-from rankscope.shards.zeros import standing_in
 from rankscope.stream.viewing import view_of
 
 _STILL_TO_COME = 100 * 2**20

@@ -9,7 +9,7 @@ import pytest
 from rankscope._errors import LoadError, RankscopeError, UnsupportedConfigError
 from rankscope.models.presets import PRESETS
 from rankscope.verbs.measuring import measure
-from tests.shards.folders import same_bits, saved
+from tests.execution.offload.folders import same_bits, saved
 
 SHAPE = {"sequences": 3, "tokens": 12, "batch": 2}
 HALF_WAY = {"tiny-swinv2": "passed by", "tiny-qwen2-moe": "experts", "tiny-t5": "several stacks"}

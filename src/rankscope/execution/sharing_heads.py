@@ -10,7 +10,7 @@ import numpy as np
 
 from rankscope._errors import ProcessError, UnsupportedConfigError
 from rankscope.models.loading import LoadedModel
-from rankscope.processes.sharded import is_distributed
+from rankscope.models.spread import is_distributed
 from rankscope.runs.rows import Piece
 from rankscope.stream.operators import is_attention
 

@@ -13,17 +13,17 @@ from torch import nn
 from tqdm.auto import tqdm
 
 from rankscope._errors import InputError, UnsupportedConfigError
+from rankscope.execution.offload.budget import parse_size
+from rankscope.execution.offload.meta_model import Skeleton, open_skeleton
+from rankscope.execution.offload.planning import plan_walk
+from rankscope.execution.offload.schedule import Stage, Terms, Walk
 from rankscope.models.inputs import Prepared
 from rankscope.models.loading import LoadedModel
 from rankscope.models.stream import Stream, stream_of
 from rankscope.runs.pieces import packed, unpacked
 from rankscope.runs.rows import Piece, RowWriter
-from rankscope.shards.budget import parse_size
-from rankscope.shards.planning import plan_walk
-from rankscope.shards.skeleton import Skeleton, open_skeleton
-from rankscope.shards.walking import Stage, Terms, Walk
-from rankscope.verbs.likeness import LikenessReader
 from rankscope.verbs.reader import SiteReader
+from rankscope.verbs.similarity import LikenessReader
 
 
 @dataclass

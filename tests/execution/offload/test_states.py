@@ -10,7 +10,7 @@ import torch
 
 from rankscope._errors import LoadError, ResultError
 from rankscope.exact_arithmetic.tensor import Deviation
-from rankscope.shards.spilling import StateStore, read_state, write_state
+from rankscope.execution.offload.states import StateStore, read_state, write_state
 
 X = torch.randn(2, 5, 7, generator=torch.Generator().manual_seed(0))
 

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from rankscope._errors import LoadError
+from rankscope.execution.offload.files import StoredTensor
+from rankscope.execution.offload.meta_model import open_skeleton
+from rankscope.execution.offload.planning import plan_walk
+from rankscope.execution.offload.schedule import Terms, Walk
 from rankscope.models.inputs import prepare_inputs
 from rankscope.models.loading import load
-from rankscope.shards.files import StoredTensor
-from rankscope.shards.planning import plan_walk
-from rankscope.shards.skeleton import open_skeleton
-from rankscope.shards.walking import Terms, Walk
-from tests.shards.folders import saved
+from tests.execution.offload.folders import saved
 
 
 class Nothing:

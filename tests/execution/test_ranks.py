@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from rankscope.models.loading.spreading import OLDEST_TORCH
+from tests.execution.rank_program import CUT_UP, FAMILIES
 from tests.forked import run_program
-from tests.verbs.sharing_program import CUT_UP, FAMILIES
 
 ROOT = Path(__file__).resolve().parents[2]
 SPREAD = ("fsdp", "tensor", "folder", "failing", "late", "ablated2")
@@ -23,7 +23,7 @@ UNIT = {"float32": 2.0**-24, "float64": 2.0**-53}
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All scenarios, run once."""
-    return run_program("tests/verbs/sharing_program.py", tmp_path_factory.mktemp("sharing"))
+    return run_program("tests/execution/rank_program.py", tmp_path_factory.mktemp("sharing"))
 
 
 def said(runs: Path, name: str) -> list[dict[str, Any]]:

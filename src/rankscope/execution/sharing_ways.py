@@ -8,8 +8,7 @@ from typing import Literal
 from torch import nn
 
 from rankscope._errors import InputError
-from rankscope.processes.notes import in_group
-from rankscope.processes.sharded import spread_of
+from rankscope.models.spread import in_group, spread_of
 
 Parallel = Literal["data", "fsdp", "tensor"]
 WAYS: tuple[Parallel, ...] = ("data", "fsdp", "tensor")

@@ -14,6 +14,11 @@ from rankscope._errors import InputError
 Spread = Literal["fsdp", "tensor"]
 
 
+def in_group() -> bool:
+    """Whether this process belongs to an initialised group of at least two."""
+    return _initialised() and torch.distributed.get_world_size() > 1
+
+
 def fsdp_modules(model: nn.Module) -> list[nn.Module]:
     """The modules ``fully_shard`` was called on, innermost last."""
     if not _initialised():

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from rankscope._errors import LoadError
+from rankscope.execution.offload.meta_model import Skeleton, Slot
 from rankscope.models.view import Stack
-from rankscope.shards.skeleton import Skeleton, Slot
 
 _ALIGNED = 64
 _MOST_READERS = 8
@@ -55,7 +55,7 @@ class BlockWeights:
         self._empty = {slot.name: slot.parameter.data for slots in self._slots.values() for slot in slots}
         self._buffer = _aligned(max(sum(self._rooms(name)) for name in self._slots))
         threads = min(_MOST_READERS, torch.get_num_threads())
-        self._readers = ThreadPoolExecutor(threads, thread_name_prefix="rankscope-shards")
+        self._readers = ThreadPoolExecutor(threads, thread_name_prefix="rankscope-offload")
         self._present: str | None = None
         self.blocks_read = 0
 

@@ -15,10 +15,11 @@ import torch
 from torch.distributed import HashStore, distributed_c10d
 
 from rankscope._errors import ProcessError
+from rankscope.execution import rank_store as notes
+from rankscope.execution.rank_store import Notes
+from rankscope.execution.rendezvous import Meeting
+from rankscope.models.spread import in_group
 from rankscope.monitor.ranks import Ranks
-from rankscope.processes import notes
-from rankscope.processes.meeting import Meeting
-from rankscope.processes.notes import Notes, in_group
 from rankscope.runs.readings import LayerValue
 
 

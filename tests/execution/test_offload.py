@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from rankscope._errors import InputError, LoadError, UnsupportedConfigError
+from rankscope.execution.offload import planning
 from rankscope.models.loading import load
 from rankscope.runs.run import Run
-from rankscope.shards import planning
 from rankscope.verbs.ablating import ablate
 from rankscope.verbs.bounding import bound
 from rankscope.verbs.exacting import exact
 from rankscope.verbs.measuring import measure
-from tests.shards.folders import same_bits, saved
+from tests.execution.offload.folders import same_bits, saved
 
 FAMILIES = ("llama", "gpt2", "bert", "gemma2", "qwen3", "mistral")
 SHAPE = {"sequences": 5, "tokens": 20, "batch": 2}

@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rankscope._errors import LoadError
-from rankscope.shards import files
-from rankscope.shards.files import read_header, read_metadata, stored_tensors
+from rankscope.execution.offload import files
+from rankscope.execution.offload.files import read_header, read_metadata, stored_tensors
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.bool)
 

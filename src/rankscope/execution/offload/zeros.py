@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from rankscope.shards.skeleton import Slot
+from rankscope.execution.offload.meta_model import Slot
 
 _SMALL = 2**16
 

@@ -12,13 +12,13 @@ from torch import nn
 
 from rankscope._errors import LoadError, MissingExtraError, UnsupportedConfigError
 from rankscope._types import path_of
+from rankscope.execution.offload.files import StoredTensor, stored_tensors
 from rankscope.models.loading import LoadedModel
 from rankscope.models.loading._load import described
 from rankscope.models.loading.config import config_from_json, model_class_named
 from rankscope.models.loading.dtypes import default_dtype, parse_dtype
 from rankscope.models.loading.quiet import quiet_transformers
 from rankscope.models.loading.tokenizer import tokenizer_in
-from rankscope.shards.files import StoredTensor, stored_tensors
 
 
 @dataclass(frozen=True)

@@ -19,13 +19,6 @@ _POLL_SECONDS = 0.005
 _GO, _SKIP = "go", "skip"
 
 
-def in_group() -> bool:
-    """Whether this process belongs to an initialised group of at least two."""
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return False
-    return torch.distributed.get_world_size() > 1
-
-
 class Notes:
     """A board that all ranks write on and read. Every rank opens its boards for one purpose in the same order.
 

@@ -1,4 +1,4 @@
-"""Measurements by several real processes. Run as a program: ``sharing_program.py FOLDER``.
+"""Measurements by several real processes. Run as a program: ``rank_program.py FOLDER``.
 
 Each rank writes what it got, or the error it met, to a JSON file in ``FOLDER/SCENARIO``.
 """
@@ -19,12 +19,12 @@ from torch import nn
 
 import rankscope as rs
 from rankscope._errors import RankscopeError
+from rankscope.execution.rendezvous import Meeting, meeting
+from rankscope.execution.sharing_watch import Watch
+from rankscope.execution.sharing_ways import Parallel
 from rankscope.models.loading import load
-from rankscope.processes.meeting import Meeting, meeting
-from rankscope.verbs.sharing_watch import Watch
-from rankscope.verbs.sharing_ways import Parallel
+from tests.execution.rank_models import fully_sharded, own_model, tensor_parallel
 from tests.forked import Scenario, run_scenarios
-from tests.verbs.sharing_models import fully_sharded, own_model, tensor_parallel
 
 SIZE: dict[str, Any] = {"sequences": 5, "tokens": 12, "batch": 2}
 """Three batches, the last one short: fewer than four ranks, and not a multiple of two."""

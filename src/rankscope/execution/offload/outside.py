@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from rankscope._errors import InputError
+from rankscope.execution.offload.meta_model import Skeleton, Slot
 from rankscope.models.inputs import Prepared
-from rankscope.shards.skeleton import Skeleton, Slot
 
 
 def read_rest(skeleton: Skeleton, blocks: Sequence[str], prepared: Prepared) -> None:

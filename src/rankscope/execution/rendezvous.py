@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from rankscope._errors import ProcessError, RankscopeError
-from rankscope.processes.notes import Notes
+from rankscope.execution.rank_store import Notes
 
 PATIENCE_SECONDS = 1800.0
 _PARTING_SECONDS = 1.0

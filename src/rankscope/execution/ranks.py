@@ -15,21 +15,21 @@ from typing import Any
 import torch
 from torch import nn
 
+from rankscope.execution.rendezvous import Meeting, meeting
+from rankscope.execution.sharing_heads import heads_of, in_order_of_batches, with_all_heads
+from rankscope.execution.sharing_inputs import digest_of, need_same_inputs
+from rankscope.execution.sharing_watch import Watch
+from rankscope.execution.sharing_ways import Parallel, way_of
 from rankscope.models.inputs import Batch, Prepared
 from rankscope.models.loading import LoadedModel, load
+from rankscope.models.spread import Spread
 from rankscope.models.stream import Stream
 from rankscope.models.view import ModelView
-from rankscope.processes.meeting import Meeting, meeting
-from rankscope.processes.sharded import Spread
 from rankscope.runs.pieces import packed, unpacked
 from rankscope.runs.rows import RowWriter
 from rankscope.stream.tracer import Observer
 from rankscope.stream.viewing import view_of
 from rankscope.verbs.reader import SiteReader
-from rankscope.verbs.sharing_heads import heads_of, in_order_of_batches, with_all_heads
-from rankscope.verbs.sharing_inputs import digest_of, need_same_inputs
-from rankscope.verbs.sharing_watch import Watch
-from rankscope.verbs.sharing_ways import Parallel, way_of
 
 
 class Share:

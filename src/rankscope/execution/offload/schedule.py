@@ -10,15 +10,15 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from rankscope.execution.offload.budget import Need
+from rankscope.execution.offload.gate import Gate, PassEnds, map_tensors
+from rankscope.execution.offload.meta_model import Skeleton
+from rankscope.execution.offload.states import StateStore
+from rankscope.execution.offload.weights import BlockWeights
+from rankscope.execution.offload.work_folder import Progress, work_folder
 from rankscope.models.inputs import Batch, Prepared
 from rankscope.models.loading.quiet import quiet_transformers
 from rankscope.models.view import ModelView, Stack
-from rankscope.shards.budget import Need
-from rankscope.shards.gate import Gate, PassEnds, map_tensors
-from rankscope.shards.skeleton import Skeleton
-from rankscope.shards.spilling import StateStore
-from rankscope.shards.weights import BlockWeights
-from rankscope.shards.working import Progress, work_folder
 from rankscope.stream.frames import output_tensor
 from rankscope.stream.viewing import undisturbed
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from rankscope._errors import ResultError
 from rankscope.exact_arithmetic.tensor import Deviation
 from rankscope.exact_arithmetic.terms import Term
-from rankscope.shards.files import StoredTensor, read_header, read_metadata
+from rankscope.execution.offload.files import StoredTensor, read_header, read_metadata
 
 Key = tuple[str, int]
 """Lane (the network a stream belongs to) and number of the first sequence of the batch."""
