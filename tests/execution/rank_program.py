@@ -19,9 +19,9 @@ from torch import nn
 
 import rankscope as rs
 from rankscope._errors import RankscopeError
-from rankscope.execution.rendezvous import Meeting, meeting
-from rankscope.execution.sharing_watch import Watch
-from rankscope.execution.sharing_ways import Parallel
+from rankscope.execution.ranks import RankObserver
+from rankscope.execution.rendezvous import Rendezvous, rendezvous
+from rankscope.execution.support import Parallel
 from rankscope.models.loading import load
 from tests.execution.rank_models import fully_sharded, own_model, tensor_parallel
 from tests.forked import Scenario, run_scenarios
@@ -155,14 +155,14 @@ def late(rank: int, world: int, folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     ways: tuple[Parallel, ...] = ("fsdp", "tensor")
     sharded = fully_sharded(load(spec).model)
-    read, settle = SiteReader._read_tokens, Watch.settle
+    read, settle = SiteReader._read_tokens, RankObserver.settle
     if rank == 1:
         SiteReader._read_tokens = _broken  # type: ignore[method-assign]
-        Watch.settle = _slowly(settle)  # type: ignore[method-assign]
+        RankObserver.settle = _slowly(settle)  # type: ignore[method-assign]
     for way in ways:
         found[way] = error_of(lambda way=way: rs.measure(spec, **SIZE, parallel=way))  # type: ignore[misc]
     found["ablate"] = error_of(lambda: rs.ablate(sharded, **{**ABLATED, "sequences": 4}))
-    SiteReader._read_tokens, Watch.settle = read, settle  # type: ignore[method-assign]
+    SiteReader._read_tokens, RankObserver.settle = read, settle  # type: ignore[method-assign]
     policy: Any = "no-verbs" if rank == 1 else "content"
     found["preparing"] = error_of(lambda: rs.measure(sharded, **SIZE, tokens_policy=policy))
     found["batches"] = error_of(lambda: rs.measure(sharded, **{**SIZE, "sequences": 5 - 3 * rank}))
@@ -170,8 +170,8 @@ def late(rank: int, world: int, folder: Path) -> dict[str, Any]:
     return found
 
 
-def _slowly(settle: Callable[[Watch], None]) -> Callable[[Watch], None]:
-    def run(watch: Watch) -> None:
+def _slowly(settle: Callable[[RankObserver], None]) -> Callable[[RankObserver], None]:
+    def run(watch: RankObserver) -> None:
         time.sleep(0.3)
         settle(watch)
 
@@ -194,29 +194,29 @@ def refused(rank: int, world: int, folder: Path) -> dict[str, Any]:
     }
 
 
-def meetings(rank: int, world: int, folder: Path) -> dict[str, Any]:
-    """Meetings themselves: much to hand in, one that leaves, one that says nothing."""
+def rendezvous_themselves(rank: int, world: int, folder: Path) -> dict[str, Any]:
+    """Rendezvous themselves: much to hand in, one that leaves, one that says nothing."""
     found: dict[str, Any] = {}
     payload = bytes([rank]) * (20 * 2**20 + rank)
-    with meeting() as together:
+    with rendezvous() as together:
         got = together.gather(payload)
     found["sizes"] = [len(part) for part in got]
     found["whole"] = all(part == bytes([other]) * len(part) for other, part in enumerate(got))
 
     def leave() -> None:
-        with meeting() as together:
+        with rendezvous() as together:
             if rank == 1:
                 raise KeyError("gone")
             together.gather(b"")
 
     found["left"] = error_of(leave)
-    absent = Meeting(patience=0.3)
+    absent = Rendezvous(patience=0.3)
     found["absent"] = {} if rank == 1 else error_of(lambda: absent.gather(b""))
     try:
-        with meeting() as together:
+        with rendezvous() as together:
             if rank == 1:
                 raise RankscopeError("refused")
-            together.beat() if world > 9 else together.gather(b"")
+            together.heartbeat() if world > 9 else together.gather(b"")
     except RankscopeError as error:
         found["told"] = str(error)
     return found
@@ -249,7 +249,7 @@ SCENARIOS: dict[str, tuple[int, Scenario]] = {
     "failing": (2, failing),
     "late": (2, late),
     "refused4": (4, refused),
-    "meetings": (2, meetings),
+    "rendezvous": (2, rendezvous_themselves),
 }
 
 

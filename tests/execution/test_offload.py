@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rankscope._errors import InputError, LoadError, UnsupportedConfigError
-from rankscope.execution.offload import planning
+from rankscope.execution.offload import schedule
 from rankscope.models.loading import load
 from rankscope.runs.run import Run
 from rankscope.verbs.ablating import ablate
@@ -37,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 @pytest.fixture
 def short_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the budget had no room for streams."""
-    monkeypatch.setattr(planning, "keeps_streams_in_memory", lambda need, memory: False)
+    monkeypatch.setattr(schedule, "keeps_streams_in_memory", lambda need, memory: False)
 
 
 def without_stream(run: Run) -> dict[str, Any]:

@@ -190,8 +190,8 @@ def test_what_cannot_be_is_refused_with_a_way_out(runs: Path) -> None:
         assert "not one of data, fsdp, tensor" in rank["word"]["message"]
 
 
-def test_meeting_carries_much_and_waits_for_nobody_for_ever(runs: Path) -> None:
-    first, second = said(runs, "meetings")
+def test_rendezvous_carries_much_and_waits_for_nobody_for_ever(runs: Path) -> None:
+    first, second = said(runs, "rendezvous")
     for rank in (first, second):
         assert rank["sizes"] == [20 * 2**20, 20 * 2**20 + 1]
         assert rank["whole"]

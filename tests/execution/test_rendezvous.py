@@ -1,4 +1,4 @@
-"""Notes and meetings of ranks that are threads here, with one store in memory between them."""
+"""Stores and rendezvous of ranks that are threads here, with one store in memory between them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ import torch
 from torch.distributed import HashStore, distributed_c10d
 
 from rankscope._errors import ProcessError
-from rankscope.execution import rank_store as notes
-from rankscope.execution.rank_store import Notes
-from rankscope.execution.rendezvous import Meeting
+from rankscope.execution import rendezvous
+from rankscope.execution.rendezvous import RankStore, Rendezvous
 from rankscope.models.spread import in_group
 from rankscope.monitor.ranks import Ranks
 from rankscope.runs.readings import LayerValue
@@ -36,7 +35,9 @@ def group(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, Callable[[], Any]],
         found = []
         for rank in range(world):
             now.rank = rank
-            monkeypatch.setattr(notes, "_OPENED", {name: iter(range(9)) for name in ("test", "meeting", "gauge")})
+            monkeypatch.setattr(
+                rendezvous, "_OPENED", {name: iter(range(9)) for name in ("test", "rendezvous", "gauge")}
+            )
             found.append(opened())
         return found
 
@@ -70,8 +71,8 @@ def test_without_a_group_there_is_none() -> None:
     assert Ranks(patience=0.0).meet(3)
 
 
-def test_all_come_and_the_notes_of_the_meeting_before_are_gone(group: Any) -> None:
-    ranks = group(3, lambda: Notes("test"))
+def test_all_come_and_the_entries_of_the_time_before_are_gone(group: Any) -> None:
+    ranks = group(3, lambda: RankStore("test"))
     for name in ("a", "b"):
         meets = [partial(rank.meet, name, patience=30, unless="left") for rank in ranks]
         assert at_once(*meets) == [True] * 3
@@ -81,13 +82,13 @@ def test_all_come_and_the_notes_of_the_meeting_before_are_gone(group: Any) -> No
 
 
 def test_one_that_comes_too_late_hears_that_it_was_skipped(group: Any) -> None:
-    first, second = group(2, lambda: Notes("test"))
+    first, second = group(2, lambda: RankStore("test"))
     assert not first.meet("a", patience=0.02, unless="left")
     assert not second.meet("a", patience=30, unless="left")
 
 
 def test_nobody_waits_for_one_that_left(group: Any) -> None:
-    first, second = group(2, lambda: Notes("test"))
+    first, second = group(2, lambda: RankStore("test"))
     started = time.monotonic()
     met, _ = at_once(lambda: first.meet("a", patience=30, unless="left"), after(0.1, lambda: second.write("left", "1")))
     assert not met
@@ -95,41 +96,39 @@ def test_nobody_waits_for_one_that_left(group: Any) -> None:
 
 
 def test_news_begin_the_waiting_anew(group: Any) -> None:
-    (only,) = group(1, lambda: Notes("test"))
+    (only,) = group(1, lambda: RankStore("test"))
     ticks = iter(range(10))
     started = time.monotonic()
     assert not only.wait(lambda: False, 0.05, lambda: min(next(ticks, 9), 9))
-    assert time.monotonic() - started > 0.05 + 8 * notes._POLL_SECONDS
+    assert time.monotonic() - started > 0.05 + 8 * rendezvous._POLL_SECONDS
 
 
 def test_first_note_stands(group: Any) -> None:
-    first, second = group(2, lambda: Notes("test"))
+    first, second = group(2, lambda: RankStore("test"))
     assert [second.write_first("key", "b"), first.write_first("key", "a"), first.read("key")] == ["b", "b", b"b"]
 
 
 def test_boards_of_different_purpose_do_not_meet(group: Any) -> None:
-    (one,), (other,) = group(1, lambda: Notes("test")), group(1, lambda: Notes("gauge"))
+    (one,), (other,) = group(1, lambda: RankStore("test")), group(1, lambda: RankStore("gauge"))
     one.write("left", "0")
     assert not other.has("left")
 
 
-def test_assembly_is_entered_by_all_or_by_none(group: Any) -> None:
-    first, second, third = group(3, lambda: Meeting(patience=30))
-    assert at_once(first.assemble, second.assemble, third.assemble) == [None] * 3
-    found = at_once(
-        first.assemble, after(0.1, lambda: second.fail(ArithmeticError("lost"))), after(0.2, third.assemble)
-    )
+def test_barrier_is_passed_by_all_or_by_none(group: Any) -> None:
+    first, second, third = group(3, lambda: Rendezvous(patience=30))
+    assert at_once(first.barrier, second.barrier, third.barrier) == [None] * 3
+    found = at_once(first.barrier, after(0.1, lambda: second.fail(ArithmeticError("lost"))), after(0.2, third.barrier))
     assert [str(found[rank]) for rank in (0, 2)] == ["Process 1 of 3 failed: ArithmeticError: lost"] * 2
 
 
-def test_assembly_that_one_never_comes_to_is_given_up(group: Any) -> None:
-    first, _ = group(2, lambda: Meeting(patience=0.02))
+def test_barrier_that_one_never_comes_to_is_given_up(group: Any) -> None:
+    first, _ = group(2, lambda: Rendezvous(patience=0.02))
     with pytest.raises(ProcessError, match=r"Not all 2 processes came within 0.02 s"):
-        first.assemble()
+        first.barrier()
 
 
 def test_rank_that_fails_while_the_others_read_holds_up_nobody(group: Any) -> None:
-    first, second = group(2, lambda: Meeting(patience=30))
+    first, second = group(2, lambda: Rendezvous(patience=30))
     second._read = lambda key: (_ for _ in ()).throw(ProcessError("no memory"))
 
     def read() -> None:
@@ -144,10 +143,10 @@ def test_rank_that_fails_while_the_others_read_holds_up_nobody(group: Any) -> No
     assert time.monotonic() - started < 15
 
 
-def test_gathered_notes_are_taken_away(group: Any) -> None:
-    first, second = group(2, lambda: Meeting(patience=30))
+def test_gathered_entries_are_deleted(group: Any) -> None:
+    first, second = group(2, lambda: Rendezvous(patience=30))
     assert at_once(lambda: first.gather(b"a"), lambda: second.gather(b"")) == [[b"a", b""]] * 2
-    assert not first._notes.has("gather.0.0.0")
+    assert not first._store.has("gather.0.0.0")
 
 
 def value(mean: float) -> LayerValue:
@@ -160,7 +159,7 @@ def test_numbers_of_the_first_rank_are_those_of_all(group: Any) -> None:
         own, other = (value(mean),), (value(7.0),)
         here, there = at_once(partial(first.same_as_first, step, own), partial(second.same_as_first, step, other))
         assert repr(there) == repr(here) == repr((value(mean),))
-    assert not first._notes.has("values.0")
+    assert not first._store.has("values.0")
 
 
 def test_first_rank_that_left_or_does_not_come_is_an_error(group: Any) -> None:

@@ -1,1 +1,1 @@
-"""Several processes at one measurement: how they find each other, agree, and end together."""
+"""How the forward passes of a verb are run: in memory, block by block (offload), or over ranks."""

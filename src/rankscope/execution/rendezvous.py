@@ -1,52 +1,130 @@
-"""Processes that do one thing together, and end it together: all with a result, or all with an error.
+"""How ranks agree: entries in the store that ``init_process_group`` opened, and a rendezvous built on them.
 
-They tell each other by notes, so one that failed, has nothing to do or died holds up nobody for longer than
-``patience``. A forward pass that takes all ranks is entered only when all have come to it: a rank that failed before
-would leave the others waiting in a collective operation, or be met there by one of its next call.
+Nothing here is a collective operation, and every wait is limited, so a rank that is late, has nothing to do or died
+cannot hang the others. A forward pass that does contain collectives (FSDP, tensor parallel) is entered only after a
+:meth:`Rendezvous.barrier`: a rank that failed before it would leave the others waiting inside a collective, or meet
+them there with one that belongs to its next call.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Iterator, Sequence
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+import torch
+from torch.distributed.distributed_c10d import PrefixStore, Store
+
 from rankscope._errors import ProcessError, RankscopeError
-from rankscope.execution.rank_store import Notes
 
 PATIENCE_SECONDS = 1800.0
 _PARTING_SECONDS = 1.0
+_POLL_SECONDS = 0.005
 _CHUNK = 4 * 2**20
-"""A store takes no more than 8 MiB in one note."""
+"""A store accepts at most 8 MiB in one entry."""
+_OPENED: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
+_GO, _SKIP = "go", "skip"
 
 
-class Meeting:
-    """This process among the others. Every rank opens its meetings in the same order.
+class RankStore:
+    """Entries that all ranks read and write. Every rank opens its stores for one purpose in the same order.
 
     Args:
-        patience: seconds without any news from any rank after which the others are given up.
+        purpose: one word; stores with different purposes do not see each other's entries.
+    """
+
+    def __init__(self, purpose: str) -> None:
+        self.rank, self.world = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        own = torch.distributed.distributed_c10d._get_default_store()
+        self._store: Store = PrefixStore(f"rankscope.{purpose}.{next(_OPENED[purpose])}", own)
+        self._met: str | None = None
+
+    def write(self, key: str, value: str | bytes) -> None:
+        """Set an entry, replacing an earlier value."""
+        self._store.set(key, value)  # type: ignore[arg-type]
+
+    def write_first(self, key: str, value: str) -> str:
+        """Set an entry unless it exists; returns its value, which is the same for every rank that asks."""
+        return bytes(self._store.compare_set(key, "", value)).decode()
+
+    def has(self, *keys: str) -> bool:
+        """Whether all of these entries exist."""
+        return bool(self._store.check(list(keys)))
+
+    def read(self, key: str) -> bytes:
+        """The value of an entry that exists."""
+        return bytes(self._store.get(key))
+
+    def add(self, key: str, amount: int = 1) -> int:
+        """Increment a counter; returns its value. An amount of 0 only reads it."""
+        return int(self._store.add(key, amount))
+
+    def delete(self, *keys: str) -> None:
+        """Remove entries that no rank reads any more."""
+        for key in keys:
+            self._store.delete_key(key)
+
+    def wait(self, ready: Callable[[], bool], seconds: float, news: Callable[[], object] = lambda: None) -> bool:
+        """Poll until ``ready()``; returns whether it was, within ``seconds`` of the start or of the last news."""
+        heard, since = news(), time.monotonic()
+        while not ready():
+            if (found := news()) != heard:
+                heard, since = found, time.monotonic()
+            if time.monotonic() - since > seconds:
+                return False
+            time.sleep(_POLL_SECONDS)
+        return True
+
+    def meet(self, name: str, *, patience: float, unless: str) -> bool:
+        """Whether all ranks came to the point called ``name``; the same answer on every rank.
+
+        The last rank to arrive writes "go", a rank that loses patience writes "skip", and the first of the two counts.
+
+        Args:
+            name: of this point in the program.
+            patience: seconds to wait for the others.
+            unless: an entry after which waiting is useless, because a rank will not come.
+        """
+        verdict = f"verdict.{name}"
+        before, self._met = self._met, name
+        if self.add(f"arrived.{name}") == self.world:
+            if before is not None:  # all have left the one before
+                self.delete(f"arrived.{before}", f"verdict.{before}")
+            return self.write_first(verdict, _GO) == _GO
+        self.wait(lambda: self.has(verdict) or self.has(unless), patience)
+        return self.write_first(verdict, _SKIP) == _GO
+
+
+class Rendezvous:
+    """This rank among the others, in one piece of shared work. Every rank opens its rendezvous in the same order.
+
+    Args:
+        patience: seconds without a heartbeat from any rank after which the others are given up.
     """
 
     def __init__(self, patience: float = PATIENCE_SECONDS) -> None:
-        self._notes = Notes("meeting")
-        self.rank, self.world = self._notes.rank, self._notes.world
+        self._store = RankStore("rendezvous")
+        self.rank, self.world = self._store.rank, self._store.world
         self._patience = patience
-        self._gathered = self._assembled = 0
+        self._gathered = self._barriers = 0
 
-    def beat(self) -> None:
-        """Say that this rank is at work; raise if another one failed."""
-        self._notes.add("beats")
+    def heartbeat(self) -> None:
+        """Say that this rank is at work; raises if another rank failed."""
+        self._store.add("beats")
         self._check()
 
-    def assemble(self) -> None:
-        """Come together before what takes all ranks: all go on, or all raise.
+    def barrier(self) -> None:
+        """Wait for all ranks before work that needs them all: every rank continues, or every rank raises.
 
         Raises:
             ProcessError: another rank failed, or did not come for too long.
         """
-        self._assembled += 1
-        self._notes.add("beats")
-        if not self._notes.meet(f"assembly.{self._assembled}", patience=self._patience, unless="failed"):
+        self._barriers += 1
+        self._store.add("beats")
+        if not self._store.meet(f"barrier.{self._barriers}", patience=self._patience, unless="failed"):
             self._check()
             raise ProcessError(
                 f"Not all {self.world} processes came within {self._patience:g} s. Every process of the group must "
@@ -54,7 +132,7 @@ class Meeting:
             )
 
     def gather(self, payload: bytes) -> list[bytes]:
-        """What every rank handed in, in order of ranks, on every rank.
+        """The payloads of all ranks, in the order of ranks, on every rank.
 
         Raises:
             ProcessError: another rank failed, or nothing was heard of one for too long.
@@ -63,23 +141,23 @@ class Meeting:
         self._gathered += 1
         chunks = [payload[start : start + _CHUNK] for start in range(0, len(payload), _CHUNK)]
         for number, chunk in enumerate(chunks):
-            self._notes.write(f"{name}.{self.rank}.{number}", chunk)
-        self._notes.write(f"{name}.{self.rank}", str(len(chunks)))
+            self._store.write(f"{name}.{self.rank}.{number}", chunk)
+        self._store.write(f"{name}.{self.rank}", str(len(chunks)))
         self._wait([f"{name}.{rank}" for rank in range(self.world)])
         found = [self._read(f"{name}.{rank}") for rank in range(self.world)]
-        self._notes.add(f"{name}.read")
+        self._store.add(f"{name}.read")
         self._close(name)
         return found
 
     def fail(self, error: BaseException) -> BaseException:
-        """Tell the others of an error here; what to raise: it, or that of the rank that failed before."""
+        """Tell the other ranks of an error here; returns what to raise: it, or that of the rank that failed first."""
         words = " ".join(str(error).split()) or "no message"
         named = words if isinstance(error, RankscopeError) else f"{type(error).__name__}: {words}"
         try:
-            first = self._notes.write_first("failed", json.dumps({"rank": self.rank, "error": named}))
-            self._notes.add("noted")
-            if self.rank == 0:  # which may hold the store: stay for a while until all know
-                self._notes.wait(lambda: self._notes.add("noted", 0) >= self.world, _PARTING_SECONDS)
+            first = self._store.write_first("failed", json.dumps({"rank": self.rank, "error": named}))
+            self._store.add("noted")
+            if self.rank == 0:  # may hold the store: stay for a while until all know
+                self._store.wait(lambda: self._store.add("noted", 0) >= self.world, _PARTING_SECONDS)
         except RuntimeError:  # the store is gone, and with it the rank that held it: nobody is left to be told
             return error
         if isinstance(error, RankscopeError) or not isinstance(error, Exception):
@@ -88,53 +166,55 @@ class Meeting:
         return error if failed["rank"] == self.rank else self._other(failed)
 
     def _check(self) -> None:
-        if self._notes.has("failed"):
-            raise self._other(json.loads(self._notes.read("failed")))
+        if self._store.has("failed"):
+            raise self._other(json.loads(self._store.read("failed")))
 
     def _other(self, failed: dict[str, object]) -> ProcessError:
         return ProcessError(f"Process {failed['rank']} of {self.world} failed: {failed['error']}")
 
-    def _is_so(self, claim: bool) -> bool:
-        """The claim; where it does not hold yet, it may be because another rank failed, which is raised."""
-        if not claim:
+    def _unless_failed(self, ready: bool) -> bool:
+        """``ready``; if it is False, another rank may have failed, which is raised."""
+        if not ready:
             self._check()
-        return claim
+        return ready
 
     def _wait(self, keys: Sequence[str]) -> None:
         def beats() -> int:
-            return self._notes.add("beats", 0)
+            return self._store.add("beats", 0)
 
-        if not self._notes.wait(lambda: self._is_so(self._notes.has(*keys)), self._patience, beats):
-            absent = [rank for rank, key in enumerate(keys) if not self._notes.has(key)]
+        if not self._store.wait(lambda: self._unless_failed(self._store.has(*keys)), self._patience, beats):
+            absent = [rank for rank, key in enumerate(keys) if not self._store.has(key)]
             raise ProcessError(
                 f"Nothing was heard of process {', '.join(map(str, absent))} of {self.world} for "
                 f"{self._patience:g} s. Every process of the group must make the same call; see whether it runs."
             )
 
     def _read(self, key: str) -> bytes:
-        return b"".join(self._notes.read(f"{key}.{number}") for number in range(int(self._notes.read(key))))
+        return b"".join(self._store.read(f"{key}.{number}") for number in range(int(self._store.read(key))))
 
     def _close(self, name: str) -> None:
-        """The first rank, which may hold the store, takes the notes away when all have read them."""
+        """The first rank, which may hold the store, removes the payloads when all have read them."""
         if self.rank == 0:
-            self._notes.wait(lambda: self._is_so(self._notes.add(f"{name}.read", 0) >= self.world), self._patience)
+            self._store.wait(
+                lambda: self._unless_failed(self._store.add(f"{name}.read", 0) >= self.world), self._patience
+            )
             for rank in range(self.world):
-                count = int(self._notes.read(f"{name}.{rank}"))
-                self._notes.take_away(*(f"{name}.{rank}.{number}" for number in range(count)))
+                count = int(self._store.read(f"{name}.{rank}"))
+                self._store.delete(*(f"{name}.{rank}.{number}" for number in range(count)))
 
 
 @contextmanager
-def meeting(patience: float = PATIENCE_SECONDS) -> Iterator[Meeting]:
-    """Open a meeting of all ranks; an error on one of them becomes an error on all.
+def rendezvous(patience: float = PATIENCE_SECONDS) -> Iterator[Rendezvous]:
+    """Open a rendezvous of all ranks; an error on one rank becomes an error on all.
 
-    The rank that failed first raises its own error, and so does any other that rankscope refuses something to; what
-    went wrong elsewhere as a consequence (a connection that closed, say) is raised as :class:`ProcessError`.
+    The rank that failed first raises its own error, and so does any other rank with a rankscope error. What goes wrong
+    elsewhere as a consequence (a closed connection, say) is raised as :class:`ProcessError`.
     """
-    together = Meeting(patience)
+    ranks = Rendezvous(patience)
     try:
-        yield together
+        yield ranks
     except BaseException as error:
-        raised = together.fail(error)
+        raised = ranks.fail(error)
         if raised is error:
             raise
         raise raised from error

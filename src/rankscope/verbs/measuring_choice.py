@@ -44,9 +44,9 @@ class BatteryChoice:
         return SiteReader(self.specs, self.policy, writer, attention=parse_attention_choice(self.attention))
 
     def identity(self) -> tuple[Any, ...]:
-        """By which a streamed run that was killed is known again."""
+        """Everything that decides the values besides the model and its inputs."""
         names = [spec.name for spec in self.specs]
-        return ("measure", names, self.selection, self.policy, self.similarity, self.attention)
+        return (names, self.selection, self.policy, self.similarity, self.attention)
 
     def nothing_measured(self, view: ModelView) -> str:
         """Why a model of this structure gave no row."""

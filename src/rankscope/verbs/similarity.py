@@ -1,4 +1,4 @@
-"""Cosines between the tokens of the first sequence behind each block, taken at the site."""
+"""Cosines between the tokens of the first sequence after each block, taken at the site."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SITE = "block.out"
 LONGEST_LABEL = 200
 
 
-class LikenessReader:
+class SimilarityReader:
     """A :class:`SiteReader` that also keeps, of sequence 0, the cosines between at most 64 evenly spaced tokens.
 
     Args:
@@ -43,9 +43,9 @@ class LikenessReader:
         """What goes into the run; see :mod:`rankscope.runs.similarity`."""
         return {"sequence": 0, "site": SITE, "stacks": self._stacks}
 
-    def take_up(self, stored: Mapping[str, Any]) -> None:
-        """Go on from what another reader had stored."""
-        self._stacks = dict(stored["stacks"])
+    def learn(self, stored: Mapping[str, Any]) -> None:
+        """Adopt what another reader had stored."""
+        self._stacks |= stored["stacks"]
 
     def _take(self, ref: SiteRef, x: Tensor) -> None:
         keep = self._reader.kept(x)

@@ -21,9 +21,9 @@ from tests.execution.offload.folders import same_bits, saved
 
 PROGRAM = """
 import os, signal, sys
-from rankscope.execution.offload.schedule import Stage
+from rankscope.execution.offload.schedule import BlockStage
 
-own, seen = Stage.through, []
+own, seen = BlockStage.through, []
 
 def through(stage, part, *words, **options):
     seen.append(stage.number)
@@ -32,7 +32,7 @@ def through(stage, part, *words, **options):
     return own(stage, part, *words, **options)
 
 if sys.argv[1] == "killed":
-    Stage.through = through
+    BlockStage.through = through
 from rankscope.cli.app import main
 main(sys.argv[2:])
 """
@@ -80,17 +80,17 @@ class StoppedError(Exception):
 @contextmanager
 def stopping_at(number: int) -> Iterator[None]:
     """Inside the block no run gets beyond that stage."""
-    from rankscope.execution.offload.schedule import Stage
+    from rankscope.execution.offload.schedule import BlockStage
 
-    own = Stage.through
+    own = BlockStage.through
 
-    def through(stage: Stage, *words: object, **options: object) -> object:
+    def through(stage: BlockStage, *words: object, **options: object) -> object:
         if stage.number == number:
             raise StoppedError
         return own(stage, *words, **options)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Stage, "through", through)
+        patched.setattr(BlockStage, "through", through)
         with pytest.raises(StoppedError):
             yield
 

@@ -63,18 +63,18 @@ def test_a_block_reads_one_generation_and_writes_the_next(tmp_path: Path, in_mem
     for generation in range(3):
         for first in (0, 8):
             if generation:
-                assert int(store.take(("lane", first), again=True)) == 10 * (generation - 1) + first
-                assert int(store.take(("lane", first))) == 10 * (generation - 1) + first
-            store.put(("lane", first), torch.tensor(10 * generation + first))
+                assert int(store.take(("full", first), again=True)) == 10 * (generation - 1) + first
+                assert int(store.take(("full", first))) == 10 * (generation - 1) + first
+            store.put(("full", first), torch.tensor(10 * generation + first))
         store.advance()
         store.forget_before()
         assert len(list(tmp_path.iterdir())) == 2
     later = StateStore(tmp_path, in_memory=in_memory)
     later.resume(3)
-    assert int(later.take(("lane", 8))) == 28
+    assert int(later.take(("full", 8))) == 28
 
 
-def test_lanes_do_not_meet(tmp_path: Path) -> None:
+def test_variants_do_not_meet(tmp_path: Path) -> None:
     store = StateStore(tmp_path, in_memory=False)
     store.put(("+norm", 0), torch.tensor(1))
     store.put(("+skip", 0), torch.tensor(2))

@@ -21,7 +21,7 @@ class PassEnds(Exception):  # noqa: N818  (no error: the way out of a forward pa
     """What was wanted of this forward pass has run."""
 
 
-class Gate:
+class BlockGate:
     """Stands before every block of a model with one stack.
 
     Args:

@@ -1,18 +1,27 @@
-"""A model without its weights: its own modules, buffers and configuration, and where each parameter lies on disk."""
+"""A model on the meta device: its own modules, buffers and configuration, and where each parameter lies on disk.
+
+What lies outside the blocks is read once and kept (of the token table only the rows that are used); the blocks stay
+empty until :mod:`rankscope.execution.offload.weights` fills them, one at a time.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
-from rankscope._errors import LoadError, MissingExtraError, UnsupportedConfigError
+from rankscope._errors import InputError, LoadError, MissingExtraError, UnsupportedConfigError
 from rankscope._types import path_of
 from rankscope.execution.offload.files import StoredTensor, stored_tensors
+from rankscope.models.inputs import Prepared
 from rankscope.models.loading import LoadedModel
 from rankscope.models.loading._load import described
 from rankscope.models.loading.config import config_from_json, model_class_named
@@ -20,10 +29,12 @@ from rankscope.models.loading.dtypes import default_dtype, parse_dtype
 from rankscope.models.loading.quiet import quiet_transformers
 from rankscope.models.loading.tokenizer import tokenizer_in
 
+_SMALL = 2**16
+
 
 @dataclass(frozen=True)
 class Slot:
-    """One parameter of the skeleton: the module that holds it, under which name, and its bytes on disk."""
+    """One parameter of the meta_model: the module that holds it, under which name, and its bytes on disk."""
 
     name: str
     module: nn.Module
@@ -48,7 +59,7 @@ class Slot:
 
 
 @dataclass(frozen=True)
-class Skeleton:
+class MetaModel:
     """A model folder that was opened and not read."""
 
     folder: Path
@@ -57,7 +68,7 @@ class Skeleton:
     paths: tuple[Path, ...]
 
 
-def open_skeleton(spec: str | Path, *, dtype: torch.dtype | str | None = None) -> Skeleton:
+def open_meta_model(spec: str | Path, *, dtype: torch.dtype | str | None = None) -> MetaModel:
     """The model in a local folder, its parameters on the meta device and its buffers as they are made.
 
     Raises:
@@ -84,7 +95,7 @@ def open_skeleton(spec: str | Path, *, dtype: torch.dtype | str | None = None) -
         notes = (*notes, f"not in the checkpoint, never read: {', '.join(missing)}")
     _fill_buffers(model, tensors)
     loaded = described(model, str(spec), "folder", tokenizer=tokenizer, notes=notes)
-    return Skeleton(folder, loaded, slots, tuple(sorted({entry.path for entry in tensors.values()})))
+    return MetaModel(folder, loaded, slots, tuple(sorted({entry.path for entry in tensors.values()})))
 
 
 def _empty_model(config: Any, dtype: torch.dtype) -> nn.Module:
@@ -174,3 +185,109 @@ def _fill_buffers(model: nn.Module, tensors: Mapping[str, StoredTensor]) -> None
                     f"{name} of {type(model).__name__} is made of weights when the model is built, and nothing is "
                     "stored for it. Leave stream out."
                 )
+
+
+def read_rest(meta_model: MetaModel, blocks: Sequence[str], prepared: Prepared) -> None:
+    """Read what is outside the blocks, and of the token table only the rows that are used."""
+    table = _token_table(meta_model, prepared)
+    for slot in _outside(meta_model, blocks):
+        assert slot.stored is not None
+        if slot.module is table:
+            _read_rows(slot, table, _ids(prepared))
+        else:
+            place = torch.empty(slot.parameter.shape, dtype=slot.parameter.dtype)
+            slot.stored.read_into(place)
+            slot.put(place)
+
+
+def rest_bytes(meta_model: MetaModel, blocks: Sequence[str], prepared: Prepared) -> int:
+    """What :func:`read_rest` will take."""
+    table = _token_table(meta_model, prepared)
+    total = 0
+    for slot in _outside(meta_model, blocks):
+        whole = slot.nbytes
+        total += whole * len(_ids(prepared)) // slot.parameter.shape[0] if slot.module is table else whole
+    return total
+
+
+def _outside(meta_model: MetaModel, blocks: Sequence[str]) -> list[Slot]:
+    inside = tuple(f"{block}." for block in blocks)
+    return [slot for slot in meta_model.slots.values() if slot.stored is not None and not slot.name.startswith(inside)]
+
+
+def _ids(prepared: Prepared) -> Tensor:
+    """The token ids that occur, sorted."""
+    every = torch.cat([part.inputs["input_ids"].reshape(-1) for part in prepared])
+    ids: Tensor = torch.unique(every)
+    return ids
+
+
+def _token_table(meta_model: MetaModel, prepared: Prepared) -> nn.Embedding | None:
+    """The embedding whose rows are token ids, if it can do with some of them."""
+    model = meta_model.loaded.model
+    found = model.get_input_embeddings() if all("input_ids" in part.inputs for part in prepared) else None  # type: ignore[operator]
+    if not isinstance(found, nn.Embedding) or found.max_norm is not None:
+        return None
+    holders = [slot for slot in meta_model.slots.values() if slot.parameter is found.weight]
+    return found if len(holders) == 1 else None
+
+
+def _read_rows(slot: Slot, table: nn.Embedding, ids: Tensor) -> None:
+    assert slot.stored is not None
+    if int(ids[0]) < 0 or int(ids[-1]) >= slot.stored.shape[0]:
+        raise InputError(
+            f"Token ids run from {int(ids[0])} to {int(ids[-1])}; the table has {slot.stored.shape[0]} rows."
+        )
+
+    def renumber(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return (torch.searchsorted(ids, args[0]), *args[1:])
+
+    slot.put(slot.stored.read_rows(ids.tolist(), slot.parameter.dtype))
+    table.padding_idx = None  # it matters to gradients only, and counts rows of the whole table
+    table.register_forward_pre_hook(renumber)
+
+
+@contextmanager
+def standing_in(slots: Mapping[str, Slot]) -> Iterator[None]:
+    """Inside the block zeros that take no room stand for all weights, so that the model can be run to see its parts."""
+    before = _put_zeros(slots)
+    try:
+        with _ZeroProducts():
+            yield
+    finally:
+        for name, empty in before.items():
+            slots[name].put(empty)
+
+
+class _ZeroProducts(TorchFunctionMode):
+    """What a linear layer of zeros gives is known without multiplying."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Zeros for ``linear``; anything else as it is."""
+        if func is F.linear and not kwargs:
+            return args[0].new_zeros((*args[0].shape[:-1], args[1].shape[0]))
+        return func(*args, **(kwargs or {}))
+
+
+def _put_zeros(slots: Mapping[str, Slot]) -> dict[str, Tensor]:
+    """Fill every empty parameter; returns what was there."""
+    zeros: dict[tuple[torch.Size, torch.dtype], Tensor] = {}
+    before = {}
+    for name, slot in slots.items():
+        parameter = slot.parameter
+        if parameter.is_meta:
+            before[name] = parameter.data
+            key = parameter.shape, parameter.dtype
+            if key not in zeros:
+                zeros[key] = _untouched(parameter)
+            slot.put(zeros[key])
+    return before
+
+
+def _untouched(like: Tensor) -> Tensor:
+    """Zeros the system has promised and not yet given; torch's own are written, and so take room."""
+    if like.nbytes < _SMALL:
+        return torch.zeros(like.shape, dtype=like.dtype)
+    return torch.from_numpy(np.zeros(like.nbytes, dtype=np.uint8)).view(like.dtype).view(like.shape)

@@ -18,7 +18,7 @@ from rankscope.exact_arithmetic.terms import Term
 from rankscope.execution.offload.files import StoredTensor, read_header, read_metadata
 
 Key = tuple[str, int]
-"""Lane (the network a stream belongs to) and number of the first sequence of the batch."""
+"""Variant key (the network a stream belongs to) and number of the first sequence of the batch."""
 
 
 class StateStore:
@@ -69,8 +69,8 @@ class StateStore:
 
     def _path(self, generation: int, key: Key) -> Path:
         assert self._folder is not None
-        lane = hashlib.sha256(key[0].encode()).hexdigest()[:12]
-        return self._folder / f"state-{generation:05d}-{lane}-{key[1]}.safetensors"
+        variant = hashlib.sha256(key[0].encode()).hexdigest()[:12]
+        return self._folder / f"state-{generation:05d}-{variant}-{key[1]}.safetensors"
 
 
 def write_state(path: Path, state: Any) -> None:

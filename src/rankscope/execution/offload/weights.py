@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from rankscope._errors import LoadError
-from rankscope.execution.offload.meta_model import Skeleton, Slot
+from rankscope.execution.offload.meta_model import MetaModel, Slot
 from rankscope.models.view import Stack
 
 _ALIGNED = 64
 _MOST_READERS = 8
 
 
-def slots_of_blocks(skeleton: Skeleton, names: Sequence[str]) -> dict[str, list[Slot]]:
+def slots_of_blocks(meta_model: MetaModel, names: Sequence[str]) -> dict[str, list[Slot]]:
     """The parameters below each block, by the block's name.
 
     Raises:
@@ -26,30 +26,30 @@ def slots_of_blocks(skeleton: Skeleton, names: Sequence[str]) -> dict[str, list[
     """
     found: dict[str, list[Slot]] = {}
     for name in dict.fromkeys(names):
-        found[name] = [slot for slot in skeleton.slots.values() if slot.name.startswith(f"{name}.")]
+        found[name] = [slot for slot in meta_model.slots.values() if slot.name.startswith(f"{name}.")]
         absent = [slot.name for slot in found[name] if slot.stored is None]
         if absent:
             raise LoadError(
-                f"{skeleton.folder} holds no tensor for {', '.join(absent[:4])}. transformers may rename it, or make "
+                f"{meta_model.folder} holds no tensor for {', '.join(absent[:4])}. transformers may rename it, or make "
                 "it from others, when it loads the model (experts, fused projections); that cannot be streamed."
             )
     return found
 
 
 class BlockWeights:
-    """Puts the weights of one block after the other into a skeleton, and has the system fetch the next meanwhile.
+    """Puts the weights of one block after the other into a meta_model, and has the system fetch the next meanwhile.
 
     Reading the next block here, while this one computes, would take a processor from a computation that has them all,
     and room for a second block. The system fetches without either.
 
     Args:
-        skeleton: the model.
+        meta_model: the model.
         stack: its blocks.
     """
 
-    def __init__(self, skeleton: Skeleton, stack: Stack) -> None:
+    def __init__(self, meta_model: MetaModel, stack: Stack) -> None:
         self._order = [call.module_name for call in stack.calls]
-        found = slots_of_blocks(skeleton, self._order)
+        found = slots_of_blocks(meta_model, self._order)
         # The largest first, so that the threads that read them end together.
         self._slots = {name: sorted(slots, key=lambda slot: -slot.nbytes) for name, slots in found.items()}
         self._empty = {slot.name: slot.parameter.data for slots in self._slots.values() for slot in slots}

@@ -1,15 +1,20 @@
-"""``bound`` on a model larger than memory: numbers of one block after the other, for every sequence."""
+"""The forward passes of ``bound``: the numbers of one block after the other, for every sequence."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rankscope._errors import ResultError
-from rankscope.execution.offload.schedule import Walk
-from rankscope.execution.passes import RowProgress, each_stage
+from rankscope.execution.findings import Findings
+from rankscope.execution.passes import Execution
+from rankscope.models.inputs import Prepared
+from rankscope.models.stream import Stream
+from rankscope.models.view import ModelView
 from rankscope.runs.rows import RowWriter
+from rankscope.stream.viewing import need_plain_stream
+from rankscope.surgery.session import operations_on
 from rankscope.theory.attention_graph import AttentionGraph
 from rankscope.theory.contraction import Gains, Interval
 from rankscope.theory.lanczos import LanczosEnds
@@ -37,49 +42,61 @@ _KINDS = {
 }
 
 
-class BoundByBlocks:
-    """Reads all batches block by block.
+class BoundPasses:
+    """Reads the numbers of all sequences, block by block.
 
     Args:
-        config: of the model.
+        execution: how the model is run.
+        prepared: its inputs.
         steps: of Lanczos; None leaves the gains out.
-        has_norm: whether a norm acts anywhere in a block.
 
     Attributes:
         counted: has seen formats and lengths.
     """
 
-    def __init__(self, config: Any, steps: int | None, has_norm: bool) -> None:
-        self._config, self._steps, self._has_norm = config, steps, has_norm
+    def __init__(self, execution: Execution, prepared: Prepared, steps: int | None) -> None:
+        self._execution, self._prepared, self._steps = execution, prepared, steps
         self.counted = SiteReader([], "content", RowWriter())
         self._found: dict[tuple[str | None, int], Found] = {}
 
-    def run(self, walk: Walk, *, shown: bool) -> list[Measured]:
-        """All blocks."""
-        progress = RowProgress(RowWriter(), self.counted, rest=self._known, learn=self._learn)
-        for stage in each_stage(walk, progress, verb="bound", shown=shown):
-            reader = BoundReader(stage.view, self._config, self._steps, self._has_norm)
-            for part in walk.prepared:
-                before = stage.left(part)
-                with stage.through(part):
-                    found = reader.read_part(part, before)
-                for stack, new in found.items():
-                    key = (stack, part.first_sequence)
-                    self._found[key] = new if key not in self._found else _joined(self._found[key], new)
-            self.counted.dtypes |= reader.dtypes
-            for stack, lengths in reader.lengths.items():
-                self.counted.lengths.setdefault(stack, {}).update(lengths)
-        whole = BoundReader(walk.view, self._config, self._steps, self._has_norm)
-        ends = [
-            (part.first_sequence, key) for part in walk.prepared for key in self._found if key[1] == part.first_sequence
-        ]
-        return [measured for first, key in ends for measured in whole.finished(key[0], first, self._found[key])]
+    def run(self, blocks: str | Sequence[str] | None, stream: Stream | None) -> list[Measured]:
+        """All batches."""
+        execution, config = self._execution, self._execution.loaded.config
+        view = execution.plan(
+            self._prepared, (self._steps,), blocks=blocks, stream=stream, variants=1, reads_weights=True
+        )
+        need_plain_stream(view, "bound")
+        has_norm = _has_norm(view)
+        findings = Findings(RowWriter(), {"": self.counted}, rest=self._known, learn_rest=self._learn)
+        with execution.stages(findings) as stages:
+            for stage in stages:
+                reader = BoundReader(stage.view, config, self._steps, has_norm)
+                for part in execution.batches():
+                    before = stage.left(part)
+                    with stage.through(part):
+                        found = reader.read_part(part, before)
+                    for stack, new in found.items():
+                        key = (stack, part.first_sequence)
+                        self._found[key] = new if key not in self._found else _joined(self._found[key], new)
+                self.counted.dtypes |= reader.dtypes
+                for stack, lengths in reader.lengths.items():
+                    self.counted.lengths.setdefault(stack, {}).update(lengths)
+        execution.collect(findings)
+        whole = BoundReader(view, config, self._steps, has_norm)
+        ends = [(part, key) for part in self._prepared for key in self._found if key[1] == part.first_sequence]
+        return [found for part, key in ends for found in whole.finished(key[0], part.first_sequence, self._found[key])]
 
     def _known(self) -> list[Any]:
         return [[stack, first, written(found)] for (stack, first), found in self._found.items()]
 
     def _learn(self, known: list[Any]) -> None:
-        self._found = {(stack, first): revived(found) for stack, first, found in known}
+        self._found |= {(stack, first): revived(found) for stack, first, found in known}
+
+
+def _has_norm(view: ModelView) -> bool:
+    """Whether a norm acts anywhere in a block, and was not taken out."""
+    cut = any(operation.get("norm") == "identity" for operation in operations_on(view.model))
+    return not cut and any(plan.has_norm for stack in view.stacks for plan in stack.plans)
 
 
 def _joined(before: Found, new: Found) -> Found:
