@@ -27,9 +27,9 @@ from safetensors.torch import save_file
 
 import rankscope as rs
 from rankscope._headers import read_header
+from rankscope.execution.offload.files import stored_tensors
 from rankscope.metrics import DEFAULT_ATTENTION_METRICS, DEFAULT_TOKEN_METRICS
 from rankscope.runs.sweep_folder import Expected, SweepFolder
-from rankscope.shards.files import stored_tensors
 
 ROOT = Path(__file__).parents[1]
 RATES = ROOT / "docs" / "data" / "rates.json"

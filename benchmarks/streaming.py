@@ -57,17 +57,17 @@ def child(kind: str, given: argparse.Namespace) -> dict[str, Any]:
 
 
 def _die_half_way(folder: Path) -> None:
-    from rankscope.shards.walking import Stage
+    from rankscope.execution.offload.schedule import BlockStage
 
     depth = json.loads((folder / "config.json").read_text(encoding="utf-8"))["num_hidden_layers"]
-    own = Stage.through
+    own = BlockStage.through
 
-    def through(stage: Stage, *words: Any, **options: Any) -> Any:
+    def through(stage: BlockStage, *words: Any, **options: Any) -> Any:
         if stage.number == depth // 2:
             os.kill(os.getpid(), signal.SIGKILL)
         return own(stage, *words, **options)
 
-    Stage.through = through  # type: ignore[method-assign]
+    BlockStage.through = through  # type: ignore[method-assign]
 
 
 def in_a_process(kind: str, given: argparse.Namespace) -> dict[str, Any] | None:
@@ -158,12 +158,12 @@ def bare_loop(folder: Path, ids: Any, batch: int, *, ahead: bool) -> Callable[[]
 
 
 def race(given: argparse.Namespace) -> None:
+    from rankscope.execution.offload.meta_model import open_meta_model
     from rankscope.models.inputs import prepare_inputs
-    from rankscope.shards.skeleton import open_skeleton
     from rankscope.verbs.measuring import measure
 
     shape = {"sequences": given.sequences, "tokens": given.tokens, "batch": given.batch}
-    prepared = prepare_inputs(open_skeleton(given.folder).loaded, None, **shape)
+    prepared = prepare_inputs(open_meta_model(given.folder).loaded, None, **shape)
     import torch
 
     ids = torch.cat([part.inputs["input_ids"] for part in prepared])

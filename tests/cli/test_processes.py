@@ -14,7 +14,7 @@ import torch
 
 import rankscope
 from rankscope._errors import InputError
-from rankscope.processes.joining import launched
+from rankscope.execution.launching import launched
 from rankscope.verbs._spec import VERBS
 
 ROOT = Path(__file__).parents[2]

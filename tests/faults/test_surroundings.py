@@ -256,7 +256,7 @@ def test_a_fork_behind_a_measurement(warm: Warm, tmp_path: Path) -> None:
 )
 @fault(
     "a killed streamed run",
-    done="SIGKILL while a model larger than memory is gone through (tests/shards/test_resuming.py)",
+    done="SIGKILL while a model larger than memory is gone through (tests/execution/offload/test_resuming.py)",
     expected="the same command goes on behind the last finished block, with the same bits",
 )
 @pytest.mark.parametrize(
@@ -265,7 +265,7 @@ def test_a_fork_behind_a_measurement(warm: Warm, tmp_path: Path) -> None:
         ("sweeps/test_on_ray.py", "test_a_worker_a_node_and_the_driver_die_and_every_row_is_there_once"),
         ("monitor/test_recording.py", "test_killed_process_loses_only_the_line_it_was_writing"),
         ("monitor/test_ranks.py", "test_killed_rank_leaves_a_whole_record"),
-        ("shards/test_resuming.py", "test_signal_nine_half_way"),
+        ("execution/offload/test_resuming.py", "test_signal_nine_half_way"),
     ],
 )
 def test_done_elsewhere(module: str, test: str) -> None:

@@ -117,7 +117,7 @@ def _weights(data: bytes, folder: Path) -> None:
 
 
 def _stored(data: bytes, folder: Path) -> None:
-    from rankscope.shards.files import stored_tensors
+    from rankscope.execution.offload.files import stored_tensors
 
     (folder / "config.json").write_text(json.dumps(BERT))
     (folder / "model.safetensors").write_bytes(data)
@@ -130,7 +130,7 @@ def _index_seeds() -> tuple[bytes, ...]:
 
 
 def _index(data: bytes, folder: Path) -> None:
-    from rankscope.shards.files import stored_tensors
+    from rankscope.execution.offload.files import stored_tensors
 
     (folder / "config.json").write_text(json.dumps(BERT))
     (folder / "model-1.safetensors").write_bytes(_weights_seeds()[0])

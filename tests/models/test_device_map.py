@@ -12,7 +12,7 @@ from rankscope.verbs.ablating import ablate
 from rankscope.verbs.bounding import bound
 from rankscope.verbs.exacting import exact
 from rankscope.verbs.measuring import measure
-from tests.shards.folders import same_bits, saved
+from tests.execution.offload.folders import same_bits, saved
 
 PLACES = {
     "llama": {"embed_tokens": "disk", "layers.0": "cpu", "layers.1": "disk", "layers.2": "disk", "norm": "disk"},

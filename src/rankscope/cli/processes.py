@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 
 from rankscope._errors import InputError
-from rankscope.processes.joining import joined, launched
+from rankscope.execution.launching import joined, launched
 from rankscope.verbs._spec import verbs_in_order
 
 EXIT_ELSEWHERE = 2

@@ -13,6 +13,7 @@ from torch import nn
 from rankscope._errors import RankscopeError
 from rankscope.models.inputs import Padding, Prepared, TokensPolicy, prepare_inputs
 from rankscope.models.loading import load
+from rankscope.models.spread import needs_all_ranks
 from rankscope.models.stream import Stream
 from rankscope.models.view import ModelView
 from rankscope.monitor.acting import LOGGER
@@ -21,7 +22,6 @@ from rankscope.monitor.gradients import gradient_values
 from rankscope.monitor.isolation import beside_training
 from rankscope.monitor.ledger import Entry, read_ledger
 from rankscope.monitor.projections import Projections, find_projections
-from rankscope.processes.sharded import needs_all_ranks
 from rankscope.remedies import REMEDIES, applied
 from rankscope.runs.readings import LayerValue
 from rankscope.stream.viewing import view_of

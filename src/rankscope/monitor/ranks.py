@@ -1,7 +1,7 @@
 """Several processes, one gauge: who speaks, when all look, and what happens when one does not come.
 
-Nothing here is a collective operation (see :mod:`rankscope.processes.notes`), so a rank that is behind, has no batch or
-died cannot hold up the others.
+Nothing here is a collective operation (see :mod:`rankscope.execution.rendezvous`), so a rank that is behind, has no
+batch or died cannot hold up the others.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import json
 from dataclasses import replace
 
 from rankscope._errors import ProcessError
-from rankscope.processes.notes import Notes, in_group
+from rankscope.execution.rendezvous import RankStore
+from rankscope.models.spread import in_group
 from rankscope.runs.readings import LayerValue
 
 
@@ -23,9 +24,9 @@ class Ranks:
 
     def __init__(self, patience: float) -> None:
         self._patience = patience
-        self._notes = Notes("gauge") if in_group() else None
+        self._store = RankStore("gauge") if in_group() else None
         self._shared: int | None = None
-        self.rank, self.world = (0, 1) if self._notes is None else (self._notes.rank, self._notes.world)
+        self.rank, self.world = (0, 1) if self._store is None else (self._store.rank, self._store.world)
 
     @property
     def is_first(self) -> bool:
@@ -34,23 +35,23 @@ class Ranks:
 
     def announce(self, step: int) -> None:
         """Let every rank read at the first step from this one on."""
-        if self._notes is not None:
-            self._notes.write("announced", str(step))
+        if self._store is not None:
+            self._store.write("announced", str(step))
 
     def announced(self) -> int | None:
         """The step announced last, by the first rank."""
-        if self._notes is None or not self._notes.has("announced"):
+        if self._store is None or not self._store.has("announced"):
             return None
-        return int(self._notes.read("announced"))
+        return int(self._store.read("announced"))
 
     def leave(self) -> None:
         """This rank will not come any more; the others need not wait."""
-        if self._notes is not None:
-            self._notes.write("left", str(self.rank))
+        if self._store is not None:
+            self._store.write("left", str(self.rank))
 
     def meet(self, step: int) -> bool:
         """Whether all ranks are here to read this step; the same answer on every one of them."""
-        return self._notes is None or self._notes.meet(str(step), patience=self._patience, unless="left")
+        return self._store is None or self._store.meet(str(step), patience=self._patience, unless="left")
 
     def same_as_first(self, step: int, values: tuple[LayerValue, ...]) -> tuple[LayerValue, ...]:
         """The numbers of the first rank on every rank, so that all decide alike.
@@ -58,18 +59,18 @@ class Ranks:
         Raises:
             ProcessError: the first rank has left, or has none in time.
         """
-        if self._notes is None:
+        if self._store is None:
             return values
         key, before, self._shared = f"values.{step}", self._shared, step
         if self.is_first:
             if before is not None:  # all have met since
-                self._notes.take_away(f"values.{before}")
-            self._notes.write(key, json.dumps([[row.mean, row.least, row.most] for row in values]))
+                self._store.delete(f"values.{before}")
+            self._store.write(key, json.dumps([[row.mean, row.least, row.most] for row in values]))
             return values
-        notes = self._notes
-        if not notes.wait(lambda: notes.has(key) or notes.has("left"), self._patience) or not notes.has(key):
+        store = self._store
+        if not store.wait(lambda: store.has(key) or store.has("left"), self._patience) or not store.has(key):
             raise ProcessError(f"The first of {self.world} processes read nothing at step {step}.")
         return tuple(
             replace(row, mean=mean, least=least, most=most)
-            for row, (mean, least, most) in zip(values, json.loads(notes.read(key)), strict=True)
+            for row, (mean, least, most) in zip(values, json.loads(store.read(key)), strict=True)
         )

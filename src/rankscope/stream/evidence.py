@@ -20,9 +20,9 @@ from torch.overrides import TorchFunctionMode
 
 from rankscope._errors import InputError, LayoutError, SiteError
 from rankscope.models.inputs import Batch
+from rankscope.models.spread import needs_all_ranks
 from rankscope.models.stream import Stream
 from rankscope.models.view import ModelView, Stack
-from rankscope.processes.sharded import needs_all_ranks
 from rankscope.stream.fastpath import without_fastpath
 from rankscope.stream.frames import first_tensor, slots_in, stream_in, stream_out, tensors_in
 from rankscope.stream.operators import ADDS, MULTI_HEAD, SDPA, SOFTMAXES

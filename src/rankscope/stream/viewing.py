@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from rankscope._errors import UnsupportedConfigError
 from rankscope.models.inputs import Batch
+from rankscope.models.spread import resharded
 from rankscope.models.stream import Stream
 from rankscope.models.view import ModelView, Stack
-from rankscope.processes.sharded import resharded
 from rankscope.stream.discovery import discover
 from rankscope.stream.evidence import agreed
 

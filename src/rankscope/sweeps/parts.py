@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from rankscope._errors import InputError, MissingExtraError
+from rankscope.execution.offload.budget import parse_size
 from rankscope.options import Option
-from rankscope.shards.budget import parse_size
 from rankscope.verbs._spec import Verb, verbs_in_order
 
 try:

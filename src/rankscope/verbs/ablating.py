@@ -11,15 +11,14 @@ import torch
 from torch import nn
 
 from rankscope._errors import InputError
+from rankscope.execution.passes import declared_or_offloaded, executing
+from rankscope.execution.support import SUPPORT, Parallel
 from rankscope.metrics import NORM_METRICS, PAIR_METRICS
 from rankscope.models.inputs import InputPlan, Padding, TokensPolicy, prepare_planned
 from rankscope.models.stream import Stream
 from rankscope.runs.run import Run
 from rankscope.verbs.ablating_grid import OWN_MASK, Grid, Weights, arms_of, models_of
 from rankscope.verbs.origin import about_inputs, floor_of, provenance_of
-from rankscope.verbs.sharing import sharing
-from rankscope.verbs.sharing_ways import Parallel
-from rankscope.verbs.streaming import declared_or_offloaded, described, streaming_of
 from rankscope.verbs.variants import DEFAULT_VARIANTS
 from rankscope.verdicts.ablation import judge_ablation
 
@@ -92,22 +91,27 @@ def ablate(
     """
     started = time.perf_counter()
     declared, offload = declared_or_offloaded(stream, offload)
-    streaming = streaming_of(model, offload, memory, work, dtype=dtype, parallel=parallel)
-    if streaming is not None and weights != "given":
+    if offload and weights != "given":
         raise InputError(
             f"weights={weights!r}: offload reads the given weights, and a random twin would fill the memory."
         )
-    with sharing(model, parallel) as share:
-        loaded = share.load(model, seed=seed, dtype=dtype) if streaming is None else streaming.loaded
+    with executing(
+        SUPPORT["ablate"],
+        model,
+        seed=seed,
+        dtype=dtype,
+        offload=offload,
+        memory=memory,
+        work=work,
+        parallel=parallel,
+        progress=progress,
+    ) as execution:
+        loaded = execution.loaded
         plan = InputPlan(sequences, tokens, batch, tokens_policy, seed, random_tokens, tokenizer, padding)
         prepared = prepare_planned(loaded, inputs, plan)
         arms = list(arms_of(variants or DEFAULT_VARIANTS, masks or (OWN_MASK,)))
-        shown = progress and share.is_first
-        grid = Grid(arms, metrics or DEFAULT_METRICS, tokens_policy, prepared, blocks, declared, shown=shown)
-        if streaming is None:
-            grid.in_memory(models_of(loaded, weights, seed), loaded, share)
-        else:
-            grid.by_blocks(streaming)
+        grid = Grid(arms, metrics or DEFAULT_METRICS, tokens_policy, prepared, blocks, declared)
+        grid.run(models_of(loaded, weights, seed), execution)
     table = grid.table()
     floor = floor_of(grid.reader.dtypes)
     verdict = judge_ablation(
@@ -124,6 +128,6 @@ def ablate(
         **verdict.fields(),
         table=table,
         notes=(*loaded.notes, *prepared.notes, *grid.refused, *grid.where_it_breaks(table)),
-        extra={**share.described, **described(streaming)},
+        extra=execution.described,
     )
     return grid.finished.checked(about_inputs(run, prepared))

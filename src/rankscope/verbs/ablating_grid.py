@@ -3,36 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Literal
 
 import pyarrow as pa
 from torch import nn
-from tqdm.auto import tqdm
 
 from rankscope._errors import InputError, UnsupportedOperationError
+from rankscope.execution.findings import Findings, Finished
+from rankscope.execution.passes import Execution, Stage
 from rankscope.masks import parse_mask
 from rankscope.metrics import METRICS
 from rankscope.models.inputs import Prepared, TokensPolicy
 from rankscope.models.loading import LoadedModel, load_initialised_twin
 from rankscope.models.loading.quiet import quiet_transformers
+from rankscope.models.spread import spread_of
 from rankscope.models.stream import Stream
-from rankscope.processes.sharded import spread_of
 from rankscope.runs.ablation import lost_networks
 from rankscope.runs.rows import RowWriter
 from rankscope.stream.sites import SiteSelection
 from rankscope.stream.tracer import trace
 from rankscope.stream.viewing import undisturbed, view_of
 from rankscope.surgery.operating import operating
-from rankscope.verbs.ablating_by_blocks import Arm, BlockGrid
-from rankscope.verbs.interrupting import Finished
+from rankscope.surgery.operation import Operation
+from rankscope.surgery.refusals import check_operable
 from rankscope.verbs.locating import where_it_breaks
 from rankscope.verbs.reader import SiteReader
-from rankscope.verbs.sharing import Share
-from rankscope.verbs.streaming import Streaming
 from rankscope.verbs.variants import variant_named
 
 OWN_MASK = "own"
+Arm = tuple[str, str, Operation]
+"""Variant, mask, and what both come to."""
+SITES = SiteSelection.parse(("block.in@0", "block.out"))
 Weights = Literal["given", "init", "both"]
 
 
@@ -69,11 +72,9 @@ class Grid:
         prepared: the inputs.
         blocks: names or patterns of the block modules, where discovery needs help.
         stream: where the residual stream is, where it was declared.
-        shown: whether there is a progress bar.
 
     Attributes:
         reader: has seen formats and lengths in the last network that could be run.
-        refused: what was left out, and why.
         finished: counts networks.
     """
 
@@ -85,43 +86,92 @@ class Grid:
         prepared: Prepared,
         blocks: str | Sequence[str] | None,
         stream: Stream | None,
-        *,
-        shown: bool,
     ) -> None:
-        self._arms, self._policy, self._prepared = arms, policy, prepared
-        self._blocks, self._stream, self._shown = blocks, stream, shown
+        self._arms = list(arms)
+        self._policy, self._prepared, self._blocks, self._stream = policy, prepared, blocks, stream
         self._specs = [METRICS[name] for name in dict.fromkeys(metrics)]
-        self._selection = SiteSelection.parse(("block.in@0", "block.out"))
         self._writer = RowWriter(coordinates=("variant", "mask", "weights"))
         self._models: Mapping[str, nn.Module] = {}
-        self.reader = SiteReader(self._specs, policy, self._writer)
-        self.refused: list[str] = []
+        self._networks: dict[str, tuple[str, tuple[str, str, str], Operation]] = {}
+        self._readers: dict[str, SiteReader] = {}
+        self._passed: set[str] = set()
+        self._reasons: dict[str, str] = {}
         self.finished = Finished(self._writer, 0, "networks")
 
-    def in_memory(self, models: Mapping[str, nn.Module], loaded: LoadedModel, share: Share) -> None:
-        """One network after the other, the batches dealt out to the processes; then the rows of all of these."""
-        self._models = models
-        order = [(variant, mask, weights) for weights in models for variant, mask, _ in self._arms]
-        self.finished = Finished(self._writer, len(order), "networks")
-        bar = tqdm(total=len(order), desc="ablate", unit="network", disable=not self._shown)
-        with bar, self.finished.kept(alone=share.is_alone):
-            for weights, model in models.items():
-                for arm in self._arms:
-                    self._run(model, arm, weights, share)
-                    self.finished.add()
-                    bar.update()
-        own = {"refused": self.refused}
-        told = share.collect(self._writer, self.reader, loaded, own, order=order)
-        self.refused = list(dict.fromkeys(sentence for remarks in told for sentence in remarks["refused"]))
+    @property
+    def reader(self) -> SiteReader:
+        """The reader of the last network that could be run to its end."""
+        possible = [key for key in self._readers if key not in self._reasons]
+        ran = [key for key in possible if key in self._passed] or possible
+        return self._readers[ran[-1]] if ran else SiteReader(self._specs, self._policy, self._writer)
 
-    def by_blocks(self, streaming: Streaming) -> None:
-        """All networks through a block before the next one's weights are read."""
-        identity = ("ablate", [spec.name for spec in self._specs], self._policy, self._arms)
-        walk = streaming.walk(self._prepared, identity, blocks=self._blocks, stream=self._stream, lanes=len(self._arms))
-        grid = BlockGrid(self._arms, self._specs, self._policy, self._writer, self._selection)
-        grid.run(walk, shown=self._shown)
-        self.reader = grid.reader
-        self.refused += grid.refused
+    @property
+    def refused(self) -> list[str]:
+        """What was left out, and why."""
+        every = [(name, self._reasons.get(key)) for key, (name, *_) in self._networks.items()]
+        return list(dict.fromkeys(f"{name} was left out: {reason}" for name, reason in every if reason is not None))
+
+    def run(self, models: Mapping[str, nn.Module], execution: Execution) -> None:
+        """All networks; ``models`` by the kind of their weights."""
+        self._models = models if execution.is_in_memory else {}
+        for weights in models:
+            for variant, mask, operation in self._arms:
+                name, at = f"{variant} under the mask {mask}", {"variant": variant, "mask": mask, "weights": weights}
+                key = f"{name}, {weights}"
+                self._networks[key] = name, (variant, mask, weights), operation
+                self._readers[key] = SiteReader(self._specs, self._policy, self._writer, at)
+        self.finished = Finished(self._writer, len(self._networks), "networks")
+        place: dict[tuple[str | int | None, ...], int] = {}
+        for number, (_, coordinates, _) in enumerate(self._networks.values()):
+            place[coordinates] = number
+        findings = Findings(self._writer, self._readers, rest=lambda: self._reasons, learn_rest=self._reasons.update)
+        with self.finished.kept(alone=execution.ends_batch_by_batch):
+            for weights, model in models.items():
+                self._run(weights, model, execution, findings)
+        execution.collect(findings, lambda piece: (place[piece.coordinates], piece.first_sequence))
+        # Of a network that turned out to be impossible half-way, perhaps on another rank, no row is kept.
+        refused = {self._networks[key][1] for key in self._reasons}
+        self._writer.replace(piece for piece in self._writer.pieces if piece.coordinates not in refused)
+
+    def _run(self, weights: str, model: nn.Module, execution: Execution, findings: Findings) -> None:
+        own = {key: network[2] for key, network in self._networks.items() if network[1][2] == weights}
+        view = execution.plan(
+            self._prepared,
+            ([spec.name for spec in self._specs], self._policy, self._arms),
+            blocks=self._blocks,
+            stream=self._stream,
+            model=model,
+            variants=len(own),
+        )
+        for key, operation in own.items():
+            with self._refusing(key):
+                check_operable(operation, view)
+        with execution.stages(findings, passes=len(own)) as stages:
+            for stage in stages:
+                for key, operation in own.items():
+                    if key not in self._reasons:
+                        with self._refusing(key):
+                            self._pass(stage, execution, key, operation)
+                    self.finished.add()
+
+    def _pass(self, stage: Stage, execution: Execution, key: str, operation: Operation) -> None:
+        model, reader = stage.view.model, self._readers[key]
+        observe = execution.watch(reader)
+        # Every network starts from the same random state, for models that draw numbers.
+        with undisturbed(model), operating(model, operation, view=stage.view), trace(stage.view, SITES, observe):
+            for part in execution.batches():
+                reader.start(part)
+                with stage.through(part, key):
+                    part.run(model)
+        self._passed.add(key)
+
+    @contextmanager
+    def _refusing(self, key: str) -> Iterator[None]:
+        """Leave out a network that the model cannot become, and measure the others."""
+        try:
+            yield
+        except UnsupportedOperationError as error:
+            self._reasons[key] = str(error)
 
     def table(self) -> pa.Table:
         """The rows.
@@ -145,20 +195,3 @@ class Grid:
         with operating(model, operation, view=view), quiet_transformers():
             found = where_it_breaks(model, self._prepared)
         return [f"In {lost.name}: {sentence[:1].lower()}{sentence[1:]}" for sentence in found]
-
-    def _run(self, model: nn.Module, arm: Arm, weights: str, share: Share) -> None:
-        variant, mask, operation = arm
-        at = {"variant": variant, "mask": mask, "weights": weights}
-        reader = SiteReader(self._specs, self._policy, self._writer, at)
-        with undisturbed(model), quiet_transformers():
-            view = share.view(model, self._prepared, self._blocks, self._stream)
-            try:
-                observe = share.watch(reader)
-                with operating(model, operation, view=view), trace(view, self._selection, observe):
-                    for part in share.parts(self._prepared, model):
-                        reader.start(part)
-                        part.run(model)
-            except UnsupportedOperationError as error:
-                self.refused.append(f"{variant} under the mask {mask} was left out: {error}")
-                return
-        self.reader = reader

@@ -53,16 +53,8 @@ class BoundReader:
         }
         self.position = position_of(self.config)
 
-    def read(self, batch: Batch) -> list[Measured]:
-        """Run the model once."""
-        return [
-            measured
-            for stack, found in self.read_part(batch).items()
-            for measured in self.finished(stack, batch.first_sequence, found)
-        ]
-
     def read_part(self, batch: Batch, before: Tensor | None = None) -> dict[str | None, Found]:
-        """Run the model, or a part of it behind what the block ``before`` it gave back."""
+        """Run the model, or the part of it that follows the block which gave ``before``."""
         entries: dict[str | None, Tensor] = {}
         found: dict[str | None, Found] = {}
 

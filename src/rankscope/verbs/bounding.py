@@ -9,28 +9,22 @@ from typing import Any
 
 import torch
 from torch import nn
-from tqdm.auto import tqdm
 
 from rankscope._errors import InputError, UnsupportedConfigError
+from rankscope.execution.passes import declared_or_offloaded, executing
+from rankscope.execution.support import SUPPORT, Parallel
 from rankscope.models.inputs import InputPlan, Padding, prepare_planned
 from rankscope.models.lazy_blocks import lazy_model
-from rankscope.models.loading import load
 from rankscope.models.loading.config import config_hash
-from rankscope.models.loading.quiet import quiet_transformers
 from rankscope.models.stream import Stream
-from rankscope.models.view import ModelView
 from rankscope.runs.provenance import Provenance
 from rankscope.runs.run import Run
-from rankscope.stream.viewing import need_plain_stream, undisturbed, view_of
-from rankscope.surgery.session import operations_on
 from rankscope.theory.theorems import THEOREMS, Theorem
 from rankscope.verbs.bound import BOUND
-from rankscope.verbs.bound_by_blocks import BoundByBlocks
 from rankscope.verbs.bound_conclusion import concluded
-from rankscope.verbs.bound_reading import BoundReader
+from rankscope.verbs.bound_passes import BoundPasses
 from rankscope.verbs.bound_weights import read_weights
-from rankscope.verbs.origin import Counted, about_inputs, floor_of, provenance_of
-from rankscope.verbs.streaming import declared_or_offloaded, described, need_weights, streaming_of
+from rankscope.verbs.origin import about_inputs, floor_of, provenance_of
 
 _WITHOUT_ACTIVATIONS = ("nothing", "weights")
 _ON_GAINS = ("contraction_interval", "skip_interval")
@@ -56,6 +50,7 @@ def bound(
     offload: bool = False,
     memory: int | str | None = None,
     work: str | Path | None = None,
+    parallel: Parallel | None = None,
     progress: bool = False,
 ) -> Run:
     """Evaluate theorems on a model's own weights and activations: hypotheses, bound, measured value, slack.
@@ -84,6 +79,7 @@ def bound(
         offload: read a local folder block by block, for a model larger than memory; same values.
         memory: with ``offload``, a budget such as ``"3GiB"``; see ``measure``.
         work: with ``offload``, a folder in which a run that is killed is kept; see ``measure``.
+        parallel: ``"data"`` shares the batches among the processes of an initialised group; see ``measure``.
         progress: show a progress bar.
 
     Returns:
@@ -103,50 +99,42 @@ def bound(
     started = time.perf_counter()
     chosen = [THEOREMS[name] for name in dict.fromkeys(THEOREMS if theorems is None else theorems)]
     declared, offload = declared_or_offloaded(stream, offload)
-    if weights_only and (offload or memory is not None or work is not None):
-        raise InputError("weights_only reads one tensor at a time already. Leave out offload, memory and work.")
+    if weights_only and (offload or memory is not None or work is not None or parallel is not None):
+        raise InputError(
+            "weights_only reads one tensor at a time already. Leave out offload, memory and work, and parallel."
+        )
     if weights_only:
         return _of_weights(model, chosen, explicit=theorems is not None, started=started)
-    streaming = streaming_of(model, offload, memory, work, dtype=dtype)
-    loaded = load(model, seed=seed, dtype=dtype) if streaming is None else streaming.loaded
-    if loaded.config is None:
-        raise UnsupportedConfigError(
-            f"Theorems need the weights of single heads, and {type(loaded.model).__name__} is no transformers model "
-            "with a family description. measure and ablate work without."
-        )
     plan = InputPlan(
         sequences, tokens, batch, "content", seed, random_tokens, tokenizer, padding, BOUND.default("sequences")
     )
-    prepared = prepare_planned(loaded, inputs, plan)
     steps = lanczos if any(entry.name in _ON_GAINS for entry in chosen) else None
-    if streaming is not None:
-        walk = streaming.walk(prepared, ("bound", steps), blocks=blocks, stream=declared, widened=True)
-        need_plain_stream(walk.view, "bound")
-        by_blocks = BoundByBlocks(loaded.config, steps, _has_norm(loaded.model, walk.view))
-        measured = by_blocks.run(walk, shown=progress)
-        counted: Counted = by_blocks.counted
-    else:
-        need_weights(loaded.model, "bound")
-        measured = []
-        with undisturbed(loaded.model), quiet_transformers():
-            view = view_of(loaded.model, prepared[0], blocks=blocks, stream=declared)
-            need_plain_stream(view, "bound")
-            reader = BoundReader(view, loaded.config, steps, _has_norm(loaded.model, view))
-            for part in tqdm(prepared, desc="bound", unit="batch", disable=not progress):
-                measured += reader.read(part)
-        counted = reader
+    with executing(
+        SUPPORT["bound"],
+        model,
+        seed=seed,
+        dtype=dtype,
+        offload=offload,
+        memory=memory,
+        work=work,
+        parallel=parallel,
+        progress=progress,
+    ) as execution:
+        loaded = execution.loaded
+        if loaded.config is None:
+            raise UnsupportedConfigError(
+                f"Theorems need the weights of single heads, and {type(loaded.model).__name__} is no transformers "
+                "model with a family description. measure and ablate work without."
+            )
+        prepared = prepare_planned(loaded, inputs, plan)
+        passes = BoundPasses(execution, prepared, steps)
+        measured = passes.run(blocks, declared)
     if not measured:
         raise InputError("No sequence has two tokens or more, and fewer have no residual. Pass longer inputs.")
-    provenance = provenance_of(loaded, prepared, counted, seed, time.perf_counter() - started, declared)
+    provenance = provenance_of(loaded, prepared, passes.counted, seed, time.perf_counter() - started, declared)
     notes = (*loaded.notes, *prepared.notes)
-    run = concluded(chosen, measured, provenance, floor_of(counted.dtypes), notes, described(streaming))
+    run = concluded(chosen, measured, provenance, floor_of(passes.counted.dtypes), notes, execution.described)
     return about_inputs(run, prepared)
-
-
-def _has_norm(model: nn.Module, view: ModelView) -> bool:
-    """Whether a norm acts anywhere in a block, and was not taken out."""
-    cut = any(operation.get("norm") == "identity" for operation in operations_on(model))
-    return not cut and any(plan.has_norm for stack in view.stacks for plan in stack.plans)
 
 
 def _of_weights(model: str | Path | nn.Module, chosen: Sequence[Theorem], *, explicit: bool, started: float) -> Run:

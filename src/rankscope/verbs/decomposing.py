@@ -10,12 +10,13 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import nn
-from tqdm.auto import tqdm
 
 from rankscope._errors import InputError, UnknownNameError
+from rankscope.execution.findings import Findings
+from rankscope.execution.passes import executing
+from rankscope.execution.support import SUPPORT, Parallel
 from rankscope.metrics import METRICS
-from rankscope.models.inputs import InputPlan, Padding, TokensPolicy, prepare_planned
-from rankscope.models.loading import load
+from rankscope.models.inputs import Batch, InputPlan, Padding, TokensPolicy, prepare_planned
 from rankscope.models.loading.dtypes import parse_dtype
 from rankscope.models.loading.quiet import quiet_transformers
 from rankscope.models.stream import Stream, stream_of
@@ -28,7 +29,7 @@ from rankscope.paths.task import PathTask
 from rankscope.runs.decomposition import judge_decomposition
 from rankscope.runs.rows import RowWriter
 from rankscope.runs.run import Run
-from rankscope.stream.viewing import need_plain_stream, undisturbed, view_of
+from rankscope.stream.viewing import need_plain_stream, undisturbed
 from rankscope.surgery.refusals import check_carries
 from rankscope.verbs.decomposing_memory import bytes_in, planned_memory
 from rankscope.verbs.origin import about_inputs, floor_of, provenance_of
@@ -61,6 +62,8 @@ def decompose(
     seed: int = 0,
     blocks: str | Sequence[str] | None = None,
     stream: Stream | str | None = None,
+    offload: bool = False,
+    parallel: Parallel | None = None,
     progress: bool = False,
     layers: Collection[int] | None = None,
 ) -> Run:
@@ -94,6 +97,8 @@ def decompose(
         blocks: names or patterns of the block modules, where discovery needs help.
         stream: where the residual stream is, for a model that does not hold it as ``batch tokens dim`` or
             ``tokens batch dim``: ``Stream("batch dim tokens")``, or the same as text; see ``rankscope.Stream``.
+        offload: not possible, because the sums of all lengths would have to be kept between blocks.
+        parallel: ``"data"`` shares the batches among the processes of an initialised group; see ``measure``.
         progress: show a progress bar.
         layers: the earlier name of ``at_layers``.
 
@@ -115,33 +120,42 @@ def decompose(
     at_layers = renamed("decompose", "layers", layers, "at_layers", at_layers or None) or ()
     budget = None if memory is None else bytes_in(memory)
     _check_names(convention, marginals)
-    loaded = load(model, seed=seed, dtype=dtype)
-    # Under a budget the model is looked at with one sequence, and only then is the number in a pass decided.
-    looked_at = batch if budget is None else 1
-    plan = InputPlan(sequences, tokens, looked_at, tokens_policy, seed, random_tokens, tokenizer, padding)
-    prepared = prepare_planned(loaded, inputs, plan)
     specs = [METRICS[name] for name in dict.fromkeys(DEFAULT_METRICS if metrics is None else metrics)]
-    unembedding, direction = (None, None) if token is None else unembedding_of(loaded, token)
-    reader = PathReader(specs, tokens_policy, RowWriter(coordinates=COORDINATES), direction)
-    with undisturbed(loaded.model), quiet_transformers():
-        view = view_of(loaded.model, prepared[0], blocks=blocks, stream=declared)
+    with executing(
+        SUPPORT["decompose"], model, seed=seed, dtype=dtype, offload=offload, parallel=parallel, progress=progress
+    ) as execution:
+        loaded = execution.loaded
+        # Under a budget the model is looked at with one sequence, and only then is the number in a pass decided.
+        looked_at = batch if budget is None else 1
+        plan = InputPlan(sequences, tokens, looked_at, tokens_policy, seed, random_tokens, tokenizer, padding)
+        prepared = prepare_planned(loaded, inputs, plan)
+        unembedding, direction = (None, None) if token is None else unembedding_of(loaded, token)
+        reader = PathReader(specs, tokens_policy, RowWriter(coordinates=COORDINATES), direction)
+        view = execution.plan(prepared, blocks=blocks, stream=declared)
         need_plain_stream(view, "decompose")
         _check_layers(at_layers, view)
         check_carries(view, "a sum over the paths through the blocks")
-        if unembedding is not None:
-            check_reads_the_stream(unembedding, view, prepared[0])
         wanted = parse_dtype(arithmetic)
         fitting = MemoryPlan(batch, max(stack.depth for stack in view.stacks) + 1)
-        if budget is not None:
-            kept, rerun = bool(marginals), convention == "linearised"
-            fitting = planned_memory(
-                view, prepared, budget, wanted, batch=batch, origins=origins, kept=kept, rerun=rerun
-            )
-            prepared = prepare_planned(loaded, inputs, replace(plan, batch=fitting.sequences))
+        with undisturbed(loaded.model), quiet_transformers():
+            if unembedding is not None:
+                check_reads_the_stream(unembedding, view, prepared[0])
+            if budget is not None:
+                kept, rerun = bool(marginals), convention == "linearised"
+                fitting = planned_memory(
+                    view, prepared, budget, wanted, batch=batch, origins=origins, kept=kept, rerun=rerun
+                )
+                prepared = prepare_planned(loaded, inputs, replace(plan, batch=fitting.sequences))
+                execution.plan(prepared, blocks=blocks, stream=declared)
         kinds = frozenset(marginals)
         task = PathTask(view, loaded.config, reader, convention, kinds, at_layers, origins, fitting.chunk, wanted)
-        for part in tqdm(prepared, desc="decompose", unit="batch", disable=not progress):
-            task.run(part)
+        tally = PathTally(task, reader)
+        findings = Findings(reader.writer, {"": tally})
+        with execution.stages(findings) as stages:
+            for _ in stages:
+                for part in execution.batches():
+                    tally.run(part)
+        execution.collect(findings)
     table = reader.writer.table()
     verdict, evidence = judge_decomposition(table, reader.sum_error)
     run = Run(
@@ -152,20 +166,60 @@ def decompose(
         evidence=evidence,
         table=table,
         notes=(*loaded.notes, *prepared.notes),
-        extra=_described(task, reader, convention),
+        extra={**tally.described, "convention": convention, **execution.described},
     )
     return about_inputs(run, prepared)
 
 
-def _described(task: PathTask, reader: PathReader, convention: Convention) -> dict[str, Any]:
-    """What a run says besides its rows."""
-    return {
-        "sum_error": reader.sum_error,
-        "convention": convention,
-        "applications": task.applications,
-        "needed_applications": task.needed,
-        "path_counts": {str(name or ""): [str(n) for n in counts] for name, counts in task.counts.items()},
-    }
+class PathTally:
+    """What a decomposition records besides its rows, batch by batch, so that it can be put together from several ranks.
+
+    Args:
+        task: decomposes a batch.
+        reader: writes the rows of the task.
+    """
+
+    def __init__(self, task: PathTask, reader: PathReader) -> None:
+        self._task, self._reader = task, reader
+        self._applications: dict[int, tuple[int, int]] = {}
+        self._counts: dict[str, list[str]] = {}
+
+    def run(self, part: Batch) -> None:
+        """Decompose a batch."""
+        done, needed = self._task.applications, self._task.needed
+        self._task.run(part)
+        self._applications[part.first_sequence] = self._task.applications - done, self._task.needed - needed
+        self._counts = {str(stack or ""): [str(n) for n in counts] for stack, counts in self._task.counts.items()}
+
+    def seen(self) -> dict[str, Any]:
+        """All of it as JSON."""
+        lengths = [[stack, *item] for stack, own in self._reader.lengths.items() for item in own.items()]
+        return {
+            "dtypes": sorted(str(dtype).removeprefix("torch.") for dtype in self._reader.dtypes),
+            "lengths": lengths,
+            "sum_error": self._reader.sum_error,
+            "applications": [[first, *counts] for first, counts in self._applications.items()],
+            "counts": self._counts,
+        }
+
+    def learn(self, seen: Mapping[str, Any]) -> None:
+        """Add what another rank has seen."""
+        self._reader.dtypes |= {getattr(torch, name) for name in seen["dtypes"]}
+        for stack, sequence, count in seen["lengths"]:
+            self._reader.lengths.setdefault(stack, {})[sequence] = count
+        self._reader.sum_error = max(self._reader.sum_error, seen["sum_error"])
+        self._applications |= {first: (done, needed) for first, done, needed in seen["applications"]}
+        self._counts |= seen["counts"]
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """What a run says besides its rows."""
+        return {
+            "sum_error": self._reader.sum_error,
+            "applications": sum(done for done, _ in self._applications.values()),
+            "needed_applications": sum(needed for _, needed in self._applications.values()),
+            "path_counts": self._counts,
+        }
 
 
 def _check_names(convention: str, marginals: Collection[str]) -> None:

@@ -7,10 +7,10 @@ import warnings
 import torch
 from torch import Tensor
 
+from rankscope.execution.offload.budget import parse_size
 from rankscope.models.inputs import Prepared
 from rankscope.models.view import ModelView
 from rankscope.paths.lengths import ORIGINS, MemoryPlan, plan_memory
-from rankscope.shards.budget import parse_size
 from rankscope.stream.attention_calls import AttentionCall
 from rankscope.stream.sites import SiteRef, SiteSelection
 from rankscope.stream.tracer import trace

@@ -1,39 +1,38 @@
-"""The forward passes of ``exact``: every sequence in all arithmetics, in memory or block by block."""
+"""The forward passes of ``exact``: every sequence in all arithmetics."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import torch
-from tqdm.auto import tqdm
 
-from rankscope.models.inputs import Batch, Prepared
-from rankscope.models.loading import LoadedModel
+from rankscope.exact_arithmetic.float64 import in_float64
+from rankscope.execution.findings import Findings
+from rankscope.execution.passes import Execution, Stage
+from rankscope.models.inputs import Prepared
 from rankscope.models.stream import Stream
 from rankscope.models.view import ModelView
-from rankscope.runs.rows import RowWriter
-from rankscope.stream.viewing import need_plain_stream, view_of
+from rankscope.runs.rows import Piece, RowWriter
+from rankscope.stream.viewing import need_plain_stream
 from rankscope.surgery.operating import operating
 from rankscope.surgery.operation import Operation
-from rankscope.verbs.exact_by_blocks import ExactByBlocks
+from rankscope.surgery.refusals import check_operable
 from rankscope.verbs.exact_readings import Readings, read_exactly, read_in_float64, read_plainly
-from rankscope.verbs.laws import predicted_residuals
+from rankscope.verbs.laws import is_pure, predict_blocks, sees_everything
 from rankscope.verbs.reader import SiteReader
-from rankscope.verbs.streaming import Streaming, need_weights
 
 
 class ExactPasses:
     """Reads the residuals of one network.
 
     Args:
-        loaded: the model.
+        execution: how the model is run.
         prepared: its inputs, one sequence in each batch.
         operation: what is done to it.
-        blocks: names or patterns of the block modules, where discovery needs help.
-        stream: where the residual stream is, where it was declared.
         stability: also read the linear factor.
         plain: also read in float64 and in the model's own format.
-        shown: whether there is a progress bar.
 
     Attributes:
         writer: collects the rows.
@@ -41,53 +40,75 @@ class ExactPasses:
     """
 
     def __init__(
-        self,
-        loaded: LoadedModel,
-        prepared: Prepared,
-        operation: Operation,
-        blocks: str | Sequence[str] | None,
-        stream: Stream | None,
-        *,
-        stability: bool,
-        plain: bool,
-        shown: bool,
+        self, execution: Execution, prepared: Prepared, operation: Operation, *, stability: bool, plain: bool
     ) -> None:
-        self._loaded, self._prepared, self._operation, self._blocks = loaded, prepared, operation, blocks
-        self._stream = stream
-        self._stability, self._plain, self._shown = stability, plain, shown
+        self._execution, self._prepared, self._operation = execution, prepared, operation
+        self._loaded = execution.loaded
+        self._stability, self._plain = stability, plain
+        self._masked: set[int] = set()
+        self._stopped: set[int] = set()
         self.writer = RowWriter(coordinates=("arithmetic",))
         self.counted = SiteReader([], prepared.policy, self.writer)
 
-    def in_memory(self) -> ModelView:
-        """One sequence after the other; returns the structure found."""
-        model = self._loaded.model
-        need_weights(model, "exact")
-        view = view_of(model, self._prepared[0], blocks=self._blocks, stream=self._stream)
+    def run(self, blocks: str | Sequence[str] | None, stream: Stream | None) -> ModelView:
+        """All sequences; returns the structure of the model."""
+        execution = self._execution
+        view = execution.plan(
+            self._prepared,
+            (self._operation, self._prepared.policy, self._stability, self._plain),
+            blocks=blocks,
+            stream=stream,
+            variants=5 + 2 * self._stability + self._plain,
+            reads_weights=True,
+        )
         need_plain_stream(view, "exact")
-        with operating(model, self._operation, view=view):
-            for part in tqdm(self._prepared, desc="exact", unit="sequence", disable=not self._shown):
-                self._read(view, part)
+        check_operable(self._operation, view)
+        findings = Findings(self.writer, {"": self.counted}, rest=self._known, learn_rest=self._learn)
+        with execution.stages(findings, passes=2) as stages:
+            for stage in stages:
+                with operating(view.model, self._operation, view=stage.view):
+                    self._pass(stage)
+        execution.collect(findings, self._order)
+        # The law is silent about a sequence in which a key was hidden anywhere, which only the last block can tell.
+        self.writer.replace(
+            piece
+            for piece in self.writer.pieces
+            if piece.coordinates != ("law",) or piece.first_sequence not in self._masked
+        )
         return view
 
-    def by_blocks(self, streaming: Streaming) -> ModelView:
-        """All sequences through a block before the next one's weights are read; returns the structure found."""
-        identity = ("exact", self._operation, self._prepared.policy, self._stability, self._plain)
-        lanes = 5 + 2 * self._stability + self._plain
-        walk = streaming.walk(
-            self._prepared, identity, blocks=self._blocks, stream=self._stream, lanes=lanes, widened=True
-        )
-        need_plain_stream(walk.view, "exact")
-        reading = ExactByBlocks(
-            self._loaded, self._operation, self.writer, self.counted, stability=self._stability, plain=self._plain
-        )
-        reading.run(walk, shown=self._shown)
-        return walk.view
+    def _pass(self, stage: Stage) -> None:
+        """The model's own format first; then its weights are widened once for all sequences."""
+        model = stage.view.model
+        own = next((parameter.dtype for parameter in model.parameters()), torch.float64)
+        pure = is_pure(self._loaded) and len(stage.view.stacks) == 1
+        for part in self._execution.batches():
+            if pure:
+                with stage.through(part, "own", keep=not self._plain):
+                    complete = sees_everything(stage.view, part)
+                if not complete:
+                    self._masked.add(part.first_sequence)
+            if self._plain:
+                readings = Readings(part.first_sequence, self.writer)
+                read_plainly(stage.view, part, readings, self.counted, partial(stage.through, part))
+        with in_float64(model):
+            for part in self._execution.batches():
+                readings, through = Readings(part.first_sequence, self.writer), partial(stage.through, part)
+                states = read_exactly(stage.view, part, readings, stability=self._stability, through=through)
+                reached = pure and part.first_sequence not in self._stopped | self._masked
+                if reached and not predict_blocks(self._loaded, stage.view, states, readings):
+                    self._stopped.add(part.first_sequence)
+                if self._plain and own != torch.float64:
+                    read_in_float64(stage.view, part, readings, self.counted, through)
 
-    def _read(self, view: ModelView, part: Batch) -> None:
-        readings = Readings(part.first_sequence, self.writer)
-        states = read_exactly(view, part, readings, stability=self._stability)
-        predicted_residuals(self._loaded, view, part, states, readings)
-        if self._plain:
-            read_plainly(view, part, readings, self.counted)
-            if next(view.model.parameters()).dtype != torch.float64:
-                read_in_float64(view, part, readings, self.counted)
+    def _known(self) -> dict[str, Any]:
+        return {"masked": sorted(self._masked), "stopped": sorted(self._stopped)}
+
+    def _learn(self, known: Mapping[str, Any]) -> None:
+        self._masked |= set(known["masked"])
+        self._stopped |= set(known["stopped"])
+
+    def _order(self, piece: Piece) -> tuple[int, int]:
+        """Sequence by sequence; exact, the law, the model's own format, float64."""
+        places = {"exact": 0, "law": 1, "float64": 3} | {self._loaded.dtype: 2}
+        return piece.first_sequence, places.get(str(piece.coordinates[0]), 2)

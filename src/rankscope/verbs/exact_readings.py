@@ -75,16 +75,16 @@ class Readings:
         )
 
 
-Lane = Callable[[str], AbstractContextManager[None]]
+Through = Callable[[str], AbstractContextManager[None]]
 """A network that runs through part of a model, by name: what it is to begin with, and where its stream is left."""
 
 
-def _whole(lane: str) -> AbstractContextManager[None]:
+def _whole(variant_key: str) -> AbstractContextManager[None]:
     return nullcontext()
 
 
 def read_exactly(
-    view: ModelView, batch: Batch, readings: Readings, *, stability: bool, through: Lane = _whole
+    view: ModelView, batch: Batch, readings: Readings, *, stability: bool, through: Through = _whole
 ) -> dict[SiteRef, State]:
     """Residual, order and factor of every block in exact arithmetic; returns the states in which blocks were entered.
 
@@ -129,14 +129,14 @@ def _checked(
     view: ModelView,
     batch: Batch,
     log_shrink: float,
-    lane: str,
-    through: Lane,
+    variant_key: str,
+    through: Through,
     states: dict[SiteRef, State] | None = None,
 ) -> _Checked:
     """One pass, and the same pass with every last digit moved: residuals that then differ are rounding."""
-    with through(lane):
+    with through(variant_key):
         logs, norms = _log_residuals(view, batch, log_shrink, states)
-    with through(f"{lane}, moved"), last_digits_moved():
+    with through(f"{variant_key}, moved"), last_digits_moved():
         again, _ = _log_residuals(view, batch, log_shrink)
     lost: set[SiteRef] = set()
     for ref, value in logs.items():  # in the order of the pass: a zero after a loss may be what was lost
@@ -183,7 +183,7 @@ def _log_residuals(
 
 
 def read_plainly(
-    view: ModelView, batch: Batch, readings: Readings, counted: SiteReader, through: Lane = _whole
+    view: ModelView, batch: Batch, readings: Readings, counted: SiteReader, through: Through = _whole
 ) -> None:
     """The same residuals in the model's own format."""
     sites = SiteSelection.parse(("block.in@0", "block.out"))
@@ -193,7 +193,7 @@ def read_plainly(
 
 
 def read_in_float64(
-    view: ModelView, batch: Batch, readings: Readings, counted: SiteReader, through: Lane = _whole
+    view: ModelView, batch: Batch, readings: Readings, counted: SiteReader, through: Through = _whole
 ) -> None:
     """The same residuals in float64."""
     sites = SiteSelection.parse(("block.in@0", "block.out"))

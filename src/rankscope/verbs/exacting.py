@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from rankscope.execution.passes import declared_or_offloaded, executing
+from rankscope.execution.support import SUPPORT, Parallel
 from rankscope.masks import Mask
 from rankscope.models.inputs import InputPlan, Padding, TokensPolicy, prepare_planned
-from rankscope.models.loading import load
 from rankscope.models.loading.quiet import quiet_transformers
 from rankscope.models.stream import Stream
 from rankscope.runs.run import Run
@@ -22,7 +23,6 @@ from rankscope.surgery.operation import AttentionChoice, MaskChoice, MlpChoice, 
 from rankscope.verbs.exact import EXACT
 from rankscope.verbs.exact_passes import ExactPasses
 from rankscope.verbs.origin import about_inputs, exact_floors, provenance_of
-from rankscope.verbs.streaming import declared_or_offloaded, described, streaming_of
 from rankscope.verdicts.exactness import judge_exact
 
 
@@ -54,6 +54,7 @@ def exact(
     offload: bool = False,
     memory: int | str | None = None,
     work: str | Path | None = None,
+    parallel: Parallel | None = None,
     progress: bool = False,
 ) -> Run:
     """Run a model in exact arithmetic and read its residual at every block, however small.
@@ -89,6 +90,7 @@ def exact(
         offload: read a local folder block by block, for a model larger than memory; same values.
         memory: with ``offload``, a budget such as ``"3GiB"``; see ``measure``. A block is also held in float64 here.
         work: with ``offload``, a folder in which a run that is killed is kept; see ``measure``.
+        parallel: ``"data"`` shares the sequences among the processes of an initialised group; see ``measure``.
         progress: show a progress bar.
 
     Returns:
@@ -105,8 +107,6 @@ def exact(
     """
     started = time.perf_counter()
     declared, offload = declared_or_offloaded(stream, offload)
-    streaming = streaming_of(model, offload, memory, work, dtype=dtype)
-    loaded = load(model, seed=seed, dtype=dtype) if streaming is None else streaming.loaded
     operation = operation_of(
         skip=skip,
         attention_skip=attention_skip,
@@ -121,14 +121,23 @@ def exact(
     plan = InputPlan(
         sequences, tokens, 1, tokens_policy, seed, random_tokens, tokenizer, padding, EXACT.default("sequences")
     )
-    prepared = prepare_planned(loaded, inputs, plan)
-    passes = ExactPasses(
-        loaded, prepared, operation, blocks, declared, stability=stability, plain=plain, shown=progress
-    )
-    with undisturbed(loaded.model), quiet_transformers():
-        view = passes.in_memory() if streaming is None else passes.by_blocks(streaming)
-        with operating(loaded.model, operation, view=view):
-            provenance = provenance_of(loaded, prepared, passes.counted, seed, time.perf_counter() - started, declared)
+    with executing(
+        SUPPORT["exact"],
+        model,
+        seed=seed,
+        dtype=dtype,
+        offload=offload,
+        memory=memory,
+        work=work,
+        parallel=parallel,
+        progress=progress,
+    ) as execution:
+        loaded = execution.loaded
+        prepared = prepare_planned(loaded, inputs, plan)
+        passes = ExactPasses(execution, prepared, operation, stability=stability, plain=plain)
+        view = passes.run(blocks, declared)
+    with undisturbed(loaded.model), quiet_transformers(), operating(loaded.model, operation, view=view):
+        provenance = provenance_of(loaded, prepared, passes.counted, seed, time.perf_counter() - started, declared)
     table = passes.writer.table()
     floor = exact_floors(loaded.dtype)
     verdict = judge_exact(table, floor["formats"], str(model) if isinstance(model, str | Path) else None)
@@ -139,6 +148,6 @@ def exact(
         **verdict.fields(),
         table=table,
         notes=(*loaded.notes, *prepared.notes),
-        extra=described(streaming),
+        extra=execution.described,
     )
     return about_inputs(run, prepared)

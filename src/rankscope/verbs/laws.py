@@ -21,20 +21,12 @@ from rankscope.verbs.exact_readings import LOG10, Readings, State
 _PURE: Mapping[str, object] = {"attention_skip": 0.0, "mlp_skip": 0.0, "mlp": "drop", "norm": "identity"}
 
 
-def predicted_residuals(
-    loaded: LoadedModel, view: ModelView, batch: Batch, states: Mapping[SiteRef, State], readings: Readings
-) -> None:
-    """Write the law's prediction for every block, where its hypotheses hold.
-
-    They are those of pure attention: no skip, MLP or norm, a complete mask and position-free scores; and the family
-    must tell where its head weights are. Elsewhere nothing is written.
-    """
-    if is_pure(loaded) and len(view.stacks) == 1 and sees_everything(view, batch):
-        predict_blocks(loaded, view, states, readings)
-
-
 def predict_blocks(loaded: LoadedModel, view: ModelView, states: Mapping[SiteRef, State], readings: Readings) -> bool:
-    """Write the prediction block by block; returns whether none was met that the law does not reach."""
+    """Write the law's prediction for every block, where its hypotheses hold; returns whether it reached all of them.
+
+    They are those of pure attention: no skip, MLP or norm (:func:`is_pure`), a complete mask (:func:`sees_everything`)
+    and position-free scores; and the family must tell where its head weights are. Elsewhere nothing is written.
+    """
     modules = view.modules()
     for stack in view.stacks:
         for call in stack.calls:

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from rankscope.execution.passes import declared_or_offloaded, executing
+from rankscope.execution.support import SUPPORT, Parallel
 from rankscope.models.inputs import InputPlan, Padding, TokensPolicy, prepare_planned
 from rankscope.models.stream import Stream
 from rankscope.options import renamed
@@ -21,9 +23,6 @@ from rankscope.verbs.measuring_choice import BatteryChoice, metrics_named, sites
 from rankscope.verbs.measuring_passes import MeasuringPasses
 from rankscope.verbs.null import gaussian_null
 from rankscope.verbs.origin import about_inputs, floor_of, provenance_of
-from rankscope.verbs.sharing import sharing
-from rankscope.verbs.sharing_ways import Parallel
-from rankscope.verbs.streaming import declared_or_offloaded, described, streaming_of
 from rankscope.verdicts import judge
 
 
@@ -106,19 +105,24 @@ def measure(
     started = time.perf_counter()
     algorithm = renamed("measure", "attention", attention, "attention_algorithm", attention_algorithm)
     declared, offload = declared_or_offloaded(stream, offload)
-    streaming = streaming_of(model, offload, memory, work, dtype=dtype, parallel=parallel)
-    with sharing(model, parallel) as share:
-        loaded = share.load(model, seed=seed, dtype=dtype) if streaming is None else streaming.loaded
+    with executing(
+        SUPPORT["measure"],
+        model,
+        seed=seed,
+        dtype=dtype,
+        offload=offload,
+        memory=memory,
+        work=work,
+        parallel=parallel,
+        progress=progress,
+    ) as execution:
+        loaded = execution.loaded
         specs = metrics_named(metrics)
         choice = BatteryChoice(specs, sites_for(specs, sites), tokens_policy, algorithm, similarity)
         plan = InputPlan(sequences, tokens, batch, tokens_policy, seed, random_tokens, tokenizer, padding)
         prepared = prepare_planned(loaded, inputs, plan)
-        passes = MeasuringPasses(choice, loaded, prepared, blocks, declared, shown=progress and share.is_first)
-        if streaming is None:
-            passes.in_memory(share)
-        else:
-            passes.by_blocks(streaming)
-        extra = passes.collect(share)
+        passes = MeasuringPasses(choice, execution, prepared)
+        passes.run(blocks, declared)
     table = passes.table()
     random_values = gaussian_null(specs, passes.reader.shapes, seed=seed) if null else None
     floor = floor_of(passes.reader.dtypes)
@@ -130,7 +134,7 @@ def measure(
         dim=min((width for _, width in passes.reader.shapes), default=None),
         model=str(model) if isinstance(model, str | Path) else None,
     )
-    lost = streaming is None and verdict.code == CODE
+    lost = execution.is_in_memory and verdict.code == CODE
     broken = where_it_breaks(loaded.model, passes.prepared) if lost else []
     run = Run(
         kind="measure",
@@ -140,6 +144,6 @@ def measure(
         table=table,
         null=random_values,
         notes=(*loaded.notes, *prepared.notes, *notes_on_estimates(table), *passes.reader.notes(), *broken),
-        extra={**extra, **share.described, **described(streaming)},
+        extra={**passes.extra, **execution.described},
     )
     return passes.finished.checked(about_inputs(run, prepared))

@@ -13,8 +13,8 @@ from rankscope.models.view import ModelView
 from rankscope.runs.rows import RowWriter
 from rankscope.stream.sites import DEFAULT_SITES, SiteSelection
 from rankscope.verbs.attention_choice import parse_attention_choice
-from rankscope.verbs.likeness import SITE
 from rankscope.verbs.reader import SiteReader
+from rankscope.verbs.similarity import SITE
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,9 @@ class BatteryChoice:
         return SiteReader(self.specs, self.policy, writer, attention=parse_attention_choice(self.attention))
 
     def identity(self) -> tuple[Any, ...]:
-        """By which a streamed run that was killed is known again."""
+        """Everything that decides the values besides the model and its inputs."""
         names = [spec.name for spec in self.specs]
-        return ("measure", names, self.selection, self.policy, self.similarity, self.attention)
+        return (names, self.selection, self.policy, self.similarity, self.attention)
 
     def nothing_measured(self, view: ModelView) -> str:
         """Why a model of this structure gave no row."""

@@ -1,4 +1,4 @@
-"""The forward passes of ``measure``: through a model in memory, or block by block as its weights are read."""
+"""The forward passes of ``measure``."""
 
 from __future__ import annotations
 
@@ -6,34 +6,26 @@ from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
-from tqdm.auto import tqdm
 
 from rankscope._errors import InputError
+from rankscope.execution.findings import Findings, Finished
+from rankscope.execution.passes import Execution
 from rankscope.models.inputs import Prepared
-from rankscope.models.loading import LoadedModel
-from rankscope.models.loading.quiet import quiet_transformers
 from rankscope.models.stream import Stream
 from rankscope.models.view import ModelView
 from rankscope.runs.rows import RowWriter
 from rankscope.stream.tracer import trace
-from rankscope.stream.viewing import undisturbed
-from rankscope.verbs.interrupting import Finished
-from rankscope.verbs.likeness import LikenessReader, labels_of
 from rankscope.verbs.measuring_choice import BatteryChoice
-from rankscope.verbs.sharing import Share
-from rankscope.verbs.streaming import RowProgress, Streaming, arrange, each_stage
+from rankscope.verbs.similarity import SimilarityReader, labels_of
 
 
 class MeasuringPasses:
-    """Takes a battery of one model.
+    """Takes a battery of metrics of one model.
 
     Args:
-        choice: what is taken.
-        loaded: the model.
+        choice: the metrics, the sites and how they are read.
+        execution: how the model is run.
         prepared: its inputs.
-        blocks: names or patterns of the block modules, where discovery needs help.
-        stream: where the residual stream is, where it was declared.
-        shown: whether there is a progress bar.
 
     Attributes:
         prepared: the inputs that were finished; all of them, unless an interrupt came.
@@ -41,58 +33,47 @@ class MeasuringPasses:
         finished: counts sequences.
     """
 
-    def __init__(
-        self,
-        choice: BatteryChoice,
-        loaded: LoadedModel,
-        prepared: Prepared,
-        blocks: str | Sequence[str] | None,
-        stream: Stream | None,
-        *,
-        shown: bool,
-    ) -> None:
-        self._choice, self._loaded, self._blocks, self._shown = choice, loaded, blocks, shown
-        self._stream = stream
+    def __init__(self, choice: BatteryChoice, execution: Execution, prepared: Prepared) -> None:
+        self._choice, self._execution = choice, execution
         self._writer = RowWriter()
         self._view: ModelView | None = None
         self.prepared = prepared
         self.reader = choice.reader(self._writer)
-        labels = labels_of(prepared, prepared.tokenizer or loaded.tokenizer) if choice.similarity else []
-        self._likeness = LikenessReader(self.reader, labels) if choice.similarity else None
+        self._similarity: SimilarityReader | None = None
+        if choice.similarity:
+            labels = labels_of(prepared, prepared.tokenizer or execution.loaded.tokenizer)
+            self._similarity = SimilarityReader(self.reader, labels)
         self.finished = Finished(self._writer, prepared.sequences, "sequences")
 
-    def in_memory(self, share: Share) -> None:
-        """The batches of this process, one after the other."""
-        model, selection = self._loaded.model, self._choice.selection
-        with undisturbed(model), quiet_transformers():
-            self._view = share.view(model, self.prepared, self._blocks, self._stream)
-            watched = share.watch(self._likeness or self.reader)
-            with self.finished.kept(alone=share.is_alone), trace(self._view, selection, watched):
-                parts, rounds = share.parts(self.prepared, model), share.rounds(self.prepared)
-                for part in tqdm(parts, desc="measure", unit="batch", total=rounds, disable=not self._shown):
-                    self.reader.start(part)
-                    part.run(model)
-                    self.finished.add(part.sequences)
-            self.prepared = self.finished.sequences_of(self.prepared)
+    def run(self, blocks: str | Sequence[str] | None, stream: Stream | None) -> None:
+        """All batches."""
+        execution, selection = self._execution, self._choice.selection
+        self._view = execution.plan(self.prepared, self._choice.identity(), blocks=blocks, stream=stream)
+        findings = Findings(self._writer, {"": self.reader}, rest=self._similar, learn_rest=self._learn_similar)
+        with execution.stages(findings, final=selection.wants("final")) as stages:
+            for stage in stages:
+                watched = execution.watch(self._similarity or self.reader)
+                kept = self.finished.kept(alone=execution.ends_batch_by_batch)
+                with kept, trace(stage.view, selection, watched):
+                    for part in execution.batches():
+                        self.reader.start(part)
+                        with stage.through(part):
+                            part.run(stage.view.model)
+                        self.finished.add(part.sequences)
+        self.prepared = self.finished.sequences_of(self.prepared)
+        execution.collect(findings)
 
-    def by_blocks(self, streaming: Streaming) -> None:
-        """All batches through a block before the next one's weights are read."""
-        selection = self._choice.selection
-        walk = streaming.walk(self.prepared, self._choice.identity(), blocks=self._blocks, stream=self._stream)
-        self._view = walk.view
-        progress = RowProgress(self._writer, self.reader, self._likeness)
-        for stage in each_stage(walk, progress, verb="measure", shown=self._shown, final=selection.wants("final")):
-            with trace(stage.view, selection, self._likeness or self.reader):
-                for part in walk.prepared:
-                    self.reader.start(part)
-                    with stage.through(part):
-                        part.run(walk.view.model)
-        arrange(self._writer, lambda piece: piece.first_sequence)
+    @property
+    def extra(self) -> dict[str, Any]:
+        """What the run holds besides rows."""
+        return {} if self._similarity is None else {"similarity": self._similarity.stored()}
 
-    def collect(self, share: Share) -> dict[str, Any]:
-        """Put the rows of all processes together; gives back what a run holds besides rows."""
-        similar = {} if self._likeness is None else {"similarity": self._likeness.stored()}
-        return share.collect(self._writer, self.reader, self._loaded, similar)[0]
+    def _similar(self) -> Any:
+        return None if self._similarity is None else self._similarity.stored()
+
+    def _learn_similar(self, stored: Any) -> None:
+        if self._similarity is not None:
+            self._similarity.learn(stored)
 
     def table(self) -> pa.Table:
         """The rows.

@@ -9,17 +9,17 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
-from tqdm.auto import tqdm
 
 from rankscope._errors import InputError
+from rankscope.execution.passes import executing
+from rankscope.execution.support import SUPPORT, Parallel
 from rankscope.models.inputs import InputPlan, Padding, TokensPolicy, prepare_planned
-from rankscope.models.loading import load, load_initialised_twin
-from rankscope.models.loading.quiet import quiet_transformers
+from rankscope.models.loading import load_initialised_twin
 from rankscope.models.stream import Stream, stream_of
 from rankscope.remedies import REMEDIES
 from rankscope.runs.remedy_ranking import NONE, ranked
 from rankscope.runs.run import Run
-from rankscope.stream.viewing import need_plain_stream, undisturbed, view_of
+from rankscope.stream.viewing import need_plain_stream
 from rankscope.verbs.origin import about_inputs, floor_of, provenance_of
 from rankscope.verbs.remedy import REMEDY
 from rankscope.verbs.remedy_words import parsed_remedy
@@ -48,6 +48,8 @@ def remedy(
     seed: int = 0,
     blocks: str | Sequence[str] | None = None,
     stream: Stream | str | None = None,
+    offload: bool = False,
+    parallel: Parallel | None = None,
     progress: bool = False,
 ) -> Run:
     """Run one model under each remedy in turn, measure every block, and rank them.
@@ -75,6 +77,9 @@ def remedy(
         blocks: names or patterns of the block modules, where discovery needs help.
         stream: where the residual stream is, for a model that does not hold it as ``batch tokens dim`` or
             ``tokens batch dim``: ``Stream("batch dim tokens")``, or the same as text; see ``rankscope.Stream``.
+        offload: not possible, because gradients and time are those of whole forward passes.
+        parallel: ``"data"`` shares the batches among the processes of an initialised group; see ``measure``. The first
+            process alone looks at gradients and time.
         progress: show a progress bar.
 
     Returns:
@@ -88,22 +93,23 @@ def remedy(
     """
     started = time.perf_counter()
     declared = stream_of(stream)
-    loaded = load(model, seed=seed, dtype=dtype)
-    if weights == "init" and loaded.origin != "init":
-        loaded = load_initialised_twin(loaded, seed=seed)
-    wanted = [parsed_remedy(word) for word in remedies or REMEDIES]
     plan = InputPlan(
         sequences, tokens, batch, tokens_policy, seed, random_tokens, tokenizer, padding, REMEDY.default("sequences")
     )
-    prepared = prepare_planned(loaded, inputs, plan)
-    with undisturbed(loaded.model), quiet_transformers():
-        view = view_of(loaded.model, prepared[0], blocks=blocks, stream=declared)
+    with executing(
+        SUPPORT["remedy"], model, seed=seed, dtype=dtype, offload=offload, parallel=parallel, progress=progress
+    ) as execution:
+        loaded = execution.loaded
+        if weights == "init" and loaded.origin != "init":
+            loaded = load_initialised_twin(loaded, seed=seed)
+        wanted = [parsed_remedy(word) for word in remedies or REMEDIES]
+        prepared = prepare_planned(loaded, inputs, plan)
+        view = execution.plan(prepared, blocks=blocks, stream=declared, model=loaded.model)
         need_plain_stream(view, "remedy")
         trial = Trial(loaded, view, prepared, variant_named(variant), tokens_policy, seed)
         arms = trial.arms(wanted)
-        for arm in tqdm(arms, desc="remedy", unit="remedy", disable=not progress):
-            trial.measure(arm, gradients=gradients)
-        trial.time([arm for arm in arms if not arm.refused], repeats)
+        trial.run(arms, execution)
+        trial.assess(arms, execution, gradients=gradients, repeats=repeats)
     done = [arm for arm in arms if not arm.refused]
     if not any(arm.name != NONE for arm in done):
         raise InputError("None of the remedies could be applied. " + " ".join(trial.notes))
@@ -118,6 +124,6 @@ def remedy(
         **verdict.fields(),
         table=table,
         notes=(*loaded.notes, *prepared.notes, *trial.notes),
-        extra={"variant": variant, "remedies": entries},
+        extra={"variant": variant, "remedies": entries, **execution.described},
     )
     return about_inputs(run, prepared)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from statistics import median
@@ -12,15 +12,19 @@ from typing import Any
 import numpy as np
 
 from rankscope._errors import UnsupportedConfigError, UnsupportedOperationError
+from rankscope.execution.findings import Findings
+from rankscope.execution.passes import Execution
 from rankscope.metrics import METRICS
 from rankscope.models.inputs import Prepared, TokensPolicy
 from rankscope.models.loading import LoadedModel
+from rankscope.models.loading.quiet import quiet_transformers
 from rankscope.models.view import ModelView
 from rankscope.remedies import Treatment, applied, treatment
 from rankscope.runs.remedy_ranking import NONE
 from rankscope.runs.rows import RowWriter
 from rankscope.stream.sites import SiteSelection
 from rankscope.stream.tracer import trace
+from rankscope.stream.viewing import undisturbed
 from rankscope.surgery.operating import operating
 from rankscope.verbs.gradient_norms import GradientNorms, gradient_norms
 from rankscope.verbs.reader import SiteReader
@@ -114,24 +118,68 @@ class Trial:
             with applied(model, arm.treatment, view=self._view):
                 yield
 
-    def measure(self, arm: Arm, *, gradients: bool) -> None:
-        """Rows and gradients of one remedy."""
-        reader = SiteReader(self._specs, self._policy, self.writer, {"remedy": arm.name})
-        try:
-            with self._under(arm):
-                with trace(self._view, SITES, reader):
-                    for part in self._prepared:
-                        reader.start(part)
-                        part.run(self._loaded.model)
-                if gradients:
-                    arm.norms = self._norms()
-        except UnsupportedOperationError as error:
-            arm.refused = True
-            self.notes.append(f"{arm.name} was left out: {error}")
-            return
-        self.reader = reader
-        self._write_norms(arm)
-        arm.parameters = 0 if arm.treatment is None else sum(p.numel() for p in arm.treatment.parameters())
+    def run(self, arms: Sequence[Arm], execution: Execution) -> None:
+        """Rows of every remedy; one that cannot be run after all is marked as refused."""
+        readers = {arm.name: SiteReader(self._specs, self._policy, self.writer, {"remedy": arm.name}) for arm in arms}
+        refused: dict[str, str] = {}
+        findings = Findings(self.writer, readers, rest=lambda: refused, learn_rest=refused.update)
+        with execution.stages(findings, passes=len(arms)) as stages:
+            for _ in stages:
+                for arm in arms:
+                    try:
+                        self._measure(arm, readers[arm.name], execution)
+                    except UnsupportedOperationError as error:
+                        refused[arm.name] = str(error)
+        place = _places(arms)
+        execution.collect(findings, lambda piece: (place[piece.coordinates], piece.first_sequence))
+        self._refuse(arms, refused)
+        self.reader = next((readers[arm.name] for arm in reversed(arms) if not arm.refused), self.reader)
+
+    def _measure(self, arm: Arm, reader: SiteReader, execution: Execution) -> None:
+        with self._under(arm), trace(self._view, SITES, reader):
+            for part in execution.batches():
+                reader.start(part)
+                part.run(self._loaded.model)
+
+    def assess(self, arms: Sequence[Arm], execution: Execution, *, gradients: bool, repeats: int) -> None:
+        """Gradients, time and parameters of every remedy that could be run; looked at by the first process only."""
+        told = execution.from_first(lambda: self._assessed(arms, gradients=gradients, repeats=repeats))
+        self._refuse(arms, told["refused"])
+        self.notes += [note for note in told["notes"] if note not in self.notes]
+        for arm in arms:
+            if not arm.refused:
+                facts = told["arms"][arm.name]
+                arm.norms = [GradientNorms(**norm) for norm in facts["norms"]]
+                arm.time_ratio, arm.parameters = facts["time_ratio"], facts["parameters"]
+                self._write_norms(arm)
+        place = _places(arms)
+        self.writer.replace(sorted(self.writer.pieces, key=lambda piece: place[piece.coordinates]))
+
+    def _assessed(self, arms: Sequence[Arm], *, gradients: bool, repeats: int) -> dict[str, Any]:
+        told: dict[str, Any] = {"arms": {}, "refused": {}, "notes": self.notes}
+        with undisturbed(self._loaded.model), quiet_transformers():
+            for arm in arms:
+                if gradients and not arm.refused:
+                    try:
+                        with self._under(arm):
+                            arm.norms = self._norms()
+                    except UnsupportedOperationError as error:
+                        told["refused"][arm.name] = str(error)
+            ran = [arm for arm in arms if not arm.refused and arm.name not in told["refused"]]
+            self._time(ran, repeats)
+        for arm in ran:
+            parameters = 0 if arm.treatment is None else sum(p.numel() for p in arm.treatment.parameters())
+            norms = [vars(norm) for norm in arm.norms]
+            told["arms"][arm.name] = {"norms": norms, "time_ratio": arm.time_ratio, "parameters": parameters}
+        return told
+
+    def _refuse(self, arms: Sequence[Arm], reasons: Mapping[str, str]) -> None:
+        """Leave out these remedies and their rows."""
+        for arm in arms:
+            if arm.name in reasons:
+                arm.refused = True
+                self.notes.append(f"{arm.name} was left out: {reasons[arm.name]}")
+        self.writer.replace(piece for piece in self.writer.pieces if piece.coordinates[0] not in reasons)
 
     def _norms(self) -> list[GradientNorms]:
         try:
@@ -157,7 +205,7 @@ class Trial:
                     at={"remedy": arm.name},
                 )
 
-    def time(self, arms: Sequence[Arm], repeats: int) -> None:
+    def _time(self, arms: Sequence[Arm], repeats: int) -> None:
         """Interleaved forward passes, each against the model under the same operator without a remedy."""
         for _ in range(repeats):
             for arm in arms:
@@ -170,3 +218,8 @@ class Trial:
             base = median(arms[0].seconds)
             for arm in arms:
                 arm.time_ratio = median(arm.seconds) / base
+
+
+def _places(arms: Sequence[Arm]) -> dict[tuple[str | int | None, ...], int]:
+    """Where the rows of each remedy belong, by their further columns."""
+    return {(arm.name,): number for number, arm in enumerate(arms)}

@@ -21,7 +21,7 @@ from rankscope.models.loading.quiet import quiet_transformers
 from rankscope.models.loading.request import Request, Weights, placement_of
 from rankscope.models.loading.spreading import distributed
 from rankscope.models.presets import PRESETS, InputKind, preset
-from rankscope.processes.sharded import Spread
+from rankscope.models.spread import Spread
 
 Origin = Literal["memory", "init", "folder", "hub"]
 # transformers makes float32 constants inside these on their way.

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from rankscope._errors import LoadError, MissingExtraError
-from rankscope.processes.sharded import Spread
+from rankscope.models.spread import Spread
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,7 @@ from torch import nn
 
 from rankscope._errors import LoadError
 from rankscope.models.loading.meta import on_meta
-from rankscope.processes.notes import in_group
-from rankscope.processes.sharded import Spread
+from rankscope.models.spread import Spread, in_group
 
 OLDEST_TORCH = "2.7"
 _NUMBERED = re.compile(r"\.\d+$")

@@ -1,0 +1,131 @@
+"""Running one block of a model's own forward pass.
+
+The model's code runs as it is. Each block is reached through a gate: the blocks before the one that is wanted hand on
+the stream as it was left last time, without being run, and the pass ends behind the one that is wanted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rankscope._errors import RankscopeError, UnsupportedConfigError
+from rankscope.models.view import ModelView
+
+
+class PassEnds(Exception):  # noqa: N818  (no error: the way out of a forward pass whose rest is not needed)
+    """What was wanted of this forward pass has run."""
+
+
+class BlockGate:
+    """Stands before every block of a model with one stack.
+
+    Args:
+        view: the model and its structure.
+    """
+
+    def __init__(self, view: ModelView) -> None:
+        modules = view.modules()
+        self._model = view.model
+        self._calls = view.stacks[0].calls
+        self._blocks = list({id(module): module for module in (modules[c.module_name] for c in self._calls)}.values())
+        self._wanted = 0
+        self._arrived = 0
+        self._state: Any = None
+        self._blank: Any = None
+        self.out: Any = None
+
+    @contextmanager
+    def standing(self) -> Iterator[None]:
+        """Put the gates up; the blocks keep their names, hooks and attributes, and are put back as they were."""
+        with ExitStack() as stack:
+            for block in self._blocks:
+                stack.callback(block.register_forward_hook(self._keep).remove)
+                stack.enter_context(_gated(block, self._arrive))
+            stack.enter_context(_gated(self._model, self._run))
+            yield
+
+    def open_at(self, number: int, state: Any) -> None:
+        """The next forward pass runs call ``number``; ``state`` is what the call before it gave back."""
+        self._wanted, self._arrived, self._state, self.out = number, 0, state, None
+        self._blank = map_tensors(state, _blank)
+
+    def close(self) -> Any:
+        """Let go of the tensors; returns what came out of the block."""
+        out, self.out, self._state, self._blank = self.out, None, None, None
+        return out
+
+    def _keep(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        self.out = output
+
+    def _run(self, run: Callable[[], Any]) -> Any:
+        """The model itself: a pass that ends early gives nothing.
+
+        Raises:
+            UnsupportedConfigError: the pass fails before it comes to the block that is wanted.
+        """
+        try:
+            return run()
+        except PassEnds:
+            return None
+        except RankscopeError:
+            raise
+        except Exception as error:
+            if self._arrived > self._wanted:
+                raise
+            raise UnsupportedConfigError(
+                f"{type(self._model).__name__} cannot be run one block at a time: with the blocks before number "
+                f"{self._wanted} passed by, {type(error).__name__}: {error}. Leave offload out; for a model "
+                "larger than memory use load(spec, device_map=...)."
+            ) from error
+
+    def _arrive(self, run: Callable[[], Any]) -> Any:
+        number, self._arrived = self._arrived, self._arrived + 1
+        if number == self._wanted:
+            run()
+            raise PassEnds
+        return self._state if number == self._wanted - 1 else self._blank
+
+
+@contextmanager
+def _gated(module: nn.Module, arrive: Callable[[Callable[[], Any]], Any]) -> Iterator[None]:
+    """Give a module its own class again, but for the way in: one that is passed by runs none of its hooks either."""
+    own = type(module)
+
+    def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return arrive(lambda: own.__call__(self, *args, **kwargs))
+
+    facts = {"__call__": call, "__module__": own.__module__, "__qualname__": own.__qualname__, "__doc__": own.__doc__}
+    module.__class__ = type(own.__name__, (own,), facts)
+    try:
+        yield
+    finally:
+        module.__class__ = own
+
+
+def _blank(tensor: Tensor) -> Tensor:
+    return torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+
+
+def map_tensors(tree: Any, function: Callable[[Tensor], Any]) -> Any:
+    """The same tuples, lists and dictionaries with each tensor replaced.
+
+    Raises:
+        UnsupportedConfigError: blocks hand on something that cannot be put aside.
+    """
+    if isinstance(tree, Tensor):
+        return function(tree)
+    if tree is None or isinstance(tree, (bool, int, float, str)):
+        return tree
+    if type(tree) in (tuple, list):
+        return type(tree)(map_tensors(item, function) for item in tree)
+    if type(tree) is dict:
+        return {name: map_tensors(item, function) for name, item in tree.items()}
+    raise UnsupportedConfigError(
+        f"The blocks of this model hand a {type(tree).__name__} from one to the next, which cannot be put aside "
+        "between them. Measure it without offload, or with load(spec, device_map=...)."
+    )

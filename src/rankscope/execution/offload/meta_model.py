@@ -1,0 +1,293 @@
+"""A model on the meta device: its own modules, buffers and configuration, and where each parameter lies on disk.
+
+What lies outside the blocks is read once and kept (of the token table only the rows that are used); the blocks stay
+empty until :mod:`rankscope.execution.offload.weights` fills them, one at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from rankscope._errors import InputError, LoadError, MissingExtraError, UnsupportedConfigError
+from rankscope._types import path_of
+from rankscope.execution.offload.files import StoredTensor, stored_tensors
+from rankscope.models.inputs import Prepared
+from rankscope.models.loading import LoadedModel
+from rankscope.models.loading._load import described
+from rankscope.models.loading.config import config_from_json, model_class_named
+from rankscope.models.loading.dtypes import default_dtype, parse_dtype
+from rankscope.models.loading.quiet import quiet_transformers
+from rankscope.models.loading.tokenizer import tokenizer_in
+
+_SMALL = 2**16
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One parameter of the meta_model: the module that holds it, under which name, and its bytes on disk."""
+
+    name: str
+    module: nn.Module
+    leaf: str
+    stored: StoredTensor | None
+
+    @property
+    def parameter(self) -> nn.Parameter:
+        """What is there now; on the meta device where nothing was read."""
+        found = self.module._parameters[self.leaf]
+        assert found is not None
+        return found
+
+    def put(self, tensor: torch.Tensor) -> None:
+        """Let the module compute with these numbers."""
+        self.module._parameters[self.leaf] = nn.Parameter(tensor, requires_grad=False)
+
+    @property
+    def nbytes(self) -> int:
+        """Size in the format it is computed with."""
+        return self.parameter.numel() * self.parameter.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class MetaModel:
+    """A model folder that was opened and not read."""
+
+    folder: Path
+    loaded: LoadedModel
+    slots: Mapping[str, Slot]
+    paths: tuple[Path, ...]
+
+
+def open_meta_model(spec: str | Path, *, dtype: torch.dtype | str | None = None) -> MetaModel:
+    """The model in a local folder, its parameters on the meta device and its buffers as they are made.
+
+    Raises:
+        LoadError: no such folder, or files that are not what they should be.
+        UnsupportedConfigError: a model whose weights transformers changes while it reads them.
+    """
+    if not isinstance(spec, (str, Path)) or str(spec).startswith("init:"):
+        raise LoadError(
+            f"stream reads weights from a local folder as it goes, and {spec!r:.80} is none. Leave stream out for "
+            "a module in memory or a random initialisation."
+        )
+    folder = path_of(spec, "model", "a local folder")
+    tensors = stored_tensors(folder)
+    config = config_from_json(folder / "config.json", None)
+    with quiet_transformers():
+        model = _empty_model(config, _dtype(config, tensors, dtype))
+        tokenizer, notes = tokenizer_in(folder, config)
+    _refuse(model, config)
+    slots = dict(_slots(model, tensors))
+    missing = sorted(name for name, slot in slots.items() if slot.stored is None)
+    if len(missing) == len(slots):
+        raise LoadError(f"None of the weights in {folder} belong to a {type(model).__name__}.")
+    if missing:
+        notes = (*notes, f"not in the checkpoint, never read: {', '.join(missing)}")
+    _fill_buffers(model, tensors)
+    loaded = described(model, str(spec), "folder", tokenizer=tokenizer, notes=notes)
+    return MetaModel(folder, loaded, slots, tuple(sorted({entry.path for entry in tensors.values()})))
+
+
+def _empty_model(config: Any, dtype: torch.dtype) -> nn.Module:
+    try:
+        from accelerate import init_empty_weights
+    except ImportError as error:
+        raise MissingExtraError("stream", "accelerate", "accelerate") from error
+    from transformers.initialization import no_init_weights
+
+    config.dtype = dtype
+    try:
+        with init_empty_weights(include_buffers=False), default_dtype(dtype), no_init_weights():
+            model: nn.Module = model_class_named("AutoModel").from_config(config, trust_remote_code=False)
+    except (ValueError, TypeError, ImportError, AttributeError) as error:
+        raise LoadError(f"The model could not be built from its configuration: {error}") from error
+    return model.eval()
+
+
+def _dtype(config: Any, tensors: Mapping[str, StoredTensor], asked: torch.dtype | str | None) -> torch.dtype:
+    """As ``load`` has it: what was asked for, else the configuration's, else that of the first weights."""
+    found = parse_dtype(asked) or parse_dtype(config.dtype)
+    return found or next((entry.dtype for entry in tensors.values() if entry.dtype.is_floating_point), torch.float32)
+
+
+def _refuse(model: Any, config: Any) -> None:
+    if config.to_dict().get("quantization_config"):
+        raise UnsupportedConfigError("A quantised checkpoint cannot be streamed: its weights are unpacked when loaded.")
+    attributes = {torch.float16: ["_keep_in_fp32_modules", "_keep_in_fp32_modules_strict"]}
+    attributes[torch.bfloat16] = ["_keep_in_fp32_modules_strict"]
+    for attribute in attributes.get(config.dtype, []):
+        names = vars(model).get(attribute)
+        if names:
+            raise UnsupportedConfigError(
+                f"transformers keeps {', '.join(sorted(names))} of {type(model).__name__} in float32 beside "
+                f"{str(config.dtype).removeprefix('torch.')} weights. Stream it with dtype='float32'."
+            )
+
+
+def _slots(model: nn.Module, tensors: Mapping[str, StoredTensor]) -> Iterator[tuple[str, Slot]]:
+    prefix = str(model.base_model_prefix)
+    for path, module in model.named_modules():
+        for leaf, parameter in module._parameters.items():
+            if parameter is None:
+                continue
+            name = f"{path}.{leaf}" if path else leaf
+            stored = next((tensors[word] for word in _names(name, prefix) if word in tensors), None)
+            if stored is not None and stored.shape != tuple(parameter.shape):
+                raise LoadError(
+                    f"{stored.path}: {name!r} has the shape {stored.shape}; {type(model).__name__} expects "
+                    f"{tuple(parameter.shape)}. The weights are not of this configuration."
+                )
+            yield name, Slot(name, module, leaf, stored)
+
+
+def _names(name: str, prefix: str) -> Iterator[str]:
+    """What a checkpoint may call a parameter: saved with a head on top or without, or before norms had weights."""
+    old = name
+    for new, word in (("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.beta")):
+        old = old.replace(new, word)
+    for word in dict.fromkeys((name, old)):
+        yield word
+        yield f"{prefix}.{word}"
+        if word.startswith(f"{prefix}."):
+            yield word[len(prefix) + 1 :]
+
+
+def _fill_buffers(model: nn.Module, tensors: Mapping[str, StoredTensor]) -> None:
+    """Persistent buffers come from the files; the others were made with the modules.
+
+    Raises:
+        UnsupportedConfigError: a buffer that its module makes of weights, which are not there.
+    """
+    prefix = str(model.base_model_prefix)
+    persistent = set(model.state_dict(keep_vars=True))
+    for path, module in model.named_modules():
+        for leaf, buffer in module._buffers.items():
+            name = f"{path}.{leaf}" if path else leaf
+            stored = next((tensors[word] for word in _names(name, prefix) if word in tensors), None)
+            if buffer is None:
+                continue
+            if name in persistent and stored is not None and stored.shape == tuple(buffer.shape):
+                place = torch.empty(buffer.shape, dtype=buffer.dtype)
+                stored.read_into(place)
+                module._buffers[leaf] = place
+            elif buffer.is_meta:
+                raise UnsupportedConfigError(
+                    f"{name} of {type(model).__name__} is made of weights when the model is built, and nothing is "
+                    "stored for it. Leave stream out."
+                )
+
+
+def read_rest(meta_model: MetaModel, blocks: Sequence[str], prepared: Prepared) -> None:
+    """Read what is outside the blocks, and of the token table only the rows that are used."""
+    table = _token_table(meta_model, prepared)
+    for slot in _outside(meta_model, blocks):
+        assert slot.stored is not None
+        if slot.module is table:
+            _read_rows(slot, table, _ids(prepared))
+        else:
+            place = torch.empty(slot.parameter.shape, dtype=slot.parameter.dtype)
+            slot.stored.read_into(place)
+            slot.put(place)
+
+
+def rest_bytes(meta_model: MetaModel, blocks: Sequence[str], prepared: Prepared) -> int:
+    """What :func:`read_rest` will take."""
+    table = _token_table(meta_model, prepared)
+    total = 0
+    for slot in _outside(meta_model, blocks):
+        whole = slot.nbytes
+        total += whole * len(_ids(prepared)) // slot.parameter.shape[0] if slot.module is table else whole
+    return total
+
+
+def _outside(meta_model: MetaModel, blocks: Sequence[str]) -> list[Slot]:
+    inside = tuple(f"{block}." for block in blocks)
+    return [slot for slot in meta_model.slots.values() if slot.stored is not None and not slot.name.startswith(inside)]
+
+
+def _ids(prepared: Prepared) -> Tensor:
+    """The token ids that occur, sorted."""
+    every = torch.cat([part.inputs["input_ids"].reshape(-1) for part in prepared])
+    ids: Tensor = torch.unique(every)
+    return ids
+
+
+def _token_table(meta_model: MetaModel, prepared: Prepared) -> nn.Embedding | None:
+    """The embedding whose rows are token ids, if it can do with some of them."""
+    model = meta_model.loaded.model
+    found = model.get_input_embeddings() if all("input_ids" in part.inputs for part in prepared) else None  # type: ignore[operator]
+    if not isinstance(found, nn.Embedding) or found.max_norm is not None:
+        return None
+    holders = [slot for slot in meta_model.slots.values() if slot.parameter is found.weight]
+    return found if len(holders) == 1 else None
+
+
+def _read_rows(slot: Slot, table: nn.Embedding, ids: Tensor) -> None:
+    assert slot.stored is not None
+    if int(ids[0]) < 0 or int(ids[-1]) >= slot.stored.shape[0]:
+        raise InputError(
+            f"Token ids run from {int(ids[0])} to {int(ids[-1])}; the table has {slot.stored.shape[0]} rows."
+        )
+
+    def renumber(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return (torch.searchsorted(ids, args[0]), *args[1:])
+
+    slot.put(slot.stored.read_rows(ids.tolist(), slot.parameter.dtype))
+    table.padding_idx = None  # it matters to gradients only, and counts rows of the whole table
+    table.register_forward_pre_hook(renumber)
+
+
+@contextmanager
+def standing_in(slots: Mapping[str, Slot]) -> Iterator[None]:
+    """Inside the block zeros that take no room stand for all weights, so that the model can be run to see its parts."""
+    before = _put_zeros(slots)
+    try:
+        with _ZeroProducts():
+            yield
+    finally:
+        for name, empty in before.items():
+            slots[name].put(empty)
+
+
+class _ZeroProducts(TorchFunctionMode):
+    """What a linear layer of zeros gives is known without multiplying."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Zeros for ``linear``; anything else as it is."""
+        if func is F.linear and not kwargs:
+            return args[0].new_zeros((*args[0].shape[:-1], args[1].shape[0]))
+        return func(*args, **(kwargs or {}))
+
+
+def _put_zeros(slots: Mapping[str, Slot]) -> dict[str, Tensor]:
+    """Fill every empty parameter; returns what was there."""
+    zeros: dict[tuple[torch.Size, torch.dtype], Tensor] = {}
+    before = {}
+    for name, slot in slots.items():
+        parameter = slot.parameter
+        if parameter.is_meta:
+            before[name] = parameter.data
+            key = parameter.shape, parameter.dtype
+            if key not in zeros:
+                zeros[key] = _untouched(parameter)
+            slot.put(zeros[key])
+    return before
+
+
+def _untouched(like: Tensor) -> Tensor:
+    """Zeros the system has promised and not yet given; torch's own are written, and so take room."""
+    if like.nbytes < _SMALL:
+        return torch.zeros(like.shape, dtype=like.dtype)
+    return torch.from_numpy(np.zeros(like.nbytes, dtype=np.uint8)).view(like.dtype).view(like.shape)

@@ -1,0 +1,138 @@
+"""Where the streams of all batches wait between two blocks: in memory, in files, or both."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rankscope._errors import ResultError
+from rankscope.exact_arithmetic.tensor import Deviation
+from rankscope.exact_arithmetic.terms import Term
+from rankscope.execution.offload.files import StoredTensor, read_header, read_metadata
+
+Key = tuple[str, int]
+"""Variant key (the network a stream belongs to) and number of the first sequence of the batch."""
+
+
+class StateStore:
+    """The state of each stream behind the block that ran last; two generations, as a block reads one and writes one.
+
+    Args:
+        folder: where states are written, None for nowhere.
+        in_memory: keep them in memory too (and read them from there).
+    """
+
+    def __init__(self, folder: Path | None, *, in_memory: bool) -> None:
+        self._folder = folder
+        self._in_memory = in_memory or folder is None
+        self._held: dict[Key, Any] = {}
+        self._coming: dict[Key, Any] = {}
+        self._generation = 0
+
+    def resume(self, generation: int) -> None:
+        """Go on behind that many finished stages."""
+        self._generation = generation
+
+    def take(self, key: Key, *, again: bool = False) -> Any:
+        """The state a block is to begin with; ``again`` when it will be asked for once more."""
+        if key in self._held:
+            return self._held[key] if again else self._held.pop(key)
+        return read_state(self._path(self._generation - 1, key))
+
+    def put(self, key: Key, state: Any) -> None:
+        """What came out of the block."""
+        if self._in_memory:
+            self._coming[key] = state
+        if self._folder is not None:
+            write_state(self._path(self._generation, key), state)
+
+    def advance(self) -> None:
+        """The block is finished: what it gave is what the next one takes."""
+        self._held, self._coming = self._coming, {}
+        self._generation += 1
+
+    def forget_before(self) -> None:
+        """Remove the files no stage to come reads."""
+        if self._folder is None:
+            return
+        kept = f"state-{self._generation - 1:05d}-"
+        for path in self._folder.glob("state-*.safetensors"):
+            if not path.name.startswith(kept):
+                path.unlink(missing_ok=True)
+
+    def _path(self, generation: int, key: Key) -> Path:
+        assert self._folder is not None
+        variant = hashlib.sha256(key[0].encode()).hexdigest()[:12]
+        return self._folder / f"state-{generation:05d}-{variant}-{key[1]}.safetensors"
+
+
+def write_state(path: Path, state: Any) -> None:
+    """Tensors, tuples, lists and dictionaries of tensors, with the strides they have in memory; atomic."""
+    from safetensors.torch import save_file
+
+    tensors: dict[str, Tensor] = {}
+    described = json.dumps(_described(state, tensors))
+    partial = path.with_suffix(".partial")
+    save_file(tensors, str(partial), metadata={"state": described})
+    os.replace(partial, path)
+
+
+def read_state(path: Path) -> Any:
+    """What :func:`write_state` wrote: the same values in the same places, so that the same kernels run on them.
+
+    Raises:
+        ResultError: a file that is not one of ours.
+    """
+    try:
+        return _rebuilt(json.loads(read_metadata(path)["state"]), read_header(path))
+    except (KeyError, ValueError, TypeError, OSError) as error:
+        raise ResultError(f"{path} holds no stream that was put aside ({error!r}). Remove its folder.") from error
+
+
+def _described(tree: Any, tensors: dict[str, Tensor]) -> Any:
+    if isinstance(tree, Deviation):
+        return {
+            "kind": "deviation",
+            "base": _described(tree.base, tensors),
+            "terms": [[term.log_scale, _described(term.values, tensors)] for term in tree.terms],
+            "shape": list(tree.shape),
+            "null_axis": tree.null_axis,
+            "base_sum": tree.base_sum,
+        }
+    if isinstance(tree, Tensor):
+        name = f"t{len(tensors)}"
+        span = 1 + sum((size - 1) * stride for size, stride in zip(tree.shape, tree.stride(), strict=True))
+        flat = tree.detach().as_strided((span if tree.numel() else 0,), (1,))
+        tensors[name] = flat.clone()
+        return {"kind": "tensor", "name": name, "size": list(tree.shape), "stride": list(tree.stride())}
+    if isinstance(tree, (tuple, list)):
+        return {"kind": type(tree).__name__, "items": [_described(item, tensors) for item in tree]}
+    if isinstance(tree, dict):
+        return {"kind": "dict", "items": {name: _described(item, tensors) for name, item in tree.items()}}
+    return {"kind": "plain", "value": tree}
+
+
+def _rebuilt(facts: Any, stored: Mapping[str, StoredTensor]) -> Any:
+    kind = facts["kind"]
+    if kind == "tensor":
+        entry = stored[facts["name"]]
+        flat = torch.empty(entry.shape, dtype=entry.dtype)
+        entry.read_into(flat)
+        return flat.as_strided(facts["size"], facts["stride"])
+    if kind == "deviation":
+        terms = [Term(float(scale), _rebuilt(values, stored)) for scale, values in facts["terms"]]
+        base = _rebuilt(facts["base"], stored)
+        return Deviation(base, terms, facts["shape"], null_axis=facts["null_axis"], base_sum=facts["base_sum"])
+    if kind == "dict":
+        return {name: _rebuilt(item, stored) for name, item in facts["items"].items()}
+    if kind in ("tuple", "list"):
+        items = [_rebuilt(item, stored) for item in facts["items"]]
+        return tuple(items) if kind == "tuple" else items
+    return facts["value"]

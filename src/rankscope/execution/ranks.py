@@ -1,0 +1,343 @@
+"""One run over several ranks: which rank runs which batches, and how their rows become one table.
+
+Whole batches are dealt out, so every forward pass has the same composition as in one process and its values have the
+same bits. If weights are spread (FSDP2), a rank without a batch left runs along unobserved, because the others need its
+part. If products are spread (tensor parallel), every rank runs every batch and sees its own heads.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rankscope._errors import InputError, ProcessError, UnsupportedConfigError
+from rankscope.execution.findings import Findings
+from rankscope.execution.rendezvous import Rendezvous, rendezvous
+from rankscope.execution.support import PARALLEL_MODES, Parallel
+from rankscope.models.inputs import Batch, Prepared
+from rankscope.models.loading import LoadedModel, load
+from rankscope.models.spread import Spread, in_group, is_distributed, spread_of, whole
+from rankscope.models.stream import Stream
+from rankscope.models.view import ModelView
+from rankscope.runs.pieces import unpacked
+from rankscope.runs.rows import Piece
+from rankscope.stream.attention_calls import AttentionCall
+from rankscope.stream.operators import is_attention
+from rankscope.stream.sites import SiteRef
+from rankscope.stream.tracer import Observer
+from rankscope.stream.viewing import view_of
+
+
+def parallel_mode(model: str | Path | nn.Module, parallel: Parallel | None) -> Parallel | None:
+    """The mode asked for, or the one in which a module is spread already; None if this process works alone.
+
+    Raises:
+        InputError: it does not go with the model or with the number of processes.
+    """
+    if parallel is not None and parallel not in PARALLEL_MODES:
+        raise InputError(f"parallel={parallel!r} is not one of {', '.join(PARALLEL_MODES)}.")
+    if not isinstance(model, nn.Module):
+        if parallel in ("fsdp", "tensor") and not in_group():
+            raise InputError(
+                f"parallel={parallel!r} spreads a model over several processes, and there is one. Start several, e.g. "
+                "torchrun --nproc-per-node 2 -m rankscope measure ..., or leave it out."
+            )
+        return parallel if in_group() else None
+    spread = spread_of(model)
+    if spread is None and parallel in ("fsdp", "tensor"):
+        raise InputError(
+            f"parallel={parallel!r}: a module that is handed over is not changed, and this one is not spread. Call "
+            "fully_shard on it or load it with a tensor-parallel plan yourself, or pass the folder it lies in."
+        )
+    if spread is not None and in_group():
+        if parallel is not None and parallel != spread:
+            raise InputError(f"parallel={parallel!r}, but this module is spread already: {spread}. Leave it out.")
+        return spread
+    return parallel if in_group() else None
+
+
+class RankShare:
+    """This process's share of a run; all of it if there is one process.
+
+    Args:
+        mode: how the ranks share the work, None for one process.
+        ranks: the rendezvous of all ranks, None for one process.
+    """
+
+    def __init__(self, mode: Parallel | None = None, ranks: Rendezvous | None = None) -> None:
+        self._mode = mode
+        self._ranks = ranks
+        self._observer: RankObserver | None = None
+        self._compared = False
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank shows progress."""
+        return self._ranks is None or self._ranks.rank == 0
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether there is one process."""
+        return self._ranks is None
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """What a run records about its processes; nothing if there was one."""
+        return {} if self._ranks is None else {"processes": {"count": self._ranks.world, "parallel": self._mode}}
+
+    def load(self, model: str | Path | nn.Module, *, seed: int, dtype: torch.dtype | str | None) -> LoadedModel:
+        """Load a model whole, or this rank's part of it."""
+        spread: Spread | None = self._mode if self._mode in ("fsdp", "tensor") else None
+        return load(model, seed=seed, dtype=dtype, spread=None if isinstance(model, nn.Module) else spread)
+
+    def view(
+        self, model: nn.Module, prepared: Prepared, blocks: str | Sequence[str] | None, stream: Stream | None
+    ) -> ModelView:
+        """The structure of a model, discovered in a forward pass on some of its inputs, the same on all ranks.
+
+        Raises:
+            InputError: the ranks were given different inputs.
+        """
+        if self._ranks is not None and not self._compared:
+            _need_same_inputs(self._ranks.gather(_digest_of(prepared)))
+            self._compared = True
+        self._before_a_pass()
+        return view_of(model, prepared[0], blocks=blocks, stream=stream)
+
+    def watch(self, observe: Observer) -> Observer:
+        """An observer that an error, or a pass in which this rank only runs along, does not disturb."""
+        if self._ranks is None:
+            return observe
+        self._observer = RankObserver(observe, spread=self._mode == "tensor")
+        return self._observer
+
+    def own(self, prepared: Prepared) -> Sequence[Batch]:
+        """The batches this rank runs and observes."""
+        if self._ranks is None or self._mode == "tensor":
+            return prepared.batches
+        return prepared.batches[self._ranks.rank :: self._ranks.world]
+
+    def batches(self, prepared: Prepared, model: nn.Module) -> Iterator[Batch]:
+        """The batches of this rank, in order; all forward passes have ended when the iterator has."""
+        if self._ranks is None:
+            yield from prepared
+            return
+        own = self.own(prepared)
+        for part in own:
+            self._before_a_pass()
+            if self._observer is not None:
+                self._observer.batch = part
+            yield part
+            if self._observer is not None:
+                self._observer.settle()
+        if self._mode == "fsdp" and len(own) * self._ranks.world < len(prepared):
+            assert self._observer is not None
+            self._before_a_pass()
+            with self._observer.muted():
+                prepared[-1].run(model)
+
+    def _before_a_pass(self) -> None:
+        """A forward pass of a spread model contains collective operations, and begins with all ranks."""
+        if self._ranks is not None and self._mode == "data":
+            self._ranks.heartbeat()
+        elif self._ranks is not None:
+            self._ranks.barrier()
+
+    def collect(self, findings: Findings, loaded: LoadedModel) -> None:
+        """Add what the other ranks found, so that every rank holds all of it; rows are not yet in order."""
+        if self._ranks is None:
+            return
+        found = [unpacked(data) for data in self._ranks.gather(findings.packed())]
+        pieces = [pieces for pieces, _ in found]
+        if self._mode == "tensor":
+            gathered = self._observer is not None and self._observer.gathered_heads
+            findings.writer.replace(_with_all_heads(pieces, _heads_of(loaded, gathered=gathered)))
+        else:
+            findings.writer.replace(piece for rank in pieces for piece in rank)
+        for _, remarks in reversed(found):  # the first rank last: where ranks disagree in rounding, its word counts
+            findings.learn(remarks)
+
+    def from_first(self, act: Callable[[], Any]) -> Any:
+        """What ``act`` returns on the first rank, as JSON, on every rank; the others do not call it."""
+        if self._ranks is None:
+            return act()
+        payload = json.dumps(act() if self.is_first else None).encode()
+        return json.loads(self._ranks.gather(payload)[0])
+
+
+@contextmanager
+def sharing(mode: Parallel | None) -> Iterator[RankShare]:
+    """Share a run among the ranks of the group; an error on one of them is raised on all.
+
+    Args:
+        mode: what :func:`parallel_mode` found.
+    """
+    if mode is None:
+        yield RankShare()
+        return
+    with rendezvous() as ranks:
+        yield RankShare(mode, ranks)
+
+
+class RankObserver:
+    """An observer on one of several ranks: an error in it must not stop a forward pass that other ranks take part in.
+
+    Args:
+        observe: receives what is seen, whole.
+        spread: whether activations may be spread over the ranks.
+
+    Attributes:
+        batch: the batch of the current forward pass.
+        gathered_heads: whether heads were seen as distributed tensors, and put together here.
+    """
+
+    def __init__(self, observe: Observer, *, spread: bool) -> None:
+        self._observe = observe
+        self._spread = spread
+        self._muted = False
+        self._error: Exception | None = None
+        self.batch: Batch | None = None
+        self.gathered_heads = False
+
+    def __call__(self, ref: SiteRef, seen: Tensor | AttentionCall) -> None:
+        """Observe, unless muted; an error is kept for :meth:`settle`."""
+        if self._spread:
+            seen = self._whole(seen)  # a collective operation: every rank must make it
+        if self._muted or self._error is not None:
+            return
+        try:
+            if self._spread and isinstance(seen, Tensor):
+                self._need_all_tokens(ref, seen)
+            self._observe(ref, seen)
+        except Exception as error:  # noqa: BLE001  (raised by settle, when no rank waits for this one any more)
+            self._error = error
+
+    def settle(self) -> None:
+        """Raise the kept error, now that the forward pass is over."""
+        if self._error is not None:
+            raise self._error
+
+    @contextmanager
+    def muted(self) -> Iterator[None]:
+        """Observe nothing inside this block."""
+        self._muted = True
+        try:
+            yield
+        finally:
+            self._muted = False
+
+    def _need_all_tokens(self, ref: SiteRef, stream: Tensor) -> None:
+        ids = None if self.batch is None else self.batch.inputs.get("input_ids")
+        if isinstance(ids, Tensor) and ids.dim() == 2 and stream.shape[1] < ids.shape[1]:
+            raise InputError(
+                f"At {ref.site} of block {ref.layer} this process holds {stream.shape[1]} of {ids.shape[1]} tokens: "
+                "the stream is cut along the sequence (sequence parallel). Load the model with a plan that keeps it "
+                "whole."
+            )
+
+    def _whole(self, seen: Tensor | AttentionCall) -> Tensor | AttentionCall:
+        if isinstance(seen, Tensor):
+            return whole(seen)
+        names = ("weights", "query", "key", "value", "mask")
+        spread: dict[str, Any] = {
+            name: whole(tensor) for name in names if is_distributed(tensor := getattr(seen, name))
+        }
+        self.gathered_heads |= bool(spread)
+        return replace(seen, **spread) if spread else seen
+
+
+def _digest_of(prepared: Prepared) -> bytes:
+    """A hash of all tensors of all batches, and of their sizes."""
+    found = hashlib.sha256()
+    for part in prepared:
+        found.update(f"{part.first_sequence},{part.sequences};".encode())
+        for value in (*part.arguments, *part.inputs.values(), part.keep):
+            if isinstance(value, torch.Tensor):
+                bits = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+                found.update(f"{tuple(value.shape)}{value.dtype}".encode() + bits.numpy().tobytes())
+    return found.digest()
+
+
+def _need_same_inputs(digests: Sequence[bytes]) -> None:
+    different = [rank for rank, digest in enumerate(digests) if digest != digests[0]]
+    if different:
+        raise InputError(
+            f"Process {', '.join(map(str, different))} was given other inputs than process 0. Whole batches are dealt "
+            "out here: pass the same inputs, all of them, on every process."
+        )
+
+
+@dataclass(frozen=True)
+class _Heads:
+    """What is known of a tensor-parallel model's attention heads.
+
+    Attributes:
+        total: how many a layer has in all, by the configuration; None if nothing says.
+        cut: whether each rank saw its own, by the weights of the modules called attention.
+    """
+
+    total: int | None
+    cut: bool
+
+
+def _heads_of(loaded: LoadedModel, *, gathered: bool) -> _Heads:
+    """Read the heads off a model; ``gathered`` if they were distributed tensors that have been put together already."""
+    config = loaded.config
+    total = None if config is None else config.get_text_config().to_dict().get("num_attention_heads")
+    inside = [
+        parameter
+        for name, module in loaded.model.named_modules()
+        if is_attention(name, module)
+        for parameter in module.parameters()
+    ]
+    return _Heads(total if isinstance(total, int) else None, not gathered and any(map(_is_cut, inside)))
+
+
+def _is_cut(parameter: Any) -> bool:
+    return is_distributed(parameter) and not all(placement.is_replicate() for placement in parameter.placements)
+
+
+def _with_all_heads(ranks: Sequence[Sequence[Piece]], heads: _Heads) -> list[Piece]:
+    """Pieces of the same batches from several ranks, each with its own heads, as one process writes them.
+
+    Rows without a head are the same on every rank, and those of the first rank are taken.
+
+    Raises:
+        ProcessError: the ranks saw different sites.
+        UnsupportedConfigError: the heads are neither all on every rank nor dealt out among them.
+    """
+    if len({tuple(map(_key, pieces)) for pieces in ranks}) > 1:
+        raise ProcessError("The processes saw different sites. Pass the same model, inputs and sites on every one.")
+    return [_joined(same, heads) for same in zip(*ranks, strict=True)]
+
+
+def _key(piece: Piece) -> tuple[object, ...]:
+    return piece.metric, piece.site, piece.stack, piece.layer, piece.first_sequence, piece.coordinates
+
+
+def _joined(same: Sequence[Piece], heads: _Heads) -> Piece:
+    first = same[0]
+    if first.values.ndim == 1:
+        return first
+    counts = [piece.values.shape[1] for piece in same]
+    if not (heads.cut if heads.total is None else sum(counts) == heads.total):
+        if heads.total is None or set(counts) == {heads.total}:
+            return first
+        raise UnsupportedConfigError(
+            f"Block {first.layer} has {heads.total} heads by its configuration, and the processes saw "
+            f"{', '.join(map(str, counts))}. Ask for metrics of tokens only, or measure it with parallel='fsdp'."
+        )
+    return replace(
+        first,
+        values=np.concatenate([piece.values for piece in same], axis=1),
+        statuses=np.concatenate([piece.statuses for piece in same], axis=1),
+    )

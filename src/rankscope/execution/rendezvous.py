@@ -1,0 +1,220 @@
+"""How ranks agree: entries in the store that ``init_process_group`` opened, and a rendezvous built on them.
+
+Nothing here is a collective operation, and every wait is limited, so a rank that is late, has nothing to do or died
+cannot hang the others. A forward pass that does contain collectives (FSDP, tensor parallel) is entered only after a
+:meth:`Rendezvous.barrier`: a rank that failed before it would leave the others waiting inside a collective, or meet
+them there with one that belongs to its next call.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch.distributed.distributed_c10d import PrefixStore, Store
+
+from rankscope._errors import ProcessError, RankscopeError
+
+PATIENCE_SECONDS = 1800.0
+_PARTING_SECONDS = 1.0
+_POLL_SECONDS = 0.005
+_CHUNK = 4 * 2**20
+"""A store accepts at most 8 MiB in one entry."""
+_OPENED: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
+_GO, _SKIP = "go", "skip"
+
+
+class RankStore:
+    """Entries that all ranks read and write. Every rank opens its stores for one purpose in the same order.
+
+    Args:
+        purpose: one word; stores with different purposes do not see each other's entries.
+    """
+
+    def __init__(self, purpose: str) -> None:
+        self.rank, self.world = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        own = torch.distributed.distributed_c10d._get_default_store()
+        self._store: Store = PrefixStore(f"rankscope.{purpose}.{next(_OPENED[purpose])}", own)
+        self._met: str | None = None
+
+    def write(self, key: str, value: str | bytes) -> None:
+        """Set an entry, replacing an earlier value."""
+        self._store.set(key, value)  # type: ignore[arg-type]
+
+    def write_first(self, key: str, value: str) -> str:
+        """Set an entry unless it exists; returns its value, which is the same for every rank that asks."""
+        return bytes(self._store.compare_set(key, "", value)).decode()
+
+    def has(self, *keys: str) -> bool:
+        """Whether all of these entries exist."""
+        return bool(self._store.check(list(keys)))
+
+    def read(self, key: str) -> bytes:
+        """The value of an entry that exists."""
+        return bytes(self._store.get(key))
+
+    def add(self, key: str, amount: int = 1) -> int:
+        """Increment a counter; returns its value. An amount of 0 only reads it."""
+        return int(self._store.add(key, amount))
+
+    def delete(self, *keys: str) -> None:
+        """Remove entries that no rank reads any more."""
+        for key in keys:
+            self._store.delete_key(key)
+
+    def wait(self, ready: Callable[[], bool], seconds: float, news: Callable[[], object] = lambda: None) -> bool:
+        """Poll until ``ready()``; returns whether it was, within ``seconds`` of the start or of the last news."""
+        heard, since = news(), time.monotonic()
+        while not ready():
+            if (found := news()) != heard:
+                heard, since = found, time.monotonic()
+            if time.monotonic() - since > seconds:
+                return False
+            time.sleep(_POLL_SECONDS)
+        return True
+
+    def meet(self, name: str, *, patience: float, unless: str) -> bool:
+        """Whether all ranks came to the point called ``name``; the same answer on every rank.
+
+        The last rank to arrive writes "go", a rank that loses patience writes "skip", and the first of the two counts.
+
+        Args:
+            name: of this point in the program.
+            patience: seconds to wait for the others.
+            unless: an entry after which waiting is useless, because a rank will not come.
+        """
+        verdict = f"verdict.{name}"
+        before, self._met = self._met, name
+        if self.add(f"arrived.{name}") == self.world:
+            if before is not None:  # all have left the one before
+                self.delete(f"arrived.{before}", f"verdict.{before}")
+            return self.write_first(verdict, _GO) == _GO
+        self.wait(lambda: self.has(verdict) or self.has(unless), patience)
+        return self.write_first(verdict, _SKIP) == _GO
+
+
+class Rendezvous:
+    """This rank among the others, in one piece of shared work. Every rank opens its rendezvous in the same order.
+
+    Args:
+        patience: seconds without a heartbeat from any rank after which the others are given up.
+    """
+
+    def __init__(self, patience: float = PATIENCE_SECONDS) -> None:
+        self._store = RankStore("rendezvous")
+        self.rank, self.world = self._store.rank, self._store.world
+        self._patience = patience
+        self._gathered = self._barriers = 0
+
+    def heartbeat(self) -> None:
+        """Say that this rank is at work; raises if another rank failed."""
+        self._store.add("beats")
+        self._check()
+
+    def barrier(self) -> None:
+        """Wait for all ranks before work that needs them all: every rank continues, or every rank raises.
+
+        Raises:
+            ProcessError: another rank failed, or did not come for too long.
+        """
+        self._barriers += 1
+        self._store.add("beats")
+        if not self._store.meet(f"barrier.{self._barriers}", patience=self._patience, unless="failed"):
+            self._check()
+            raise ProcessError(
+                f"Not all {self.world} processes came within {self._patience:g} s. Every process of the group must "
+                "make the same call; see whether they run."
+            )
+
+    def gather(self, payload: bytes) -> list[bytes]:
+        """The payloads of all ranks, in the order of ranks, on every rank.
+
+        Raises:
+            ProcessError: another rank failed, or nothing was heard of one for too long.
+        """
+        name = f"gather.{self._gathered}"
+        self._gathered += 1
+        chunks = [payload[start : start + _CHUNK] for start in range(0, len(payload), _CHUNK)]
+        for number, chunk in enumerate(chunks):
+            self._store.write(f"{name}.{self.rank}.{number}", chunk)
+        self._store.write(f"{name}.{self.rank}", str(len(chunks)))
+        self._wait([f"{name}.{rank}" for rank in range(self.world)])
+        found = [self._read(f"{name}.{rank}") for rank in range(self.world)]
+        self._store.add(f"{name}.read")
+        self._close(name)
+        return found
+
+    def fail(self, error: BaseException) -> BaseException:
+        """Tell the other ranks of an error here; returns what to raise: it, or that of the rank that failed first."""
+        words = " ".join(str(error).split()) or "no message"
+        named = words if isinstance(error, RankscopeError) else f"{type(error).__name__}: {words}"
+        try:
+            first = self._store.write_first("failed", json.dumps({"rank": self.rank, "error": named}))
+            self._store.add("noted")
+            if self.rank == 0:  # may hold the store: stay for a while until all know
+                self._store.wait(lambda: self._store.add("noted", 0) >= self.world, _PARTING_SECONDS)
+        except RuntimeError:  # the store is gone, and with it the rank that held it: nobody is left to be told
+            return error
+        if isinstance(error, RankscopeError) or not isinstance(error, Exception):
+            return error
+        failed = json.loads(first)
+        return error if failed["rank"] == self.rank else self._other(failed)
+
+    def _check(self) -> None:
+        if self._store.has("failed"):
+            raise self._other(json.loads(self._store.read("failed")))
+
+    def _other(self, failed: dict[str, object]) -> ProcessError:
+        return ProcessError(f"Process {failed['rank']} of {self.world} failed: {failed['error']}")
+
+    def _unless_failed(self, ready: bool) -> bool:
+        """``ready``; if it is False, another rank may have failed, which is raised."""
+        if not ready:
+            self._check()
+        return ready
+
+    def _wait(self, keys: Sequence[str]) -> None:
+        def beats() -> int:
+            return self._store.add("beats", 0)
+
+        if not self._store.wait(lambda: self._unless_failed(self._store.has(*keys)), self._patience, beats):
+            absent = [rank for rank, key in enumerate(keys) if not self._store.has(key)]
+            raise ProcessError(
+                f"Nothing was heard of process {', '.join(map(str, absent))} of {self.world} for "
+                f"{self._patience:g} s. Every process of the group must make the same call; see whether it runs."
+            )
+
+    def _read(self, key: str) -> bytes:
+        return b"".join(self._store.read(f"{key}.{number}") for number in range(int(self._store.read(key))))
+
+    def _close(self, name: str) -> None:
+        """The first rank, which may hold the store, removes the payloads when all have read them."""
+        if self.rank == 0:
+            self._store.wait(
+                lambda: self._unless_failed(self._store.add(f"{name}.read", 0) >= self.world), self._patience
+            )
+            for rank in range(self.world):
+                count = int(self._store.read(f"{name}.{rank}"))
+                self._store.delete(*(f"{name}.{rank}.{number}" for number in range(count)))
+
+
+@contextmanager
+def rendezvous(patience: float = PATIENCE_SECONDS) -> Iterator[Rendezvous]:
+    """Open a rendezvous of all ranks; an error on one rank becomes an error on all.
+
+    The rank that failed first raises its own error, and so does any other rank with a rankscope error. What goes wrong
+    elsewhere as a consequence (a closed connection, say) is raised as :class:`ProcessError`.
+    """
+    ranks = Rendezvous(patience)
+    try:
+        yield ranks
+    except BaseException as error:
+        raised = ranks.fail(error)
+        if raised is error:
+            raise
+        raise raised from error

@@ -1,0 +1,84 @@
+"""Which verb runs how, declared once; the verbs refuse the rest by it, and the command line says so in ``--help``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from rankscope._errors import InputError
+
+Parallel = Literal["data", "fsdp", "tensor"]
+PARALLEL_MODES: tuple[Parallel, ...] = ("data", "fsdp", "tensor")
+
+
+@dataclass(frozen=True)
+class ExecutionSupport:
+    """How a verb can be executed besides in memory in one process: each None, or the reason why it cannot.
+
+    Attributes:
+        verb: its name.
+        no_offload: why the blocks cannot run one at a time.
+        no_data: why batches cannot be dealt out to ranks.
+        no_spread: why the model cannot be spread over ranks (``"fsdp"``, ``"tensor"``).
+
+    Example:
+        >>> entry = ExecutionSupport("count", no_spread="count reads whole weights")
+        >>> entry.parallel_modes
+        ('data',)
+        >>> entry.check(parallel="fsdp")
+        Traceback (most recent call last):
+        rankscope._errors.InputError: count does not take parallel='fsdp': count reads whole weights. It takes 'data'.
+    """
+
+    verb: str
+    no_offload: str | None = None
+    no_data: str | None = None
+    no_spread: str | None = None
+
+    @property
+    def parallel_modes(self) -> tuple[Parallel, ...]:
+        """What ``parallel`` may be."""
+        return tuple(mode for mode in PARALLEL_MODES if self._reason(mode) is None)
+
+    def check(self, *, offload: bool = False, parallel: Parallel | None = None) -> None:
+        """Make sure that the verb can be executed in this way.
+
+        Raises:
+            InputError: it cannot, for the declared reason.
+        """
+        if offload and self.no_offload is not None:
+            raise InputError(f"{self.verb} does not take offload=True: {self.no_offload}. Leave it out.")
+        reason = None if parallel is None else self._reason(parallel)
+        if reason is not None:
+            modes = " or ".join(map(repr, self.parallel_modes))
+            takes = f"It takes {modes}." if modes else "Run it in one process."
+            raise InputError(f"{self.verb} does not take parallel={parallel!r}: {reason}. {takes}")
+
+    def _reason(self, mode: Parallel) -> str | None:
+        return self.no_data if mode == "data" else self.no_spread
+
+
+_WHOLE_WEIGHTS = "it computes with the weights of whole blocks, and each process would hold a part of every weight"
+
+SUPPORT: Mapping[str, ExecutionSupport] = {
+    entry.verb: entry
+    for entry in (
+        ExecutionSupport("measure"),
+        ExecutionSupport("ablate"),
+        ExecutionSupport("exact", no_spread=_WHOLE_WEIGHTS),
+        ExecutionSupport("bound", no_spread=_WHOLE_WEIGHTS),
+        ExecutionSupport(
+            "decompose",
+            no_offload="the sums of all path lengths of all sequences would have to be kept between two blocks, which "
+            "takes as many times the memory of the residual stream as the model has blocks",
+            no_spread=_WHOLE_WEIGHTS,
+        ),
+        ExecutionSupport(
+            "remedy",
+            no_offload="it times whole forward passes and differentiates through all blocks at once",
+            no_spread="a remedy adds parameters to the blocks and is differentiated through, which needs whole weights",
+        ),
+    )
+}
+"""The verbs that run a model."""

@@ -1,0 +1,159 @@
+"""Every verb that streams gives what it gives with the model in memory: the same rows, bit by bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankscope._errors import InputError, LoadError, UnsupportedConfigError
+from rankscope.execution.offload import schedule
+from rankscope.models.loading import load
+from rankscope.runs.run import Run
+from rankscope.verbs.ablating import ablate
+from rankscope.verbs.bounding import bound
+from rankscope.verbs.exacting import exact
+from rankscope.verbs.measuring import measure
+from tests.execution.offload.folders import same_bits, saved
+
+FAMILIES = ("llama", "gpt2", "bert", "gemma2", "qwen3", "mistral")
+SHAPE = {"sequences": 5, "tokens": 20, "batch": 2}
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    made: dict[str, Path] = {}
+
+    def folder_of(family: str) -> Path:
+        if family not in made:
+            made[family] = saved(f"init:tiny-{family}", tmp_path_factory.mktemp(family))
+        return made[family]
+
+    return folder_of
+
+
+@pytest.fixture
+def short_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the budget had no room for streams."""
+    monkeypatch.setattr(schedule, "keeps_streams_in_memory", lambda need, memory: False)
+
+
+def without_stream(run: Run) -> dict[str, Any]:
+    return {name: value for name, value in run.extra.items() if name != "offload"}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("dtype", [None, "bfloat16"])
+def test_measure(folder: Callable[[str], Path], family: str, dtype: str | None) -> None:
+    options = {**SHAPE, "dtype": dtype, "similarity": True, "null": True}
+    whole, streamed = measure(folder(family), **options), measure(folder(family), offload=True, **options)
+    assert same_bits(whole, streamed)
+    assert streamed.extra["offload"]["blocks_read"] == 3
+    assert without_stream(streamed) == without_stream(whole)
+    for fact in ("verdict", "evidence", "floor", "null", "notes"):
+        assert getattr(streamed, fact) == getattr(whole, fact), fact
+    facts = [run.provenance.to_json() for run in (whole, streamed)]
+    differ = {name for name in facts[0] if facts[0][name] != facts[1][name]}
+    assert differ <= {"wall_seconds", "created"}
+
+
+@pytest.mark.parametrize("family", ["albert", "gpt-neox", "modernbert", "xlnet", "falcon"])
+def test_other_families(folder: Callable[[str], Path], family: str, short_of_memory: None) -> None:
+    assert same_bits(measure(folder(family), **SHAPE), measure(folder(family), offload=True, **SHAPE))
+
+
+def test_weights_that_transformers_makes_of_others_are_refused(folder: Callable[[str], Path]) -> None:
+    with pytest.raises(LoadError, match="experts"):
+        measure(folder("qwen2-moe"), offload=True, **SHAPE)
+
+
+def test_all_sites_and_policies(folder: Callable[[str], Path]) -> None:
+    sites = [
+        "block.in",
+        "attention.out",
+        "attention.sum",
+        "mlp.out",
+        "mlp.sum",
+        "block.out@1",
+        "attention.probs@2",
+        "final@2",
+    ]
+    options = {**SHAPE, "sites": sites, "tokens_policy": "no-first"}
+    assert same_bits(measure(folder("llama"), **options), measure(folder("llama"), offload=True, **options))
+
+
+@pytest.mark.parametrize("family", ["bert", "llama"])
+def test_ablate(folder: Callable[[str], Path], family: str, short_of_memory: None) -> None:
+    options = {**SHAPE, "masks": ["own", "causal & window(3)"], "variants": ["pure", "+norm", "full"]}
+    whole, streamed = ablate(folder(family), **options), ablate(folder(family), offload=True, **options)
+    assert same_bits(whole, streamed)
+    assert (streamed.verdict, streamed.notes) == (whole.verdict, whole.notes)
+    assert streamed.extra["offload"]["blocks_read"] == 3
+
+
+def test_ablate_leaves_out_what_cannot_be_done(folder: Callable[[str], Path]) -> None:
+    whole = ablate(folder("gpt-neox"), **SHAPE)
+    streamed = ablate(folder("gpt-neox"), offload=True, **SHAPE)
+    assert streamed.notes == whole.notes
+    assert same_bits(whole, streamed)
+
+
+PURE = {"skip": 0.0, "mlp": "drop", "norm": "identity"}
+
+
+@pytest.mark.parametrize("family", ["bert", "llama"])
+@pytest.mark.parametrize("cut", [PURE, {"skip": 0.5, "stability": True}, {"plain": False, "mask": "causal", **PURE}])
+def test_exact(folder: Callable[[str], Path], family: str, cut: dict[str, Any], short_of_memory: None) -> None:
+    options = {"sequences": 2, "tokens": 12, "dtype": "bfloat16", **cut}
+    whole, streamed = exact(folder(family), **options), exact(folder(family), offload=True, **options)
+    assert same_bits(whole, streamed)
+    law = "law" in whole.table["arithmetic"].to_pylist()
+    assert law == (family == "bert" and cut == PURE)
+    assert streamed.provenance.operations == whole.provenance.operations
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_bound(folder: Callable[[str], Path], family: str) -> None:
+    options = {"sequences": 3, "tokens": 12, "batch": 2, "lanczos": 6}
+    whole, streamed = bound(folder(family), **options), bound(folder(family), offload=True, **options)
+    assert same_bits(whole, streamed)
+    assert without_stream(streamed) == without_stream(whole)
+
+
+def test_what_streams_is_a_folder_and_one_stack_of_blocks(folder: Callable[[str], Path]) -> None:
+    with pytest.raises(InputError, match="in memory already"):
+        measure(load("init:tiny-bert").model, offload=True)
+    with pytest.raises(LoadError, match="random initialisation"):
+        measure("init:tiny-bert", offload=True)
+    with pytest.raises(LoadError, match="hf download"):
+        measure("someone/some-model", offload=True)
+    with pytest.raises(UnsupportedConfigError, match="several stacks"):
+        measure(folder("t5"), offload=True, **SHAPE)
+
+
+def test_the_earlier_spelling_works_and_warns(folder: Callable[[str], Path]) -> None:
+    with pytest.warns(DeprecationWarning, match="stream=True is now offload=True"):
+        old = measure(folder("llama"), stream=True, **SHAPE)
+    assert same_bits(old, measure(folder("llama"), offload=True, **SHAPE))
+    with pytest.raises(InputError, match="expected how the residual stream lies"):
+        measure(folder("llama"), stream=1, **SHAPE)  # type: ignore[arg-type]
+
+
+def test_arguments_that_do_not_go_together(folder: Callable[[str], Path]) -> None:
+    with pytest.raises(InputError, match="go with offload"):
+        measure("init:tiny-bert", memory="3GiB")
+    with pytest.raises(InputError, match="is no size"):
+        measure(folder("bert"), offload=True, memory="much")
+    with pytest.raises(InputError, match="random twin"):
+        ablate(folder("bert"), offload=True, weights="both")
+    with pytest.raises(InputError, match="already"):
+        bound(folder("bert"), offload=True, weights_only=True)
+    with pytest.raises(InputError, match="one process"):
+        measure(folder("bert"), offload=True, parallel="data")
+
+
+def test_a_budget_no_block_fits_in_is_refused_with_an_estimate(folder: Callable[[str], Path]) -> None:
+    with pytest.raises(InputError, match=r"takes about .* GiB \(process .* block .* work"):
+        measure(folder("bert"), offload=True, memory="50MiB", **SHAPE)

@@ -1,0 +1,171 @@
+"""Stores and rendezvous of ranks that are threads here, with one store in memory between them."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed import HashStore, distributed_c10d
+
+from rankscope._errors import ProcessError
+from rankscope.execution import rendezvous
+from rankscope.execution.rendezvous import RankStore, Rendezvous
+from rankscope.models.spread import in_group
+from rankscope.monitor.ranks import Ranks
+from rankscope.runs.readings import LayerValue
+
+
+@pytest.fixture
+def group(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, Callable[[], Any]], list[Any]]:
+    """Opens the same thing on each of so many ranks, as they would find it in processes of their own."""
+    store, now = HashStore(), threading.local()
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: now.rank)
+    monkeypatch.setattr(distributed_c10d, "_get_default_store", lambda: store)
+
+    def each(world: int, opened: Callable[[], Any]) -> list[Any]:
+        monkeypatch.setattr(torch.distributed, "get_world_size", lambda: world)
+        found = []
+        for rank in range(world):
+            now.rank = rank
+            monkeypatch.setattr(
+                rendezvous, "_OPENED", {name: iter(range(9)) for name in ("test", "rendezvous", "gauge")}
+            )
+            found.append(opened())
+        return found
+
+    return each
+
+
+def at_once(*acts: Callable[[], Any]) -> list[Any]:
+    """What each gives back, or the error it ends with."""
+
+    def told(act: Callable[[], Any]) -> Any:
+        try:
+            return act()
+        except ProcessError as error:
+            return error
+
+    with ThreadPoolExecutor(len(acts)) as pool:
+        return list(pool.map(told, acts))
+
+
+def after(seconds: float, act: Callable[[], Any]) -> Callable[[], Any]:
+    def run() -> Any:
+        time.sleep(seconds)
+        return act()
+
+    return run
+
+
+def test_without_a_group_there_is_none() -> None:
+    assert not in_group()
+    assert Ranks(patience=0.0).world == 1
+    assert Ranks(patience=0.0).meet(3)
+
+
+def test_all_come_and_the_entries_of_the_time_before_are_gone(group: Any) -> None:
+    ranks = group(3, lambda: RankStore("test"))
+    for name in ("a", "b"):
+        meets = [partial(rank.meet, name, patience=30, unless="left") for rank in ranks]
+        assert at_once(*meets) == [True] * 3
+    assert not ranks[0].has("arrived.a")
+    assert not ranks[0].has("verdict.a")
+    assert ranks[0].has("arrived.b", "verdict.b")
+
+
+def test_one_that_comes_too_late_hears_that_it_was_skipped(group: Any) -> None:
+    first, second = group(2, lambda: RankStore("test"))
+    assert not first.meet("a", patience=0.02, unless="left")
+    assert not second.meet("a", patience=30, unless="left")
+
+
+def test_nobody_waits_for_one_that_left(group: Any) -> None:
+    first, second = group(2, lambda: RankStore("test"))
+    started = time.monotonic()
+    met, _ = at_once(lambda: first.meet("a", patience=30, unless="left"), after(0.1, lambda: second.write("left", "1")))
+    assert not met
+    assert time.monotonic() - started < 15
+
+
+def test_news_begin_the_waiting_anew(group: Any) -> None:
+    (only,) = group(1, lambda: RankStore("test"))
+    ticks = iter(range(10))
+    started = time.monotonic()
+    assert not only.wait(lambda: False, 0.05, lambda: min(next(ticks, 9), 9))
+    assert time.monotonic() - started > 0.05 + 8 * rendezvous._POLL_SECONDS
+
+
+def test_first_note_stands(group: Any) -> None:
+    first, second = group(2, lambda: RankStore("test"))
+    assert [second.write_first("key", "b"), first.write_first("key", "a"), first.read("key")] == ["b", "b", b"b"]
+
+
+def test_boards_of_different_purpose_do_not_meet(group: Any) -> None:
+    (one,), (other,) = group(1, lambda: RankStore("test")), group(1, lambda: RankStore("gauge"))
+    one.write("left", "0")
+    assert not other.has("left")
+
+
+def test_barrier_is_passed_by_all_or_by_none(group: Any) -> None:
+    first, second, third = group(3, lambda: Rendezvous(patience=30))
+    assert at_once(first.barrier, second.barrier, third.barrier) == [None] * 3
+    found = at_once(first.barrier, after(0.1, lambda: second.fail(ArithmeticError("lost"))), after(0.2, third.barrier))
+    assert [str(found[rank]) for rank in (0, 2)] == ["Process 1 of 3 failed: ArithmeticError: lost"] * 2
+
+
+def test_barrier_that_one_never_comes_to_is_given_up(group: Any) -> None:
+    first, _ = group(2, lambda: Rendezvous(patience=0.02))
+    with pytest.raises(ProcessError, match=r"Not all 2 processes came within 0.02 s"):
+        first.barrier()
+
+
+def test_rank_that_fails_while_the_others_read_holds_up_nobody(group: Any) -> None:
+    first, second = group(2, lambda: Rendezvous(patience=30))
+    second._read = lambda key: (_ for _ in ()).throw(ProcessError("no memory"))
+
+    def read() -> None:
+        try:
+            second.gather(b"b")
+        except ProcessError as error:
+            raise second.fail(error) from None
+
+    started = time.monotonic()
+    found = at_once(lambda: first.gather(b"a"), read)
+    assert str(found[0]) == "Process 1 of 2 failed: no memory"
+    assert time.monotonic() - started < 15
+
+
+def test_gathered_entries_are_deleted(group: Any) -> None:
+    first, second = group(2, lambda: Rendezvous(patience=30))
+    assert at_once(lambda: first.gather(b"a"), lambda: second.gather(b"")) == [[b"a", b""]] * 2
+    assert not first._store.has("gather.0.0.0")
+
+
+def value(mean: float) -> LayerValue:
+    return LayerValue("residual", "block.out", None, 0, mean, mean - 1, math.inf)
+
+
+def test_numbers_of_the_first_rank_are_those_of_all(group: Any) -> None:
+    first, second = group(2, lambda: Ranks(patience=30))
+    for step, mean in enumerate((1 / 3, math.nan)):
+        own, other = (value(mean),), (value(7.0),)
+        here, there = at_once(partial(first.same_as_first, step, own), partial(second.same_as_first, step, other))
+        assert repr(there) == repr(here) == repr((value(mean),))
+    assert not first._store.has("values.0")
+
+
+def test_first_rank_that_left_or_does_not_come_is_an_error(group: Any) -> None:
+    first, second = group(2, lambda: Ranks(patience=0.02))
+    with pytest.raises(ProcessError, match=r"first of 2 processes read nothing at step 5"):
+        second.same_as_first(5, (value(1.0),))
+    first.leave()
+    with pytest.raises(ProcessError, match=r"step 6"):
+        second.same_as_first(6, (value(1.0),))
