@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -183,7 +183,21 @@ PARALLEL = Option(
     choices=("data", "fsdp", "tensor"),
     help="Under torchrun: deal out batches (data, the default), or spread the model.",
 )
-OFFLOADED = (OFFLOAD, MEMORY, WORK)
+
+
+def execution(modes: Sequence[str], no_offload: str | None) -> tuple[Option, ...]:
+    """The options of a verb that runs a model, with the reason why it cannot be offloaded if it cannot.
+
+    Args:
+        modes: what ``parallel`` may be.
+        no_offload: why the blocks cannot run one at a time; None if they can.
+    """
+    spread = ", or spread the model" if "fsdp" in modes else "; the others are refused"
+    parallel = PARALLEL.but(help=f"Under torchrun: deal out batches (data, the default){spread}.")
+    if no_offload is None:
+        return (parallel, OFFLOAD, MEMORY, WORK)
+    return (parallel, OFFLOAD.but(flags=("--offload",), help=f"Refused here: {no_offload}."))
+
 
 # What becomes of the result; every verb that makes a run has these.
 FIGURE = Option(name="figure", kind=Path, metavar="FILE", in_python=False, help="Draw it: .png, .svg or .pdf.")

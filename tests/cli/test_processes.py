@@ -77,11 +77,11 @@ def test_an_error_is_told_once(tmp_path: Path, broken: int) -> None:
 def test_verbs_that_would_only_repeat_are_refused(monkeypatch: pytest.MonkeyPatch, cli) -> None:
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
-    outcome = cli("exact", "init:tiny-bert")
+    outcome = cli("predict", "init:tiny-bert")
     assert outcome.code == 2
-    assert "2 processes were started, and rankscope exact does not share its work" in outcome.err
+    assert "2 processes were started, and rankscope predict does not share its work" in outcome.err
     monkeypatch.setenv("RANK", "1")
-    outcome = cli("exact", "init:tiny-bert")
+    outcome = cli("predict", "init:tiny-bert")
     assert (outcome.code, outcome.err) == (2, "")
 
 

@@ -49,7 +49,7 @@ def one_voice(words: Sequence[str]) -> Iterator[None]:
             sys.exit(EXIT_ELSEWHERE)
         raise InputError(
             f"{world} processes were started, and rankscope {command or ''} does not share its work among them. Run it "
-            f"without torchrun; {' and '.join(shared)} do."
+            f"without torchrun; {', '.join(shared)} do."
         )
     with joined():
         try:

@@ -2,7 +2,7 @@
 
 .. code-block:: python
 
-    with executing(SUPPORT["measure"], model, seed=seed, dtype=dtype, parallel=parallel, offload=offload) as execution:
+    with executing(MEASURE.execution, model, seed=seed, dtype=dtype, parallel=parallel, offload=offload) as execution:
         view = execution.plan(prepared, identity, blocks=blocks, stream=stream)
         with execution.stages(findings) as stages:
             for stage in stages:

@@ -1,8 +1,7 @@
-"""Which verb runs how, declared once; the verbs refuse the rest by it, and the command line says so in ``--help``."""
+"""How a verb can be executed, as it declares it; it refuses the rest by that, and ``--help`` says so."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -59,26 +58,5 @@ class ExecutionSupport:
         return self.no_data if mode == "data" else self.no_spread
 
 
-_WHOLE_WEIGHTS = "it computes with the weights of whole blocks, and each process would hold a part of every weight"
-
-SUPPORT: Mapping[str, ExecutionSupport] = {
-    entry.verb: entry
-    for entry in (
-        ExecutionSupport("measure"),
-        ExecutionSupport("ablate"),
-        ExecutionSupport("exact", no_spread=_WHOLE_WEIGHTS),
-        ExecutionSupport("bound", no_spread=_WHOLE_WEIGHTS),
-        ExecutionSupport(
-            "decompose",
-            no_offload="the sums of all path lengths of all sequences would have to be kept between two blocks, which "
-            "takes as many times the memory of the residual stream as the model has blocks",
-            no_spread=_WHOLE_WEIGHTS,
-        ),
-        ExecutionSupport(
-            "remedy",
-            no_offload="it times whole forward passes and differentiates through all blocks at once",
-            no_spread="a remedy adds parameters to the blocks and is differentiated through, which needs whole weights",
-        ),
-    )
-}
-"""The verbs that run a model."""
+WHOLE_WEIGHTS = "it computes with the weights of whole blocks, and each process would hold a part of every weight"
+"""Why several verbs cannot spread a model."""

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from rankscope._deferred import resolve
 from rankscope._registry import Registry
+from rankscope.execution.support import ExecutionSupport
 from rankscope.options import Option
 
 Place = str | Callable[..., Any]
@@ -61,6 +62,7 @@ class Verb:
         in_plans: whether a sweep can run it.
         under_variants: whether a sweep runs it under each variant of its plan.
         in_plans_always: arguments every task of a sweep passes.
+        execution: how it can be executed besides in memory; None for a verb that runs no model.
         is_float64: whether it holds a float64 copy of the weights.
         call: ``(rankscope, {option: value}) -> Run`` in place of calling ``run`` with the options of the command
             line.
@@ -82,6 +84,7 @@ class Verb:
     in_plans: bool = False
     under_variants: bool = False
     in_plans_always: Mapping[str, Any] = field(default_factory=dict)
+    execution: ExecutionSupport | None = None
     is_float64: bool = False
     call: Place | None = None
     command: Place | None = None

@@ -12,11 +12,12 @@ from torch import nn
 
 from rankscope._errors import InputError
 from rankscope.execution.passes import declared_or_offloaded, executing
-from rankscope.execution.support import SUPPORT, Parallel
+from rankscope.execution.support import Parallel
 from rankscope.metrics import NORM_METRICS, PAIR_METRICS
 from rankscope.models.inputs import InputPlan, Padding, TokensPolicy, prepare_planned
 from rankscope.models.stream import Stream
 from rankscope.runs.run import Run
+from rankscope.verbs.ablate import EXECUTION
 from rankscope.verbs.ablating_grid import OWN_MASK, Grid, Weights, arms_of, models_of
 from rankscope.verbs.origin import about_inputs, floor_of, provenance_of
 from rankscope.verbs.variants import DEFAULT_VARIANTS
@@ -96,7 +97,7 @@ def ablate(
             f"weights={weights!r}: offload reads the given weights, and a random twin would fill the memory."
         )
     with executing(
-        SUPPORT["ablate"],
+        EXECUTION,
         model,
         seed=seed,
         dtype=dtype,

@@ -12,7 +12,7 @@ from torch import nn
 
 from rankscope._errors import InputError, UnsupportedConfigError
 from rankscope.execution.passes import declared_or_offloaded, executing
-from rankscope.execution.support import SUPPORT, Parallel
+from rankscope.execution.support import Parallel
 from rankscope.models.inputs import InputPlan, Padding, prepare_planned
 from rankscope.models.lazy_blocks import lazy_model
 from rankscope.models.loading.config import config_hash
@@ -20,7 +20,7 @@ from rankscope.models.stream import Stream
 from rankscope.runs.provenance import Provenance
 from rankscope.runs.run import Run
 from rankscope.theory.theorems import THEOREMS, Theorem
-from rankscope.verbs.bound import BOUND
+from rankscope.verbs.bound import BOUND, EXECUTION
 from rankscope.verbs.bound_conclusion import concluded
 from rankscope.verbs.bound_passes import BoundPasses
 from rankscope.verbs.bound_weights import read_weights
@@ -110,7 +110,7 @@ def bound(
     )
     steps = lanczos if any(entry.name in _ON_GAINS for entry in chosen) else None
     with executing(
-        SUPPORT["bound"],
+        EXECUTION,
         model,
         seed=seed,
         dtype=dtype,

@@ -14,7 +14,7 @@ from torch import nn
 from rankscope._errors import InputError, UnknownNameError
 from rankscope.execution.findings import Findings
 from rankscope.execution.passes import executing
-from rankscope.execution.support import SUPPORT, Parallel
+from rankscope.execution.support import Parallel
 from rankscope.metrics import METRICS
 from rankscope.models.inputs import Batch, InputPlan, Padding, TokensPolicy, prepare_planned
 from rankscope.models.loading.dtypes import parse_dtype
@@ -31,6 +31,7 @@ from rankscope.runs.rows import RowWriter
 from rankscope.runs.run import Run
 from rankscope.stream.viewing import need_plain_stream, undisturbed
 from rankscope.surgery.refusals import check_carries
+from rankscope.verbs.decompose import EXECUTION
 from rankscope.verbs.decomposing_memory import bytes_in, planned_memory
 from rankscope.verbs.origin import about_inputs, floor_of, provenance_of
 from rankscope.verbs.unembedding import check_reads_the_stream, unembedding_of
@@ -122,7 +123,7 @@ def decompose(
     _check_names(convention, marginals)
     specs = [METRICS[name] for name in dict.fromkeys(DEFAULT_METRICS if metrics is None else metrics)]
     with executing(
-        SUPPORT["decompose"], model, seed=seed, dtype=dtype, offload=offload, parallel=parallel, progress=progress
+        EXECUTION, model, seed=seed, dtype=dtype, offload=offload, parallel=parallel, progress=progress
     ) as execution:
         loaded = execution.loaded
         # Under a budget the model is looked at with one sequence, and only then is the number in a pass decided.

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from rankscope.execution.passes import declared_or_offloaded, executing
-from rankscope.execution.support import SUPPORT, Parallel
+from rankscope.execution.support import Parallel
 from rankscope.masks import Mask
 from rankscope.models.inputs import InputPlan, Padding, TokensPolicy, prepare_planned
 from rankscope.models.loading.quiet import quiet_transformers
@@ -20,7 +20,7 @@ from rankscope.runs.run import Run
 from rankscope.stream.viewing import undisturbed
 from rankscope.surgery.operating import operating, operation_of
 from rankscope.surgery.operation import AttentionChoice, MaskChoice, MlpChoice, NormChoice
-from rankscope.verbs.exact import EXACT
+from rankscope.verbs.exact import EXACT, EXECUTION
 from rankscope.verbs.exact_passes import ExactPasses
 from rankscope.verbs.origin import about_inputs, exact_floors, provenance_of
 from rankscope.verdicts.exactness import judge_exact
@@ -122,7 +122,7 @@ def exact(
         sequences, tokens, 1, tokens_policy, seed, random_tokens, tokenizer, padding, EXACT.default("sequences")
     )
     with executing(
-        SUPPORT["exact"],
+        EXECUTION,
         model,
         seed=seed,
         dtype=dtype,

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from rankscope.execution.passes import declared_or_offloaded, executing
-from rankscope.execution.support import SUPPORT, Parallel
+from rankscope.execution.support import Parallel
 from rankscope.models.inputs import InputPlan, Padding, TokensPolicy, prepare_planned
 from rankscope.models.stream import Stream
 from rankscope.options import renamed
@@ -19,6 +19,7 @@ from rankscope.runs.estimates import notes_on_estimates
 from rankscope.runs.not_finite import CODE
 from rankscope.runs.run import Run
 from rankscope.verbs.locating import where_it_breaks
+from rankscope.verbs.measure import EXECUTION
 from rankscope.verbs.measuring_choice import BatteryChoice, metrics_named, sites_for
 from rankscope.verbs.measuring_passes import MeasuringPasses
 from rankscope.verbs.null import gaussian_null
@@ -106,7 +107,7 @@ def measure(
     algorithm = renamed("measure", "attention", attention, "attention_algorithm", attention_algorithm)
     declared, offload = declared_or_offloaded(stream, offload)
     with executing(
-        SUPPORT["measure"],
+        EXECUTION,
         model,
         seed=seed,
         dtype=dtype,

@@ -12,7 +12,7 @@ from torch import nn
 
 from rankscope._errors import InputError
 from rankscope.execution.passes import executing
-from rankscope.execution.support import SUPPORT, Parallel
+from rankscope.execution.support import Parallel
 from rankscope.models.inputs import InputPlan, Padding, TokensPolicy, prepare_planned
 from rankscope.models.loading import load_initialised_twin
 from rankscope.models.stream import Stream, stream_of
@@ -21,7 +21,7 @@ from rankscope.runs.remedy_ranking import NONE, ranked
 from rankscope.runs.run import Run
 from rankscope.stream.viewing import need_plain_stream
 from rankscope.verbs.origin import about_inputs, floor_of, provenance_of
-from rankscope.verbs.remedy import REMEDY
+from rankscope.verbs.remedy import EXECUTION, REMEDY
 from rankscope.verbs.remedy_words import parsed_remedy
 from rankscope.verbs.remedying_trial import Trial
 from rankscope.verbs.variants import variant_named
@@ -97,7 +97,7 @@ def remedy(
         sequences, tokens, batch, tokens_policy, seed, random_tokens, tokenizer, padding, REMEDY.default("sequences")
     )
     with executing(
-        SUPPORT["remedy"], model, seed=seed, dtype=dtype, offload=offload, parallel=parallel, progress=progress
+        EXECUTION, model, seed=seed, dtype=dtype, offload=offload, parallel=parallel, progress=progress
     ) as execution:
         loaded = execution.loaded
         if weights == "init" and loaded.origin != "init":

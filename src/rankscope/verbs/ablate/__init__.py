@@ -1,8 +1,11 @@
 """``ablate``: which component prevents collapse?"""
 
 from rankscope import options
+from rankscope.execution.support import ExecutionSupport
 from rankscope.options import Option
 from rankscope.verbs._spec import Show, Verb, verb
+
+EXECUTION = ExecutionSupport("ablate")
 
 ABLATE = verb(
     Verb(
@@ -37,8 +40,7 @@ ABLATE = verb(
             options.DTYPE,
             options.BLOCKS,
             options.LAYOUT,
-            options.PARALLEL,
-            *options.OFFLOADED,
+            *options.execution(EXECUTION.parallel_modes, EXECUTION.no_offload),
         ),
         show=Show(
             text="runs.ablation_text:ablation_as_text",
@@ -52,6 +54,7 @@ ABLATE = verb(
             "ablate init:tiny-bert --masks 'own,causal,window(1)' --variants pure,+norm,full --quiet",
         ),
         under_torchrun="torchrun --nproc-per-node 2 -m rankscope ablate init:tiny-llama --tokens 16 --batch 2",
+        execution=EXECUTION,
         order=20,
         in_plans=True,
     )

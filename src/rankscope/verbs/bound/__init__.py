@@ -1,8 +1,11 @@
 """``bound``: what do the theorems say of these weights?"""
 
 from rankscope import options
+from rankscope.execution.support import WHOLE_WEIGHTS, ExecutionSupport
 from rankscope.options import Option
 from rankscope.verbs._spec import Show, Verb, verb
+
+EXECUTION = ExecutionSupport("bound", no_spread=WHOLE_WEIGHTS)
 
 BOUND = verb(
     Verb(
@@ -39,7 +42,7 @@ BOUND = verb(
             options.DTYPE,
             options.BLOCKS,
             options.LAYOUT,
-            *options.OFFLOADED,
+            *options.execution(EXECUTION.parallel_modes, EXECUTION.no_offload),
         ),
         show=Show(
             text="runs.bound_text:bound_as_text",
@@ -53,6 +56,7 @@ BOUND = verb(
             "bound init:tiny-bert --sequences 1 --tokens 16",
             "bound init:tiny-bert --theorems dong_2021_multi_head --sequences 1 --tokens 16 --quiet",
         ),
+        execution=EXECUTION,
         order=50,
         in_plans=True,
         under_variants=True,

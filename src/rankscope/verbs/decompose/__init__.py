@@ -1,8 +1,16 @@
 """``decompose``: which paths carry the signal?"""
 
 from rankscope import options
+from rankscope.execution.support import WHOLE_WEIGHTS, ExecutionSupport
 from rankscope.options import Option
 from rankscope.verbs._spec import Show, Verb, verb
+
+EXECUTION = ExecutionSupport(
+    "decompose",
+    no_offload="the sums of all path lengths of all sequences would have to be kept between two blocks, which takes as "
+    "many times the memory of the residual stream as the model has blocks",
+    no_spread=WHOLE_WEIGHTS,
+)
 
 DECOMPOSE = verb(
     Verb(
@@ -49,6 +57,7 @@ DECOMPOSE = verb(
             options.DTYPE,
             options.BLOCKS,
             options.LAYOUT,
+            *options.execution(EXECUTION.parallel_modes, EXECUTION.no_offload),
         ),
         show=Show(
             text="runs.decomposition_text:decomposition_as_text",
@@ -62,6 +71,7 @@ DECOMPOSE = verb(
             "decompose init:tiny-gpt2 --sequences 2 --tokens 16",
             "decompose init:tiny-bert --through heads --sequences 2 --tokens 16 --out paths",
         ),
+        execution=EXECUTION,
         order=30,
         in_plans=True,
         under_variants=True,

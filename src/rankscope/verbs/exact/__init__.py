@@ -1,8 +1,11 @@
 """``exact``: how fast does it collapse, really?"""
 
 from rankscope import options
+from rankscope.execution.support import WHOLE_WEIGHTS, ExecutionSupport
 from rankscope.options import Option
 from rankscope.verbs._spec import Show, Verb, verb
+
+EXECUTION = ExecutionSupport("exact", no_spread=WHOLE_WEIGHTS)
 
 EXACT = verb(
     Verb(
@@ -34,7 +37,7 @@ EXACT = verb(
             options.DTYPE,
             options.BLOCKS,
             options.LAYOUT,
-            *options.OFFLOADED,
+            *options.execution(EXECUTION.parallel_modes, EXECUTION.no_offload),
         ),
         show=Show(
             text="runs.exact_text:exact_as_text",
@@ -48,6 +51,7 @@ EXACT = verb(
             "exact init:tiny-bert --skip 0 --sequences 1 --tokens 32",
             "exact init:tiny-bert --skip 0 --mlp drop --norm identity --mask causal --sequences 1 --tokens 16",
         ),
+        execution=EXECUTION,
         order=40,
         in_plans=True,
         under_variants=True,

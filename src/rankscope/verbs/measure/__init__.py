@@ -1,8 +1,11 @@
 """``measure``: where does this model stand?"""
 
 from rankscope import options
+from rankscope.execution.support import ExecutionSupport
 from rankscope.options import Option
 from rankscope.verbs._spec import Show, Verb, verb
+
+EXECUTION = ExecutionSupport("measure")
 
 MEASURE = verb(
     Verb(
@@ -38,9 +41,8 @@ MEASURE = verb(
             options.DTYPE,
             options.BLOCKS,
             options.LAYOUT,
+            *options.execution(EXECUTION.parallel_modes, EXECUTION.no_offload),
             options.FAIL_IF,
-            options.PARALLEL,
-            *options.OFFLOADED,
         ),
         show=Show(
             sections={
@@ -57,6 +59,7 @@ MEASURE = verb(
             "measure init:tiny-llama --random-tokens --tokens 512 --sequences 1 --attention-algorithm blockwise",
         ),
         under_torchrun="torchrun --nproc-per-node 2 -m rankscope measure init:tiny-llama --tokens 16 --batch 2",
+        execution=EXECUTION,
         order=10,
         in_plans=True,
         under_variants=True,

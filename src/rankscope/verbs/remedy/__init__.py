@@ -1,8 +1,15 @@
 """``remedy``: which remedy would help?"""
 
 from rankscope import options
+from rankscope.execution.support import ExecutionSupport
 from rankscope.options import Option
 from rankscope.verbs._spec import Show, Verb, verb
+
+EXECUTION = ExecutionSupport(
+    "remedy",
+    no_offload="it times whole forward passes and differentiates through all blocks at once",
+    no_spread="a remedy adds parameters to the blocks and is differentiated through, which needs whole weights",
+)
 
 REMEDY = verb(
     Verb(
@@ -53,6 +60,7 @@ REMEDY = verb(
             options.DTYPE,
             options.BLOCKS,
             options.LAYOUT,
+            *options.execution(EXECUTION.parallel_modes, EXECUTION.no_offload),
         ),
         show=Show(
             text="runs.remedy_text:remedies_as_text",
@@ -62,6 +70,7 @@ REMEDY = verb(
         ),
         columns={"remedy": "string"},
         examples=("remedy init:tiny-bert --remedies stronger_skip,pre_norm --sequences 1 --tokens 16 --repeats 0",),
+        execution=EXECUTION,
         order=70,
         in_plans=True,
     )
