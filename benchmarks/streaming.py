@@ -41,7 +41,7 @@ def peak_bytes() -> int:
 
 def child(kind: str, given: argparse.Namespace) -> dict[str, Any]:
     """One run in this process: streamed, whole, or streamed until it kills itself half-way."""
-    from rankscope.verbs.measuring import measure
+    from rankscope.verbs.measure.run import measure
 
     if kind == "killed":
         _die_half_way(given.folder)
@@ -160,7 +160,7 @@ def bare_loop(folder: Path, ids: Any, batch: int, *, ahead: bool) -> Callable[[]
 def race(given: argparse.Namespace) -> None:
     from rankscope.execution.offload.meta_model import open_meta_model
     from rankscope.models.inputs import prepare_inputs
-    from rankscope.verbs.measuring import measure
+    from rankscope.verbs.measure.run import measure
 
     shape = {"sequences": given.sequences, "tokens": given.tokens, "batch": given.batch}
     prepared = prepare_inputs(open_meta_model(given.folder).loaded, None, **shape)

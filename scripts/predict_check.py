@@ -24,7 +24,7 @@ import torch
 import rankscope as rs
 from rankscope.theory.designs.design import Design
 from rankscope.theory.oracles._spec import ORACLES, answer_of
-from rankscope.verbs.sampled_design import crossing, follow
+from rankscope.verbs.predict.sampled_design import crossing, follow
 
 LEVELS = (1e-3, 3e-3, 0.01, 0.03, 0.1, 0.3, 0.5, 0.7)
 WIDTH, HEADS = 768, 12

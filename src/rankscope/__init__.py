@@ -25,17 +25,17 @@ if TYPE_CHECKING:
     from rankscope.surgery.operating import operate
     from rankscope.sweeps.running import sweep
     from rankscope.theory.designs.design import Design
-    from rankscope.verbs.ablating import ablate
-    from rankscope.verbs.bounding import bound
-    from rankscope.verbs.decomposing import decompose
-    from rankscope.verbs.diagnosing import doctor
-    from rankscope.verbs.exacting import exact
-    from rankscope.verbs.graphing import mask_graph
-    from rankscope.verbs.measuring import measure
-    from rankscope.verbs.predicting import predict
-    from rankscope.verbs.predicting_remedies import predict_remedies
-    from rankscope.verbs.remedying import remedy
-    from rankscope.verbs.selftesting import selftest
+    from rankscope.verbs.ablate.run import ablate
+    from rankscope.verbs.bound.run import bound
+    from rankscope.verbs.decompose.run import decompose
+    from rankscope.verbs.doctor.run import doctor
+    from rankscope.verbs.exact.run import exact
+    from rankscope.verbs.masks.run import mask_graph
+    from rankscope.verbs.measure.run import measure
+    from rankscope.verbs.predict.remedies import predict_remedies
+    from rankscope.verbs.predict.run import predict
+    from rankscope.verbs.remedy.run import remedy
+    from rankscope.verbs.selftest.run import selftest
 
 __all__ = [
     "METRICS",
@@ -72,24 +72,24 @@ _HOME = {
     "Design": "rankscope.theory.designs.design",
     "Run": "rankscope.runs.run",
     "Stream": "rankscope.models.stream",
-    "ablate": "rankscope.verbs.ablating",
+    "ablate": "rankscope.verbs.ablate.run",
     "atlas": "rankscope.reporting.atlas_page",
-    "bound": "rankscope.verbs.bounding",
+    "bound": "rankscope.verbs.bound.run",
     "compare": "rankscope.runs.comparison",
-    "decompose": "rankscope.verbs.decomposing",
-    "doctor": "rankscope.verbs.diagnosing",
-    "exact": "rankscope.verbs.exacting",
+    "decompose": "rankscope.verbs.decompose.run",
+    "doctor": "rankscope.verbs.doctor.run",
+    "exact": "rankscope.verbs.exact.run",
     "load": "rankscope.models.loading",
     "load_run": "rankscope.runs.run",
-    "mask_graph": "rankscope.verbs.graphing",
-    "measure": "rankscope.verbs.measuring",
+    "mask_graph": "rankscope.verbs.masks.run",
+    "measure": "rankscope.verbs.measure.run",
     "operate": "rankscope.surgery.operating",
-    "predict": "rankscope.verbs.predicting",
-    "predict_remedies": "rankscope.verbs.predicting_remedies",
+    "predict": "rankscope.verbs.predict.run",
+    "predict_remedies": "rankscope.verbs.predict.remedies",
     "query": "rankscope.runs.querying",
-    "remedy": "rankscope.verbs.remedying",
+    "remedy": "rankscope.verbs.remedy.run",
     "report": "rankscope.reporting.pages",
-    "selftest": "rankscope.verbs.selftesting",
+    "selftest": "rankscope.verbs.selftest.run",
     "sweep": "rankscope.sweeps.running",
 }
 

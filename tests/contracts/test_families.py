@@ -12,7 +12,7 @@ import torch
 
 from rankscope.models.presets import TINY_PRESETS
 from rankscope.runs.checks import DoctorReport
-from rankscope.verbs.diagnosing import doctor
+from rankscope.verbs.doctor.run import doctor
 from tests.contracts.compatibility import OWN, commit, committed, row
 
 NOT_FOUND = {

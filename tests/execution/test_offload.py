@@ -12,10 +12,10 @@ from rankscope._errors import InputError, LoadError, UnsupportedConfigError
 from rankscope.execution.offload import schedule
 from rankscope.models.loading import load
 from rankscope.runs.run import Run
-from rankscope.verbs.ablating import ablate
-from rankscope.verbs.bounding import bound
-from rankscope.verbs.exacting import exact
-from rankscope.verbs.measuring import measure
+from rankscope.verbs.ablate.run import ablate
+from rankscope.verbs.bound.run import bound
+from rankscope.verbs.exact.run import exact
+from rankscope.verbs.measure.run import measure
 from tests.execution.offload.folders import same_bits, saved
 
 FAMILIES = ("llama", "gpt2", "bert", "gemma2", "qwen3", "mistral")

@@ -24,8 +24,8 @@ USED = (
     "rankscope.reporting.terminal",
     "rankscope.sweeps.plan",
     "rankscope.sweeps.running",
-    "rankscope.verbs.ablating",
-    "rankscope.verbs.measuring",
+    "rankscope.verbs.ablate.run",
+    "rankscope.verbs.measure.run",
 )
 """What the commands import lazily."""
 

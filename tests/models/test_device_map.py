@@ -8,10 +8,10 @@ import pytest
 
 from rankscope._errors import LoadError, UnsupportedConfigError
 from rankscope.models.loading import load
-from rankscope.verbs.ablating import ablate
-from rankscope.verbs.bounding import bound
-from rankscope.verbs.exacting import exact
-from rankscope.verbs.measuring import measure
+from rankscope.verbs.ablate.run import ablate
+from rankscope.verbs.bound.run import bound
+from rankscope.verbs.exact.run import exact
+from rankscope.verbs.measure.run import measure
 from tests.execution.offload.folders import same_bits, saved
 
 PLACES = {

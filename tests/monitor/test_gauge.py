@@ -19,8 +19,8 @@ from rankscope.monitor import Alarm, CollapseError, CollapseWarning, Gauge, Heat
 from rankscope.monitor.battery import DEFAULT_METRICS
 from rankscope.monitor.outlets import HEATMAP_EVERY
 from rankscope.surgery.operating import operate
-from rankscope.verbs.measuring import measure
-from rankscope.verbs.remedying import remedy
+from rankscope.verbs.measure.run import measure
+from rankscope.verbs.remedy.run import remedy
 from tests.monitor.trainings import bert, plain, probe, train
 
 COLLAPSING: dict[str, Any] = {"skip": 0.0, "mlp": "drop"}

@@ -15,7 +15,7 @@ from rankscope.models.loading import LoadedModel, load
 from rankscope.papers.dong2021.networks import AUTHORS, NETWORKS, Network, mlp_taken_out, prepared_for
 from rankscope.papers.measuring.one_network import measure_network
 from rankscope.runs.rows import RowWriter
-from rankscope.verbs.variants import variant_named
+from rankscope.verbs.ablate.variants import variant_named
 
 CLOSE = {"rtol": 1e-10, "atol": 0.0}
 

@@ -11,8 +11,8 @@ import pytest
 from rankscope._errors import UnsupportedOperationError
 from rankscope.remedies import REMEDIES, remedied
 from rankscope.theory.designs.design import Design
-from rankscope.verbs.predicting_remedies import predict_remedies
-from rankscope.verbs.remedying import remedy
+from rankscope.verbs.predict.remedies import predict_remedies
+from rankscope.verbs.remedy.run import remedy
 
 WIDTH, DEPTH, TOKENS = 48, 10, 12
 SAID = [name for name, entry in REMEDIES.items() if entry.design is not None]

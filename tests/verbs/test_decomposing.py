@@ -14,7 +14,7 @@ from rankscope.models.loading import load
 from rankscope.runs.decomposition import by_length, only, through_heads
 from rankscope.runs.run import Run, load_run
 from rankscope.surgery.operating import operate
-from rankscope.verbs.decomposing import decompose
+from rankscope.verbs.decompose.run import decompose
 from tests.own_models import ids
 
 

@@ -10,7 +10,7 @@ import torch
 from transformers import GPT2Config, GPT2Model
 
 from rankscope._errors import InputError
-from rankscope.verbs.decomposing import decompose
+from rankscope.verbs.decompose.run import decompose
 from tests.paths.live_bytes import LiveBytes
 
 GIB = 2.0**30

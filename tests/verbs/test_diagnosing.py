@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from rankscope.models.loading import load
-from rankscope.verbs.diagnosing import doctor
+from rankscope.verbs.doctor.run import doctor
 from tests.own_models import GPT, ids
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from rankscope.models.loading import load
 from rankscope.runs.run import Run
-from rankscope.verbs.exacting import exact
+from rankscope.verbs.exact.run import exact
 
 LOCAL = torch.tensor([[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 1], [0, 0, 1, 1]]).bool()
 STRIDED = torch.tensor([[1, 0, 1, 0], [0, 1, 0, 1], [1, 0, 1, 0], [0, 1, 0, 1]]).bool()

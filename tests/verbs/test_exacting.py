@@ -10,7 +10,7 @@ from rankscope.models.loading import load
 from rankscope.runs.exactness import exact_curves, order_of
 from rankscope.runs.run import Run
 from rankscope.surgery.operating import operate
-from rankscope.verbs.exacting import exact
+from rankscope.verbs.exact.run import exact
 from tests.own_models import GPT, ids
 
 PURE = {"skip": 0.0, "mlp": "drop", "norm": "identity"}

@@ -11,7 +11,7 @@ from rankscope.metrics.residual import relative_residual
 from rankscope.metrics.stable_rank import stable_rank
 from rankscope.models.loading import load
 from rankscope.runs.run import Run
-from rankscope.verbs.measuring import measure
+from rankscope.verbs.measure.run import measure
 from tests.own_models import GPT, ids
 
 

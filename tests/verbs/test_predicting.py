@@ -16,8 +16,8 @@ from rankscope.models.designs import design_of
 from rankscope.runs.prediction import predicted_sentence
 from rankscope.runs.run import load_run
 from rankscope.theory.designs.design import Design
-from rankscope.verbs.phase_map import axis_of, phase_map
-from rankscope.verbs.sampled_design import agreement_of, crossing, follow
+from rankscope.verbs.predict.phase_map import axis_of, phase_map
+from rankscope.verbs.predict.sampled_design import agreement_of, crossing, follow
 
 SMALL = Design(depth=6, width=64, heads=4, tokens=16, initial_cosine=0.3)
 
@@ -217,7 +217,7 @@ DESIGNS = {
 def test_the_interval_holds_the_truth_of_a_long_context(sampled: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four networks of each design with all their weights drawn: their mean is inside, and nine networks in ten."""
     if sampled == "64 tokens":
-        monkeypatch.setattr("rankscope.verbs.sampled_design.MOST_WORK", 0.0)
+        monkeypatch.setattr("rankscope.verbs.predict.sampled_design.MOST_WORK", 0.0)
     inside = []
     for design in (design.changed(tokens=length) for length in (256, 512) for design in DESIGNS.values()):
         run = rankscope.predict(design, seeds=4, most_blocks=design.depth)
@@ -232,7 +232,7 @@ def test_the_interval_holds_the_truth_of_a_long_context(sampled: str, monkeypatc
 
 def test_a_context_sampled_in_part_is_not_told_as_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """The design of order 3 whose residual was 10^-15.4 ± 1.6 by 64 of its 512 tokens, and is 10^-11.9 ± 0.6."""
-    monkeypatch.setattr("rankscope.verbs.sampled_design.MOST_WORK", 0.0)
+    monkeypatch.setattr("rankscope.verbs.predict.sampled_design.MOST_WORK", 0.0)
     design = DESIGNS["complete, skips cut"]
     run = rankscope.predict(design, seeds=3, most_blocks=design.depth)
     assert any("64 of the 512 tokens" in note for note in run.notes)

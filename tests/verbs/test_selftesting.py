@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from rankscope.verbs.selftesting import COLUMNS, PRINTED, SelfTest, as_printed, confusing_tokens, selftest
+from rankscope.verbs.selftest.run import COLUMNS, PRINTED, SelfTest, as_printed, confusing_tokens, selftest
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import torch
 from rankscope import load_run, measure
 from rankscope._errors import InputError, ResultError
 from rankscope.runs.similarity import MOST_TOKENS, packed, shown_positions, similarities_in
-from rankscope.verbs.similarity import cosines
+from rankscope.verbs.measure.similarity import cosines
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])

@@ -110,7 +110,7 @@ def _masks() -> list[dict[str, Any]]:
 
 
 def _variants() -> list[dict[str, Any]]:
-    from rankscope.verbs.variants import VARIANTS
+    from rankscope.verbs.ablate.variants import VARIANTS
 
     return [
         {

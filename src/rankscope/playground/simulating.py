@@ -19,8 +19,8 @@ from rankscope.playground.spheres import Projector
 from rankscope.playground.treating import treated
 from rankscope.theory.classification import CollapseClass, LayerFacts, classify, float_visible_depth
 from rankscope.theory.designs.design import Design
-from rankscope.verbs.exact_readings import FAR, LOG10, SHRINK
-from rankscope.verbs.sampled_design import visible_in
+from rankscope.verbs.exact.readings import FAR, LOG10, SHRINK
+from rankscope.verbs.predict.sampled_design import visible_in
 
 SEEN_IN = (torch.float32, torch.bfloat16)
 """Finest first: the weights are rounded from one to the next."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rankscope.exact_arithmetic.tensor import Deviation
 from rankscope.playground.picture import Frame
-from rankscope.verbs.exact_readings import LOG10
+from rankscope.verbs.exact.readings import LOG10
 
 
 class Projector:

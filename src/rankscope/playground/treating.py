@@ -22,7 +22,7 @@ from rankscope.stream.viewing import view_of
 from rankscope.surgery.operating import operating
 from rankscope.surgery.operation import Operation
 from rankscope.theory.designs.design import Design
-from rankscope.verbs.exact_readings import LOG10, SHRINK
+from rankscope.verbs.exact.readings import LOG10, SHRINK
 
 
 def treated(design: Design, seed: int, tokens: Tensor, name: str) -> Treated:

@@ -123,7 +123,7 @@ def _operation(variant: Variant) -> dict[str, Any] | None:
         return variant.settings
     if variant.name == WHOLE:
         return None
-    from rankscope.verbs.variants import variant_named
+    from rankscope.verbs.ablate.variants import variant_named
 
     return variant_named(variant.name).operation.describe() or None
 

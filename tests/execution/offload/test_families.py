@@ -8,7 +8,7 @@ import pytest
 
 from rankscope._errors import LoadError, RankscopeError, UnsupportedConfigError
 from rankscope.models.presets import PRESETS
-from rankscope.verbs.measuring import measure
+from rankscope.verbs.measure.run import measure
 from tests.execution.offload.folders import same_bits, saved
 
 SHAPE = {"sequences": 3, "tokens": 12, "batch": 2}

@@ -15,8 +15,8 @@ import pytest
 import rankscope
 from rankscope._errors import ResultError
 from rankscope.runs.run import Run, load_run
-from rankscope.verbs.bounding import bound
-from rankscope.verbs.measuring import measure
+from rankscope.verbs.bound.run import bound
+from rankscope.verbs.measure.run import measure
 from tests.execution.offload.folders import same_bits, saved
 
 PROGRAM = """

@@ -11,8 +11,8 @@ from torch import Tensor
 from rankscope.models.heads import HeadWeights
 from rankscope.theory.lipschitz import LipschitzConstants
 from rankscope.theory.theorems import Evaluation, LayerQuantities, Network
-from rankscope.verbs.bound_passage import SeenLayer, passage_of
-from rankscope.verbs.bound_quantities import head_sizes
+from rankscope.verbs.bound.passage import SeenLayer, passage_of
+from rankscope.verbs.bound.quantities import head_sizes
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from rankscope.theory.contraction import Gains, Interval
 from rankscope.theory.lanczos import LanczosEnds
 from rankscope.theory.theorems import THEOREMS, LayerQuantities, Network
 from rankscope.theory.theorems.contraction_interval import narrowest
-from rankscope.verbs.bound_passage import SeenLayer, passage_of
-from rankscope.verbs.bound_quantities import head_sizes
+from rankscope.verbs.bound.passage import SeenLayer, passage_of
+from rankscope.verbs.bound.quantities import head_sizes
 from tests.theory.theorems.networks import attention, one_head, pick, rand, random_heads, simulate, violations
 
 INSTANCES = 500

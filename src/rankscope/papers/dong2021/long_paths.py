@@ -24,7 +24,7 @@ from rankscope.runs.rows import RowWriter
 from rankscope.runs.run import Run
 from rankscope.surgery.operating import operating
 from rankscope.surgery.operation import Operation
-from rankscope.verbs.decomposing import decompose
+from rankscope.verbs.decompose.run import decompose
 from rankscope.verbs.origin import floor_of
 
 LOSS, ACCURACY = "final_loss", "accuracy"

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from rankscope._errors import UnsupportedOperationError
 from rankscope.surgery.operation import Operation
-from rankscope.verbs.variants import variant_named
+from rankscope.verbs.ablate.variants import variant_named
 
 if TYPE_CHECKING:
     from rankscope.models.loading import LoadedModel

@@ -22,7 +22,7 @@ from rankscope.papers.training.fitting import Moment
 from rankscope.runs.rows import STATUS_CODE, RowWriter
 from rankscope.stream.sites import SiteSelection
 from rankscope.stream.tracer import trace
-from rankscope.verbs.exacting import exact
+from rankscope.verbs.exact.run import exact
 from rankscope.verbs.reader import SiteReader
 
 SITES = ("block.in@0", "block.out")

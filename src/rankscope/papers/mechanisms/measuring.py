@@ -38,9 +38,9 @@ from rankscope.stream.sites import SiteRef
 from rankscope.stream.viewing import undisturbed
 from rankscope.surgery.operating import operating
 from rankscope.surgery.operation import Operation
+from rankscope.verbs.ablate.variants import variant_named
 from rankscope.verbs.origin import floor_of, provenance_of
 from rankscope.verbs.reader import SiteReader
-from rankscope.verbs.variants import variant_named
 
 METRICS = ("mu_over_norm", "mean_cosine", "stable_rank", "effective_rank")
 COORDINATES = ("mechanism", "change", "variant", "arithmetic", "seed", "note")

@@ -27,9 +27,9 @@ from rankscope.runs.rows import STATUS_CODE, RowWriter
 from rankscope.runs.run import Run
 from rankscope.surgery.operating import operating
 from rankscope.surgery.operation import Operation
-from rankscope.verbs.exacting import exact
+from rankscope.verbs.exact.run import exact
 from rankscope.verbs.origin import exact_floors
-from rankscope.verbs.predicting import SAMPLED, predict
+from rankscope.verbs.predict.run import SAMPLED, predict
 
 LAST = 10
 """Steps over which the loss is averaged at the end."""

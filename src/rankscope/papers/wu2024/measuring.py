@@ -21,9 +21,9 @@ from rankscope.runs.rows import RowWriter
 from rankscope.runs.run import Run
 from rankscope.stream.viewing import view_of
 from rankscope.surgery.operation import Operation
+from rankscope.verbs.ablate.variants import variant_named
 from rankscope.verbs.origin import floor_of, provenance_of
 from rankscope.verbs.reader import SiteReader
-from rankscope.verbs.variants import variant_named
 
 METRICS = ("mu", "mu_over_norm")
 COORDINATES = ("part", "model", "weights", "dtype", "variant", "mask", "temperature", "seed")

@@ -12,7 +12,7 @@ ABLATE = verb(
         name="ablate",
         question="Which component prevents collapse?",
         answer="Attention alone, with norms, skips, MLPs, and the whole, side by side.",
-        run="verbs.ablating:ablate",
+        run="verbs.ablate.run:ablate",
         judge="verdicts.ablation:judge_ablation",
         options=(
             options.MODEL,

@@ -12,7 +12,7 @@ BOUND = verb(
         name="bound",
         question="What do the theorems say of these weights?",
         answer="Hypotheses, bound, measured value and slack, layer by layer.",
-        run="verbs.bounding:bound",
+        run="verbs.bound.run:bound",
         judge="runs.bounds:judge_bounds",
         options=(
             options.MODEL,

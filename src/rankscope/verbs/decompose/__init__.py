@@ -17,7 +17,7 @@ DECOMPOSE = verb(
         name="decompose",
         question="Which paths carry the signal?",
         answer="The exact sum of all paths of each length, and through each head.",
-        run="verbs.decomposing:decompose",
+        run="verbs.decompose.run:decompose",
         judge="runs.decomposition:judge_decomposition",
         options=(
             options.MODEL,

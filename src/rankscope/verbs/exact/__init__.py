@@ -12,7 +12,7 @@ EXACT = verb(
         name="exact",
         question="How fast does it collapse, really?",
         answer="Residuals far below the float floor, with order, factor and the law's word.",
-        run="verbs.exacting:exact",
+        run="verbs.exact.run:exact",
         judge="verdicts.exactness:judge_exact",
         options=(
             options.MODEL,

@@ -7,7 +7,7 @@ MASKS = verb(
         name="masks",
         question="What does a mask do to collapse?",
         answer="Centre nodes, radius, diameter, second eigenvalue, layers to agree.",
-        run="verbs.graphing:mask_graph",
+        run="verbs.masks.run:mask_graph",
         command="cli.graphing:masks_command",
         examples=(
             "masks causal 'causal_window(4) | sink(1)' --tokens 32",

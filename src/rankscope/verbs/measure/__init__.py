@@ -12,7 +12,7 @@ MEASURE = verb(
         name="measure",
         question="Where does this model stand?",
         answer="The battery per block, the float floor and a verdict that names its evidence.",
-        run="verbs.measuring:measure",
+        run="verbs.measure.run:measure",
         judge="verdicts:judge",
         options=(
             options.MODEL,

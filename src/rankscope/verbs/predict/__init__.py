@@ -77,7 +77,7 @@ PREDICT = verb(
         name="predict",
         question="Will this design collapse at initialisation?",
         answer="Oracle curves, a sampled one, the depth at which tokens agree.",
-        run="verbs.predicting:predict",
+        run="verbs.predict.run:predict",
         judge="verdicts.prediction:with_state",
         options=(
             Option(

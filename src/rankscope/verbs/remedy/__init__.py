@@ -16,7 +16,7 @@ REMEDY = verb(
         name="remedy",
         question="Which remedy would help?",
         answer="Each known one on this model: collapse, gradients and cost, ranked.",
-        run="verbs.remedying:remedy",
+        run="verbs.remedy.run:remedy",
         judge="verdicts.remedies:judge_remedies",
         options=(
             options.MODEL,

@@ -13,7 +13,7 @@ from rankscope._errors import InputError
 from rankscope.theory.designs.design import CHOICES, COUNTS, Design, parameter_names
 from rankscope.theory.designs.narrowing import narrowed
 from rankscope.theory.oracles._spec import ORACLES, answer_of
-from rankscope.verbs.sampled_design import follow
+from rankscope.verbs.predict.sampled_design import follow
 
 POINTS = 13
 MOST_POINTS = 64

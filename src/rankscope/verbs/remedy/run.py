@@ -20,11 +20,11 @@ from rankscope.remedies import REMEDIES
 from rankscope.runs.remedy_ranking import NONE, ranked
 from rankscope.runs.run import Run
 from rankscope.stream.viewing import need_plain_stream
+from rankscope.verbs.ablate.variants import variant_named
 from rankscope.verbs.origin import about_inputs, floor_of, provenance_of
 from rankscope.verbs.remedy import EXECUTION, REMEDY
-from rankscope.verbs.remedy_words import parsed_remedy
-from rankscope.verbs.remedying_trial import Trial
-from rankscope.verbs.variants import variant_named
+from rankscope.verbs.remedy.trial import Trial
+from rankscope.verbs.remedy.words import parsed_remedy
 from rankscope.verdicts.remedies import judge_remedies
 
 

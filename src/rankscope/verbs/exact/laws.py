@@ -16,7 +16,7 @@ from rankscope.stream.sites import SiteRef, SiteSelection
 from rankscope.stream.tracer import trace
 from rankscope.surgery.session import operations_on
 from rankscope.theory.cubic_law import cubic_step
-from rankscope.verbs.exact_readings import LOG10, Readings, State
+from rankscope.verbs.exact.readings import LOG10, Readings, State
 
 _PURE: Mapping[str, object] = {"attention_skip": 0.0, "mlp_skip": 0.0, "mlp": "drop", "norm": "identity"}
 

@@ -19,7 +19,7 @@ from rankscope.theory.lipschitz import spectral_bound
 from rankscope.theory.operator_norms import product_norm
 from rankscope.theory.scaled import centred
 from rankscope.theory.theorems import MOST_ROUNDING, Passage
-from rankscope.verbs.bound_quantities import stream_state
+from rankscope.verbs.bound.quantities import stream_state
 
 
 @dataclass(frozen=True, eq=False)

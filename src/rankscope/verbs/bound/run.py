@@ -21,9 +21,9 @@ from rankscope.runs.provenance import Provenance
 from rankscope.runs.run import Run
 from rankscope.theory.theorems import THEOREMS, Theorem
 from rankscope.verbs.bound import BOUND, EXECUTION
-from rankscope.verbs.bound_conclusion import concluded
-from rankscope.verbs.bound_passes import BoundPasses
-from rankscope.verbs.bound_weights import read_weights
+from rankscope.verbs.bound.conclusion import concluded
+from rankscope.verbs.bound.passes import BoundPasses
+from rankscope.verbs.bound.weights import read_weights
 from rankscope.verbs.origin import about_inputs, floor_of, provenance_of
 
 _WITHOUT_ACTIVATIONS = ("nothing", "weights")

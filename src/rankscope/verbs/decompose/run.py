@@ -32,9 +32,9 @@ from rankscope.runs.run import Run
 from rankscope.stream.viewing import need_plain_stream, undisturbed
 from rankscope.surgery.refusals import check_carries
 from rankscope.verbs.decompose import EXECUTION
-from rankscope.verbs.decomposing_memory import bytes_in, planned_memory
+from rankscope.verbs.decompose.memory import bytes_in, planned_memory
+from rankscope.verbs.decompose.unembedding import check_reads_the_stream, unembedding_of
 from rankscope.verbs.origin import about_inputs, floor_of, provenance_of
-from rankscope.verbs.unembedding import check_reads_the_stream, unembedding_of
 
 DEFAULT_METRICS = ("relative_residual", "stable_rank")
 Marginal = Literal["heads", "layers", "pairs"]

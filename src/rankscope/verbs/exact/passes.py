@@ -19,8 +19,8 @@ from rankscope.stream.viewing import need_plain_stream
 from rankscope.surgery.operating import operating
 from rankscope.surgery.operation import Operation
 from rankscope.surgery.refusals import check_operable
-from rankscope.verbs.exact_readings import Readings, read_exactly, read_in_float64, read_plainly
-from rankscope.verbs.laws import is_pure, predict_blocks, sees_everything
+from rankscope.verbs.exact.laws import is_pure, predict_blocks, sees_everything
+from rankscope.verbs.exact.readings import Readings, read_exactly, read_in_float64, read_plainly
 from rankscope.verbs.reader import SiteReader
 
 

@@ -28,9 +28,9 @@ from rankscope.stream.viewing import undisturbed, view_of
 from rankscope.surgery.operating import operating
 from rankscope.surgery.operation import Operation
 from rankscope.surgery.refusals import check_operable
+from rankscope.verbs.ablate.variants import variant_named
 from rankscope.verbs.locating import where_it_breaks
 from rankscope.verbs.reader import SiteReader
-from rankscope.verbs.variants import variant_named
 
 OWN_MASK = "own"
 Arm = tuple[str, str, Operation]

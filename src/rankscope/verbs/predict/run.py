@@ -28,8 +28,8 @@ from rankscope.runs.run import Run
 from rankscope.theory.designs.design import Design
 from rankscope.theory.oracles._spec import consulted
 from rankscope.verbs.origin import exact_floors
-from rankscope.verbs.phase_map import SAMPLED_TOKENS, axis_of, phase_map
-from rankscope.verbs.sampled_design import (
+from rankscope.verbs.predict.phase_map import SAMPLED_TOKENS, axis_of, phase_map
+from rankscope.verbs.predict.sampled_design import (
     Estimate,
     Followed,
     affordable_tokens,

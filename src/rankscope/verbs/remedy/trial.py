@@ -26,9 +26,9 @@ from rankscope.stream.sites import SiteSelection
 from rankscope.stream.tracer import trace
 from rankscope.stream.viewing import undisturbed
 from rankscope.surgery.operating import operating
-from rankscope.verbs.gradient_norms import GradientNorms, gradient_norms
+from rankscope.verbs.ablate.variants import Variant
 from rankscope.verbs.reader import SiteReader
-from rankscope.verbs.variants import Variant
+from rankscope.verbs.remedy.gradient_norms import GradientNorms, gradient_norms
 
 MEASURES = ("relative_residual", "mean_cosine", "correlation", "stable_rank")
 SITES = SiteSelection.parse(("block.in@0", "block.out"))

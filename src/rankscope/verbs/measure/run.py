@@ -20,9 +20,9 @@ from rankscope.runs.not_finite import CODE
 from rankscope.runs.run import Run
 from rankscope.verbs.locating import where_it_breaks
 from rankscope.verbs.measure import EXECUTION
-from rankscope.verbs.measuring_choice import BatteryChoice, metrics_named, sites_for
-from rankscope.verbs.measuring_passes import MeasuringPasses
-from rankscope.verbs.null import gaussian_null
+from rankscope.verbs.measure.choice import BatteryChoice, metrics_named, sites_for
+from rankscope.verbs.measure.null import gaussian_null
+from rankscope.verbs.measure.passes import MeasuringPasses
 from rankscope.verbs.origin import about_inputs, floor_of, provenance_of
 from rankscope.verdicts import judge
 

@@ -10,8 +10,8 @@ import torch
 from rankscope.models.heads import HeadWeights, head_weights
 from rankscope.models.lazy_blocks import LazyModel
 from rankscope.theory.theorems import LayerQuantities, Network
-from rankscope.verbs.bound_found import Measured
-from rankscope.verbs.bound_quantities import head_sizes, mlp_size
+from rankscope.verbs.bound.found import Measured
+from rankscope.verbs.bound.quantities import head_sizes, mlp_size
 
 
 def layer_weights(layer: int, weights: HeadWeights, block: torch.nn.Module, config: Any) -> LayerQuantities:

@@ -15,8 +15,8 @@ from rankscope.models.stream import Stream
 from rankscope.models.view import ModelView
 from rankscope.runs.rows import RowWriter
 from rankscope.stream.tracer import trace
-from rankscope.verbs.measuring_choice import BatteryChoice
-from rankscope.verbs.similarity import SimilarityReader, labels_of
+from rankscope.verbs.measure.choice import BatteryChoice
+from rankscope.verbs.measure.similarity import SimilarityReader, labels_of
 
 
 class MeasuringPasses:

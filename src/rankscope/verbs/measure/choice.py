@@ -13,8 +13,8 @@ from rankscope.models.view import ModelView
 from rankscope.runs.rows import RowWriter
 from rankscope.stream.sites import DEFAULT_SITES, SiteSelection
 from rankscope.verbs.attention_choice import parse_attention_choice
+from rankscope.verbs.measure.similarity import SITE
 from rankscope.verbs.reader import SiteReader
-from rankscope.verbs.similarity import SITE
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from rankscope.remedies import REMEDIES, remedied
 from rankscope.runs.run import Run
 from rankscope.runs.text import number
 from rankscope.theory.designs.design import Design
-from rankscope.verbs.predicting import predict
-from rankscope.verbs.remedy_words import parsed_remedy
+from rankscope.verbs.predict.run import predict
+from rankscope.verbs.remedy.words import parsed_remedy
 
 
 def predict_remedies(

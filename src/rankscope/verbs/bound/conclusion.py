@@ -11,8 +11,8 @@ from rankscope.runs.provenance import Provenance
 from rankscope.runs.rows import RowWriter
 from rankscope.runs.run import Run
 from rankscope.theory.theorems import Evaluation, Theorem
-from rankscope.verbs.bound_found import Measured
-from rankscope.verbs.bound_rows import COORDINATES, write_evaluation, write_gains
+from rankscope.verbs.bound.found import Measured
+from rankscope.verbs.bound.rows import COORDINATES, write_evaluation, write_gains
 
 
 def concluded(

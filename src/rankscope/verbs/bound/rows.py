@@ -10,7 +10,7 @@ import numpy as np
 from rankscope._types import Status
 from rankscope.runs.rows import STATUS_CODE, RowWriter
 from rankscope.theory.theorems import Evaluation, Hypothesis, LayerBound
-from rankscope.verbs.bound_found import Measured
+from rankscope.verbs.bound.found import Measured
 
 COORDINATES = ("theorem", "scope", "hypothesis")
 SITE = "attention.out"

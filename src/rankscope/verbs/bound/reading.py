@@ -18,10 +18,10 @@ from rankscope.models.view import ModelView
 from rankscope.paths.capture import run_frozen
 from rankscope.paths.network import FrozenBlock, SeenAttention, Step
 from rankscope.theory.theorems import LayerQuantities, Network
-from rankscope.verbs.bound_found import Found, Measured, StepFacts
-from rankscope.verbs.bound_passage import SeenLayer, passage_of
-from rankscope.verbs.bound_quantities import skip_gain_of
-from rankscope.verbs.bound_weights import layer_weights
+from rankscope.verbs.bound.found import Found, Measured, StepFacts
+from rankscope.verbs.bound.passage import SeenLayer, passage_of
+from rankscope.verbs.bound.quantities import skip_gain_of
+from rankscope.verbs.bound.weights import layer_weights
 
 
 @dataclass(eq=False)

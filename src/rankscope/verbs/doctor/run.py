@@ -25,8 +25,8 @@ from rankscope.stream.frames import tensors_in
 from rankscope.stream.sites import SITES, SiteRef, SiteSelection
 from rankscope.stream.tracer import trace
 from rankscope.stream.viewing import undisturbed, view_of
-from rankscope.verbs.head_checks import check_heads
-from rankscope.verbs.measuring_choice import metrics_named, sites_for
+from rankscope.verbs.doctor.head_checks import check_heads
+from rankscope.verbs.measure.choice import metrics_named, sites_for
 from rankscope.verbs.reader import SiteReader
 
 _ROUNDINGS = 64
@@ -47,7 +47,7 @@ def doctor(
 
     Args:
         model: a spec or a module you hold.
-        inputs: as for :func:`~rankscope.verbs.measuring.measure`; two short sequences are enough.
+        inputs: as for :func:`~rankscope.verbs.measure.run.measure`; two short sequences are enough.
         seed: of a random initialisation and of random inputs.
         dtype: of the weights, when the model is loaded here.
         blocks: names or patterns of the block modules, where discovery needs help.
