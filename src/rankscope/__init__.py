@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from rankscope.verbs.exact.run import exact
     from rankscope.verbs.masks.run import mask_graph
     from rankscope.verbs.measure.run import measure
-    from rankscope.verbs.predict.remedies import predict_remedies
-    from rankscope.verbs.predict.run import predict
+    from rankscope.verbs.predict.run import predict, predict_remedies
     from rankscope.verbs.remedy.run import remedy
     from rankscope.verbs.selftest.run import selftest
 
@@ -85,7 +84,7 @@ _HOME = {
     "measure": "rankscope.verbs.measure.run",
     "operate": "rankscope.surgery.operating",
     "predict": "rankscope.verbs.predict.run",
-    "predict_remedies": "rankscope.verbs.predict.remedies",
+    "predict_remedies": "rankscope.verbs.predict.run",
     "query": "rankscope.runs.querying",
     "remedy": "rankscope.verbs.remedy.run",
     "report": "rankscope.reporting.pages",

@@ -11,7 +11,7 @@ import pytest
 from rankscope._errors import UnsupportedOperationError
 from rankscope.remedies import REMEDIES, remedied
 from rankscope.theory.designs.design import Design
-from rankscope.verbs.predict.remedies import predict_remedies
+from rankscope.verbs.predict.run import predict_remedies
 from rankscope.verbs.remedy.run import remedy
 
 WIDTH, DEPTH, TOKENS = 48, 10, 12

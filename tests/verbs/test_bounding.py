@@ -17,7 +17,7 @@ from rankscope.models.loading import load
 from rankscope.models.pretrained import pretrained_folder
 from rankscope.runs.bounds import grid_of, theorems_in
 from rankscope.theory.theorems import THEOREMS, Evaluation, LayerQuantities, Network
-from rankscope.verbs.bound.quantities import mlp_size
+from rankscope.verbs.bound.reading import mlp_size
 from tests.theory.theorems.test_wu_2024 import alternating_trees
 
 FAMILIES = ("bert", "gpt2", "llama", "albert", "qwen3", "gpt-neox", "t5", "bloom", "vit", "opt")

@@ -16,8 +16,7 @@ from rankscope.models.designs import design_of
 from rankscope.runs.prediction import predicted_sentence
 from rankscope.runs.run import load_run
 from rankscope.theory.designs.design import Design
-from rankscope.verbs.predict.phase_map import axis_of, phase_map
-from rankscope.verbs.predict.sampled_design import agreement_of, crossing, follow
+from rankscope.verbs.predict.sampled_design import agreement_of, axis_of, crossing, follow, phase_map
 
 SMALL = Design(depth=6, width=64, heads=4, tokens=16, initial_cosine=0.3)
 

@@ -15,8 +15,8 @@ from rankscope.remedies import REMEDIES, applied
 from rankscope.runs.run import load_run
 from rankscope.surgery.operating import operate
 from rankscope.verbs.measure.run import measure
-from rankscope.verbs.remedy.gradient_norms import gradient_norms
 from rankscope.verbs.remedy.run import remedy
+from rankscope.verbs.remedy.trial import gradient_norms
 from rankscope.verdicts.remedies import judge_remedies
 from tests.own_models import GPT, ids
 

@@ -25,8 +25,7 @@ from rankscope.theory.composite_norms import composite_norm, one_norm
 from rankscope.theory.lipschitz import SLOPES, mlp_constants
 from rankscope.theory.scaled import centred
 from rankscope.theory.theorems import THEOREMS, Evaluation, LayerQuantities, Network
-from rankscope.verbs.bound.passage import SeenLayer, passage_of
-from rankscope.verbs.bound.quantities import head_sizes
+from rankscope.verbs.bound.reading import SeenLayer, head_sizes, passage_of
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": torch.relu,

@@ -11,8 +11,7 @@ from torch import Tensor
 from rankscope.models.heads import HeadWeights
 from rankscope.theory.lipschitz import LipschitzConstants
 from rankscope.theory.theorems import Evaluation, LayerQuantities, Network
-from rankscope.verbs.bound.passage import SeenLayer, passage_of
-from rankscope.verbs.bound.quantities import head_sizes
+from rankscope.verbs.bound.reading import SeenLayer, head_sizes, passage_of
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,7 @@ from rankscope.theory.contraction import Gains, Interval
 from rankscope.theory.lanczos import LanczosEnds
 from rankscope.theory.theorems import THEOREMS, LayerQuantities, Network
 from rankscope.theory.theorems.contraction_interval import narrowest
-from rankscope.verbs.bound.passage import SeenLayer, passage_of
-from rankscope.verbs.bound.quantities import head_sizes
+from rankscope.verbs.bound.reading import SeenLayer, head_sizes, passage_of
 from tests.theory.theorems.networks import attention, one_head, pick, rand, random_heads, simulate, violations
 
 INSTANCES = 500

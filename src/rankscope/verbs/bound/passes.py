@@ -20,8 +20,7 @@ from rankscope.theory.contraction import Gains, Interval
 from rankscope.theory.lanczos import LanczosEnds
 from rankscope.theory.lipschitz import LipschitzConstants
 from rankscope.theory.theorems import HeadSizes, LayerQuantities, Passage, StreamState
-from rankscope.verbs.bound.found import Found, Measured, StepFacts
-from rankscope.verbs.bound.reading import BoundReader
+from rankscope.verbs.bound.reading import BoundReader, Found, Measured, StepFacts
 from rankscope.verbs.reader import SiteReader
 
 _KINDS = {

@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from rankscope._errors import InputError, UnsupportedConfigError
+from rankscope._types import Status
 from rankscope.execution.passes import declared_or_offloaded, executing
 from rankscope.execution.support import Parallel
+from rankscope.models.heads import HeadWeights, head_weights
 from rankscope.models.inputs import InputPlan, Padding, prepare_planned
-from rankscope.models.lazy_blocks import lazy_model
+from rankscope.models.lazy_blocks import LazyModel, lazy_model
 from rankscope.models.loading.config import config_hash
 from rankscope.models.stream import Stream
+from rankscope.runs.bounds import HOLDS, VIOLATED, Violation, judge_bounds
 from rankscope.runs.provenance import Provenance
+from rankscope.runs.rows import STATUS_CODE, RowWriter
 from rankscope.runs.run import Run
-from rankscope.theory.theorems import THEOREMS, Theorem
+from rankscope.theory.theorems import THEOREMS, Evaluation, Hypothesis, LayerBound, LayerQuantities, Network, Theorem
 from rankscope.verbs.bound import BOUND, EXECUTION
-from rankscope.verbs.bound.conclusion import concluded
 from rankscope.verbs.bound.passes import BoundPasses
-from rankscope.verbs.bound.weights import read_weights
+from rankscope.verbs.bound.reading import Measured, head_sizes, mlp_size
 from rankscope.verbs.origin import about_inputs, floor_of, provenance_of
 
 _WITHOUT_ACTIVATIONS = ("nothing", "weights")
@@ -157,3 +163,201 @@ def _of_weights(model: str | Path | nn.Module, chosen: Sequence[Theorem], *, exp
     note = f"only weights were read; not evaluated: {', '.join(beyond)}" if beyond else "only weights were read"
     kept = [entry for entry in chosen if entry.needs in _WITHOUT_ACTIVATIONS]
     return concluded(kept, [found], provenance, floor_of(set()), (note,))
+
+
+def concluded(
+    chosen: Sequence[Theorem],
+    measured: Sequence[Measured],
+    provenance: Provenance,
+    floor: Mapping[str, Any],
+    notes: tuple[str, ...],
+    further: Mapping[str, Any] | None = None,
+) -> Run:
+    """Evaluate each theorem on every sequence: rows, one sentence per theorem, and the verdict.
+
+    Args:
+        chosen: the theorems.
+        measured: what they are evaluated on.
+        provenance: of the run.
+        floor: of the run.
+        notes: of the run.
+        further: what it has to say besides.
+    """
+    writer = RowWriter(coordinates=COORDINATES)
+    first: dict[str, dict[str | None, Evaluation]] = {}
+    applies: dict[str, bool] = {}
+    failed: dict[str, list[str]] = {}
+    violations: list[Violation] = []
+    for part in measured:
+        for entry in chosen:
+            evaluation = entry.function(part.network, part.layers)
+            first.setdefault(entry.name, {}).setdefault(part.stack, evaluation)
+            applies[entry.name] = applies.get(entry.name, True) and evaluation.applies
+            failed[entry.name] = list(dict.fromkeys([*failed.get(entry.name, []), *evaluation.failed]))
+            violations += _violations(evaluation, part)
+            write_evaluation(writer, evaluation, part.stack, part.sequence)
+        if any(entry.name == "contraction_interval" for entry in chosen):
+            write_gains(writer, part)
+    table = writer.table()
+    verdict, evidence = judge_bounds(table, applies, violations)
+    return Run(
+        kind="bound",
+        provenance=provenance,
+        floor=floor,
+        verdict=verdict,
+        evidence=evidence,
+        table=table,
+        notes=notes,
+        extra={
+            "code": VIOLATED if violations else HOLDS,
+            "sentences": {name: _said(found) for name, found in first.items()},
+            "quantities": {name: next(iter(found.values())).quantity for name, found in first.items()},
+            "applies": applies,
+            "failed_hypotheses": failed,
+            "citations": {entry.name: [str(cite) for cite in entry.cites] for entry in chosen},
+            **(further or {}),
+        },
+    )
+
+
+def _violations(evaluation: Evaluation, part: Measured) -> list[Violation]:
+    def tens(log_value: float | None) -> float | None:
+        return None if log_value is None else log_value / math.log(10)
+
+    return [
+        Violation(
+            theorem=evaluation.theorem,
+            stack=part.stack,
+            sequence=part.sequence,
+            layer=bound.layer,
+            log10_measured=bound.log_measured / math.log(10),
+            log10_lower=tens(bound.log_lower),
+            log10_upper=tens(bound.log_upper),
+        )
+        for bound in evaluation.violated
+        if bound.log_measured is not None
+    ]
+
+
+def _said(found: Mapping[str | None, Evaluation]) -> str:
+    """What a theorem comes to on the first sequence, stack by stack where there are several."""
+    if len(found) == 1:
+        return next(iter(found.values())).sentence
+    return " ".join(f"{str(stack).capitalize()}: {evaluation.sentence}" for stack, evaluation in found.items())
+
+
+COORDINATES = ("theorem", "scope", "hypothesis")
+SITE = "attention.out"
+_TEN = math.log(10)
+
+
+def write_evaluation(writer: RowWriter, evaluation: Evaluation, stack: str | None, sequence: int) -> None:
+    """All bounds and hypotheses of one theorem on one sequence."""
+    rows = _Rows(writer, evaluation.theorem, stack, sequence)
+    last = max((bound.layer or 0 for bound in evaluation.layers), default=0)
+    for bound in evaluation.layers:
+        rows.bound(bound, "layer", bound.layer or 0)
+    if evaluation.depth is not None:
+        rows.bound(evaluation.depth, "depth", last)
+    for hypothesis in evaluation.hypotheses:
+        rows.hypothesis(hypothesis, "network", last)
+
+
+def write_gains(writer: RowWriter, part: Measured) -> None:
+    """What is known of the gains of each layer besides the interval itself."""
+    rows = _Rows(writer, "contraction_interval", part.stack, part.sequence)
+    for layer in part.layers:
+        gains = None if layer.passage is None else layer.passage.gains
+        if gains is None:
+            continue
+        rows.add("log10_any_lower_bound", "layer", layer.layer, _tens(_log(gains.any_residual.lower)))
+        rows.add("log10_any_bound", "layer", layer.layer, _tens(_log(gains.any_residual.upper)))
+        rows.add("log10_given_bound", "layer", layer.layer, _tens(_log(gains.given_values.upper)))
+        rows.add("log10_rms_gain", "layer", layer.layer, _tens(_log(gains.rms)))
+        rows.add("readable_features", "layer", layer.layer, float(gains.readable))
+        if gains.ends is not None:
+            rows.add("log10_likely_bound", "layer", layer.layer, _tens(_log(gains.ends.likely_upper)))
+            rows.add("log10_largest_found", "layer", layer.layer, _tens(_log(gains.ends.largest)))
+            rows.add("log10_smallest_found", "layer", layer.layer, _tens(_log(gains.ends.smallest)))
+            rows.add("lanczos_error", "layer", layer.layer, gains.ends.error)
+
+
+class _Rows:
+    """Writes the rows of one theorem on one sequence."""
+
+    def __init__(self, writer: RowWriter, theorem: str, stack: str | None, sequence: int) -> None:
+        self._writer, self._theorem, self._stack, self._sequence = writer, theorem, stack, sequence
+
+    def bound(self, bound: LayerBound, scope: str, layer: int) -> None:
+        for metric, value in _numbers(bound):
+            floor = bound.at_floor and metric in ("log10_measured", "log10_slack")
+            self.add(metric, scope, layer, value, floor=floor)
+        for hypothesis in bound.hypotheses:
+            self.hypothesis(hypothesis, scope, layer)
+
+    def hypothesis(self, hypothesis: Hypothesis, scope: str, layer: int) -> None:
+        self.add("hypothesis_value", scope, layer, float(hypothesis.value), hypothesis=hypothesis.name)
+        self.add("margin", scope, layer, float(hypothesis.margin), hypothesis=hypothesis.name)
+
+    def add(
+        self, metric: str, scope: str, layer: int, value: float, *, hypothesis: str | None = None, floor: bool = False
+    ) -> None:
+        status = Status.UNDEFINED if math.isnan(value) else Status.FLOOR if floor else Status.OK
+        self._writer.add(
+            metric=metric,
+            site=SITE,
+            stack=self._stack,
+            layer=layer,
+            first_sequence=self._sequence,
+            values=np.array([value]),
+            statuses=np.array([STATUS_CODE[status]]),
+            head_axis=False,
+            at={"theorem": self._theorem, "scope": scope, "hypothesis": hypothesis},
+        )
+
+
+def _numbers(bound: LayerBound) -> Iterator[tuple[str, float]]:
+    named = {
+        "log10_bound": bound.log_upper,
+        "log10_lower_bound": bound.log_lower,
+        "log10_measured": bound.log_measured,
+        "log10_slack": bound.log_slack,
+        "log10_width": bound.log_width,
+        "log10_factor": bound.log_factor,
+        "log10_rounding": bound.log_rounding or None,
+    }
+    for metric, value in named.items():
+        if value is not None:
+            yield metric, _tens(value)
+
+
+def _tens(log_value: float) -> float:
+    return log_value / _TEN
+
+
+def _log(value: float) -> float:
+    return math.log(value) if value > 0 else -math.inf
+
+
+def layer_weights(layer: int, weights: HeadWeights, block: torch.nn.Module, config: Any) -> LayerQuantities:
+    """The norms of one layer's weights."""
+    mlp, note = mlp_size(block, config)
+    return LayerQuantities(layer, head_sizes(weights), weights.scale, mlp, note)
+
+
+def read_weights(model: LazyModel) -> Measured:
+    """The norms of every layer, one block in memory at a time."""
+    layers: list[LayerQuantities] = []
+    qk_norm, width = False, 0
+    for block in model.blocks():
+        weights = head_weights(block.module, model.config)
+        known = layer_weights(block.layers[0], weights, block.module, model.config)
+        layers += [replace(known, layer=layer) for layer in block.layers]
+        qk_norm, width = qk_norm or weights.qk_norm, weights.W_Q.shape[1]
+    network = Network(
+        depth=len(layers),
+        heads=max(len(layer.heads) for layer in layers),
+        width=width,
+        bilinear=model.family.position == "none" and not qk_norm,
+    )
+    return Measured(None, 0, network, tuple(layers))

@@ -3,37 +3,41 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from rankscope._errors import InputError, UnknownNameError
 from rankscope.execution.findings import Findings
+from rankscope.execution.offload.budget import parse_size
 from rankscope.execution.passes import executing
 from rankscope.execution.support import Parallel
 from rankscope.metrics import METRICS
-from rankscope.models.inputs import Batch, InputPlan, Padding, TokensPolicy, prepare_planned
+from rankscope.models.inputs import Batch, InputPlan, Padding, Prepared, TokensPolicy, prepare_planned
+from rankscope.models.loading import LoadedModel
 from rankscope.models.loading.dtypes import parse_dtype
 from rankscope.models.loading.quiet import quiet_transformers
 from rankscope.models.stream import Stream, stream_of
 from rankscope.models.view import ModelView
 from rankscope.options import renamed
 from rankscope.paths.capture import CONVENTIONS, Convention
-from rankscope.paths.lengths import MemoryPlan
+from rankscope.paths.lengths import ORIGINS, MemoryPlan, plan_memory
 from rankscope.paths.reading import COORDINATES, PathReader
 from rankscope.paths.task import PathTask
 from rankscope.runs.decomposition import judge_decomposition
 from rankscope.runs.rows import RowWriter
 from rankscope.runs.run import Run
+from rankscope.stream.attention_calls import AttentionCall
+from rankscope.stream.sites import SiteRef, SiteSelection
+from rankscope.stream.tracer import trace
 from rankscope.stream.viewing import need_plain_stream, undisturbed
 from rankscope.surgery.refusals import check_carries
 from rankscope.verbs.decompose import EXECUTION
-from rankscope.verbs.decompose.memory import bytes_in, planned_memory
-from rankscope.verbs.decompose.unembedding import check_reads_the_stream, unembedding_of
 from rankscope.verbs.origin import about_inputs, floor_of, provenance_of
 
 DEFAULT_METRICS = ("relative_residual", "stable_rank")
@@ -236,3 +240,138 @@ def _check_layers(layers: Collection[int], view: ModelView) -> None:
     beyond = sorted(layer for layer in layers if not 0 <= layer < deepest)
     if beyond:
         raise InputError(f"at_layers={beyond}: this model has blocks 0 to {deepest - 1}.")
+
+
+GIB = 2**30
+SMALLEST_SIZE = 1024
+"""Below it a bare number was meant in GiB."""
+
+
+def bytes_in(memory: int | str | float) -> int:
+    """A budget in bytes, from ``"3GiB"`` or a number of bytes.
+
+    Example:
+        >>> bytes_in("1.5 MiB")
+        1572864
+    """
+    try:
+        bare = float(memory)
+    except ValueError:
+        return parse_size(str(memory))
+    if bare >= SMALLEST_SIZE:
+        return int(bare)
+    told = f"decompose(memory={memory}) is read as GiB, as before; write memory='{memory}GiB' instead."
+    warnings.warn(told, DeprecationWarning, stacklevel=3)
+    return max(1, int(bare * GIB))
+
+
+def planned_memory(
+    view: ModelView,
+    prepared: Prepared,
+    memory: int,
+    dtype: torch.dtype | None,
+    *,
+    batch: int,
+    origins: bool,
+    kept: bool,
+    rerun: bool,
+) -> MemoryPlan:
+    """Read the sizes of the stream off one pass, and fit the budget.
+
+    Args:
+        view: the model.
+        prepared: inputs of one sequence each.
+        memory: the budget in bytes.
+        dtype: of the sums; None for the model's own, at least float32.
+        batch: sequences per pass that are wanted.
+        origins: whether embedding, MLPs and biases are kept apart.
+        kept: whether the sums before each block are kept for marginals.
+        rerun: whether blocks are run again, for Jacobians.
+    """
+    sizes: dict[str, torch.Size] = {}
+    itemsize = 4
+
+    def observe(ref: SiteRef, seen: Tensor | AttentionCall) -> None:
+        nonlocal itemsize
+        if isinstance(seen, Tensor):
+            itemsize = max(4, seen.element_size()) if dtype is None else dtype.itemsize
+            sizes.setdefault("stream", seen.shape)
+        elif seen.weights is not None:
+            sizes.setdefault("heads", seen.weights.shape)
+        elif seen.query is not None:
+            sizes.setdefault("heads", seen.query.shape)
+
+    with trace(view, SiteSelection.parse(["block.in@0", "attention.probs@0"]), observe):
+        prepared[0].run(view.model)
+    _, tokens, dim = sizes["stream"]
+    heads = sizes["heads"][1] if "heads" in sizes else 1
+    depth = max(stack.depth for stack in view.stacks)
+    most = min(batch, sum(part.sequences for part in prepared))
+    return plan_memory(
+        memory,
+        sequences=most,
+        tokens=tokens,
+        dim=dim,
+        depth=depth,
+        heads=heads,
+        itemsize=itemsize,
+        origins=len(ORIGINS) if origins else 1,
+        kept=kept,
+        rerun=rerun,
+    )
+
+
+def unembedding_of(loaded: LoadedModel, token: int) -> tuple[nn.Module, Tensor]:
+    """The module that makes logits, and its row for a token.
+
+    Raises:
+        InputError: the model has none, or not for this token.
+    """
+    from transformers import PreTrainedModel
+
+    owner = loaded.model.get_output_embeddings() if isinstance(loaded.model, PreTrainedModel) else None
+    if owner is None:
+        raise InputError(
+            f"token={token}: {type(loaded.model).__name__} has no unembedding. Load the model with its language head, "
+            "e.g. rankscope.load(spec, model_class='AutoModelForCausalLM').model, and pass that."
+        )
+    weight: Tensor = owner.weight
+    if not 0 <= token < weight.shape[0]:
+        raise InputError(f"token={token}: the vocabulary has {weight.shape[0]} entries.")
+    return owner, weight.detach()[token]
+
+
+def check_reads_the_stream(owner: nn.Module, view: ModelView, batch: Batch) -> None:
+    """Run the model once and hold what the unembedding reads against the last stream, bit by bit.
+
+    Raises:
+        InputError: something lies between the two, so that a share of the stream is no share of the logit.
+    """
+    last: list[Tensor] = []
+    read: list[Tensor] = []
+
+    def observe(ref: SiteRef, seen: Tensor | AttentionCall) -> None:
+        if isinstance(seen, Tensor):
+            last.append(seen.detach().clone())
+
+    def keep(module: nn.Module, args: tuple[Any, ...]) -> None:
+        read.append(args[0].detach().clone())
+
+    handle = owner.register_forward_pre_hook(keep)
+    try:
+        with trace(view, SiteSelection.parse(["block.out", "final"]), observe):
+            batch.run(view.model)
+    finally:
+        handle.remove()
+    if not any(_tail(given, last[-1]) for given in read):
+        raise InputError(
+            f"token=: the unembedding of {type(view.model).__name__} does not read the final stream (its head changes "
+            "it on the way), so that the logit is not a sum over paths. Decompose without token."
+        )
+
+
+def _tail(given: Tensor, stream: Tensor) -> bool:
+    """Whether the rows read are the last rows of the stream; some models make logits of the last token only."""
+    if given.dim() != stream.dim() or given.shape[1] > stream.shape[1]:
+        return False
+    return torch.equal(given, stream[:, stream.shape[1] - given.shape[1] :])

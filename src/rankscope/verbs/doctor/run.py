@@ -1,4 +1,4 @@
-"""``doctor``: can I trust rankscope on this model?"""
+"""``doctor``: can the numbers be trusted on this model?"""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ from rankscope.stream.frames import tensors_in
 from rankscope.stream.sites import SITES, SiteRef, SiteSelection
 from rankscope.stream.tracer import trace
 from rankscope.stream.viewing import undisturbed, view_of
-from rankscope.verbs.doctor.head_checks import check_heads
 from rankscope.verbs.measure.choice import metrics_named, sites_for
 from rankscope.verbs.reader import SiteReader
 
@@ -238,3 +237,23 @@ def _difference(bare: list[Tensor], traced: list[Tensor]) -> str:
 
 def _count_hooks(model: nn.Module) -> int:
     return sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules())
+
+
+def check_heads(loaded: LoadedModel, view: ModelView) -> list[Check]:
+    """One check per stack: readable, or refused with the family's reason."""
+    from rankscope.models.heads import head_weights
+
+    if loaded.config is None:
+        reason = "per-head weights need a family description, and this is no transformers model"
+        return [Check("heads", "refused", f"{reason}. Everything that needs no weights works.")]
+    modules = view.modules()
+    checks = []
+    for stack in view.stacks:
+        try:
+            weights = head_weights(modules[stack.calls[0].module_name], loaded.config)
+        except RankscopeError as error:
+            checks.append(Check("heads", "refused", str(error)))
+        else:
+            heads, dim, width = weights.W_Q.shape
+            checks.append(Check("heads", "pass", f"weights of {heads} heads read, {dim} x {width} each"))
+    return checks

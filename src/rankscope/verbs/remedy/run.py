@@ -23,8 +23,7 @@ from rankscope.stream.viewing import need_plain_stream
 from rankscope.verbs.ablate.variants import variant_named
 from rankscope.verbs.origin import about_inputs, floor_of, provenance_of
 from rankscope.verbs.remedy import EXECUTION, REMEDY
-from rankscope.verbs.remedy.trial import Trial
-from rankscope.verbs.remedy.words import parsed_remedy
+from rankscope.verbs.remedy.trial import Trial, parsed_remedy
 from rankscope.verdicts.remedies import judge_remedies
 
 
