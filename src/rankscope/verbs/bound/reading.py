@@ -15,6 +15,7 @@ from rankscope.linalg.precision import float_floor
 from rankscope.models.heads import HeadWeights, head_weights
 from rankscope.models.heads.family import family_of
 from rankscope.models.inputs import Batch
+from rankscope.models.lazy_blocks import LazyModel
 from rankscope.models.mlp_weights import mlp_weights
 from rankscope.models.view import ModelView
 from rankscope.paths.capture import run_frozen
@@ -29,7 +30,6 @@ from rankscope.theory.lipschitz import LipschitzConstants, gated_constants, mlp_
 from rankscope.theory.operator_norms import product_norm
 from rankscope.theory.scaled import centred
 from rankscope.theory.theorems import MOST_ROUNDING, HeadSizes, LayerQuantities, Network, Passage, StreamState
-from rankscope.verbs.bound.run import layer_weights
 
 
 @dataclass(frozen=True)
@@ -560,3 +560,27 @@ def position_of(config: Any) -> str:
         return str(family_of(config).position)
     except UnsupportedConfigError:
         return "unknown"
+
+
+def layer_weights(layer: int, weights: HeadWeights, block: torch.nn.Module, config: Any) -> LayerQuantities:
+    """The norms of one layer's weights."""
+    mlp, note = mlp_size(block, config)
+    return LayerQuantities(layer, head_sizes(weights), weights.scale, mlp, note)
+
+
+def read_weights(model: LazyModel) -> Measured:
+    """The norms of every layer, one block in memory at a time."""
+    layers: list[LayerQuantities] = []
+    qk_norm, width = False, 0
+    for block in model.blocks():
+        weights = head_weights(block.module, model.config)
+        known = layer_weights(block.layers[0], weights, block.module, model.config)
+        layers += [replace(known, layer=layer) for layer in block.layers]
+        qk_norm, width = qk_norm or weights.qk_norm, weights.W_Q.shape[1]
+    network = Network(
+        depth=len(layers),
+        heads=max(len(layer.heads) for layer in layers),
+        width=width,
+        bilinear=model.family.position == "none" and not qk_norm,
+    )
+    return Measured(None, 0, network, tuple(layers))

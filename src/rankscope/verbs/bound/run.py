@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +16,18 @@ from rankscope._errors import InputError, UnsupportedConfigError
 from rankscope._types import Status
 from rankscope.execution.passes import declared_or_offloaded, executing
 from rankscope.execution.support import Parallel
-from rankscope.models.heads import HeadWeights, head_weights
 from rankscope.models.inputs import InputPlan, Padding, prepare_planned
-from rankscope.models.lazy_blocks import LazyModel, lazy_model
+from rankscope.models.lazy_blocks import lazy_model
 from rankscope.models.loading.config import config_hash
 from rankscope.models.stream import Stream
 from rankscope.runs.bounds import HOLDS, VIOLATED, Violation, judge_bounds
 from rankscope.runs.provenance import Provenance
 from rankscope.runs.rows import STATUS_CODE, RowWriter
 from rankscope.runs.run import Run
-from rankscope.theory.theorems import THEOREMS, Evaluation, Hypothesis, LayerBound, LayerQuantities, Network, Theorem
+from rankscope.theory.theorems import THEOREMS, Evaluation, Hypothesis, LayerBound, Theorem
 from rankscope.verbs.bound import BOUND, EXECUTION
 from rankscope.verbs.bound.passes import BoundPasses
-from rankscope.verbs.bound.reading import Measured, head_sizes, mlp_size
+from rankscope.verbs.bound.reading import Measured, read_weights
 from rankscope.verbs.origin import about_inputs, floor_of, provenance_of
 
 _WITHOUT_ACTIVATIONS = ("nothing", "weights")
@@ -337,27 +335,3 @@ def _tens(log_value: float) -> float:
 
 def _log(value: float) -> float:
     return math.log(value) if value > 0 else -math.inf
-
-
-def layer_weights(layer: int, weights: HeadWeights, block: torch.nn.Module, config: Any) -> LayerQuantities:
-    """The norms of one layer's weights."""
-    mlp, note = mlp_size(block, config)
-    return LayerQuantities(layer, head_sizes(weights), weights.scale, mlp, note)
-
-
-def read_weights(model: LazyModel) -> Measured:
-    """The norms of every layer, one block in memory at a time."""
-    layers: list[LayerQuantities] = []
-    qk_norm, width = False, 0
-    for block in model.blocks():
-        weights = head_weights(block.module, model.config)
-        known = layer_weights(block.layers[0], weights, block.module, model.config)
-        layers += [replace(known, layer=layer) for layer in block.layers]
-        qk_norm, width = qk_norm or weights.qk_norm, weights.W_Q.shape[1]
-    network = Network(
-        depth=len(layers),
-        heads=max(len(layer.heads) for layer in layers),
-        width=width,
-        bilinear=model.family.position == "none" and not qk_norm,
-    )
-    return Measured(None, 0, network, tuple(layers))
