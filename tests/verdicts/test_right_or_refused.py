@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import numpy as np
 import pyarrow as pa
@@ -15,14 +14,10 @@ from torch import Tensor, nn
 import rankscope as rs
 from rankscope._types import Status
 from rankscope.monitor.alarms import ALARMS, LayerState
-from rankscope.monitor.battery import layer_values
-from rankscope.runs.readings import LayerValue
 from rankscope.runs.rows import RowWriter
-from rankscope.verdicts import judge
-from rankscope.verdicts.ablation import judge_ablation
 from rankscope.verdicts.exactness import judge_exact
 from rankscope.verdicts.states import COLLAPSED_RESIDUAL, State, is_collapsed
-from tests.verdicts.corpus import KINDS, Draw, Stack, facts_of, table_of, verdict_on
+from tests.verdicts.corpus import Stack, verdict_on
 
 TOKENS, DIM = 128, 256
 
@@ -197,52 +192,6 @@ def test_one_number_is_one_verdict_in_every_verb(residual: float) -> None:
     assert ("Collapsed" in run.verdict) == ("Collapsed" in exactly.sentence) == gone
     assert ("collapsed" in ablation.verdict) == gone
     assert (alarm({"relative_residual": residual}) >= 1) == gone
-
-
-LESS = {
-    "huge token": "residuals do not see a dominating token",
-    "huge channel": "residuals do not see a dominating channel, and one that is constant lowers them",
-    "few directions": "residuals do not count directions",
-    "clusters": "residuals do not see copies",
-    "copies": "residuals do not see copies, nor collapse beside a few large tokens",
-    "same direction": "residuals do not take lengths out",
-    "not finite": "the rows that are finite are judged by themselves",
-}
-"""States that residuals alone, all that ``exact`` has, or means, all that the gauge has, cannot see."""
-
-
-GAUGE_SEES_MEANS = {
-    "some_sequences": "the gauge reads means over the sequences of its probe",
-    "not_finite": "the gauge has its own alarm for what is not finite",
-}
-
-
-def gauge_layers(table: pa.Table) -> Iterator[tuple[dict[str, float], frozenset[str]]]:
-    """Each layer as the gauge's rules see it, with the typical residual among its metrics."""
-    layers: dict[int, dict[str, LayerValue]] = {}
-    for value in layer_values(table):
-        layers.setdefault(value.layer, {})[value.metric] = value
-    for values in layers.values():
-        means = {metric: value.mean for metric, value in values.items()}
-        yield means, frozenset(metric for metric, value in values.items() if value.status == Status.UNDEFINED)
-
-
-@pytest.mark.parametrize("name", KINDS)
-def test_every_pattern_has_one_state_in_every_verb(name: str) -> None:
-    """Through ``measure``'s battery, as an arm of ``ablate``, as the residuals of ``exact`` and in the gauge."""
-    stack = KINDS[name].build(Draw(7))
-    label = KINDS[name].label
-    table, facts = table_of(stack), facts_of(stack)
-    own = judge(table, **facts)
-    assert own.code == label
-    for column, value in (("variant", "full"), ("mask", "own"), ("weights", "given")):
-        table = table.append_column(column, pa.array([value] * table.num_rows))
-    assert judge_ablation(table, facts["floor_relative"], lengths=facts["lengths"], dim=facts["dim"]).code == label
-    residuals = table.filter(pc.equal(table["metric"], "relative_residual"))
-    alone = judge(residuals, **facts).code
-    assert alone == label or label in LESS
-    raised = any(alarm(values, undefined) >= 1 for values, undefined in gauge_layers(table))
-    assert raised == (label in {"collapsed", "floor", "vanished"}) or name in GAUGE_SEES_MEANS
 
 
 def test_exact_compares_like_with_like() -> None:
