@@ -48,7 +48,7 @@ def ablate_command(
     offload: streaming.Offload = False,
     memory: streaming.Memory = None,
     work: streaming.Work = None,
-    parallel: processes.Parallel = None,
+    parallel: Annotated[processes.Way | None, processes.parallel_option("ablate")] = None,
     figure: parameters.Figure = None,
     as_json: parameters.AsJson = False,
     out: parameters.Out = None,

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from rankscope.cli import parameters, streaming
+from rankscope.cli import parameters, processes, streaming
 from rankscope.cli.showing import show_run, wants_progress
 from rankscope.cli.words import split_names
 
@@ -32,6 +32,7 @@ def bound_command(
     seed: parameters.Seed = 0,
     blocks: parameters.Blocks = None,
     layout: parameters.Layout = None,
+    parallel: Annotated[processes.Way | None, processes.parallel_option("bound")] = None,
     offload: streaming.Offload = False,
     memory: streaming.Memory = None,
     work: streaming.Work = None,
@@ -59,9 +60,12 @@ def bound_command(
         seed=seed,
         blocks=blocks,
         stream=layout,
+        parallel=processes.way(parallel),
         offload=offload,
         memory=memory,
         work=streaming.work_of(offload, work, out),
         progress=wants_progress(quiet=quiet, no_progress=no_progress),
     )
+    if not processes.is_first():
+        return
     show_run(run, as_json=as_json, quiet=quiet, out=out, figure=figure)

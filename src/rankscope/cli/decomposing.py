@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rankscope.cli import parameters
+from rankscope.cli import parameters, processes, streaming
 from rankscope.cli.showing import show_run, wants_progress
 from rankscope.cli.words import split_names
 
@@ -56,6 +56,8 @@ def decompose_command(
     seed: parameters.Seed = 0,
     blocks: parameters.Blocks = None,
     layout: parameters.Layout = None,
+    parallel: Annotated[processes.Way | None, processes.parallel_option("decompose")] = None,
+    offload: Annotated[bool, streaming.no_offload_option("decompose")] = False,
     figure: parameters.Figure = None,
     as_json: parameters.AsJson = False,
     out: parameters.Out = None,
@@ -85,6 +87,10 @@ def decompose_command(
         seed=seed,
         blocks=blocks,
         stream=layout,
+        parallel=processes.way(parallel),
+        offload=offload,
         progress=wants_progress(quiet=quiet, no_progress=no_progress),
     )
+    if not processes.is_first():
+        return
     show_run(run, as_json=as_json, quiet=quiet, out=out, figure=figure)

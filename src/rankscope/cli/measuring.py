@@ -48,7 +48,7 @@ def measure_command(
             help="Exit with 1 if it holds, e.g. 'relative_residual@block.out < 1e-3'; repeat it.",
         ),
     ] = None,
-    parallel: processes.Parallel = None,
+    parallel: Annotated[processes.Way | None, processes.parallel_option("measure")] = None,
     offload: streaming.Offload = False,
     memory: streaming.Memory = None,
     work: streaming.Work = None,

@@ -7,14 +7,15 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from enum import Enum
-from typing import Annotated, Literal
+from typing import Any, Literal
 
 import typer
 
 from rankscope._errors import InputError
 from rankscope.execution.launching import joined, launched
+from rankscope.execution.support import SUPPORT
 
-SHARED = ("measure", "ablate")
+SHARED = tuple(verb for verb, support in SUPPORT.items() if "data" in support.parallel_modes)
 EXIT_ELSEWHERE = 2
 """The code of a process whose error another one has told."""
 
@@ -27,10 +28,11 @@ class Way(str, Enum):
     tensor = "tensor"
 
 
-Parallel = Annotated[
-    Way | None,
-    typer.Option("--parallel", help="Under torchrun: deal out batches (data, the default), or spread the model."),
-]
+def parallel_option(verb: str) -> Any:
+    """``--parallel`` of a verb, with the reason why it does not take some of the modes."""
+    reason = SUPPORT[verb].no_spread
+    rest = ", or spread the model." if reason is None else f". Not fsdp or tensor: {reason}."
+    return typer.Option("--parallel", help=f"Under torchrun: deal out batches (data, the default){rest}")
 
 
 def way(asked: Way | None) -> Literal["data", "fsdp", "tensor"] | None:
@@ -66,7 +68,7 @@ def one_voice(words: Sequence[str]) -> Iterator[None]:
             sys.exit(EXIT_ELSEWHERE)
         raise InputError(
             f"{world} processes were started, and rankscope {command or ''} does not share its work among them. Run it "
-            f"without torchrun; {' and '.join(SHARED)} do."
+            f"without torchrun; {', '.join(SHARED)} do."
         )
     with joined():
         try:

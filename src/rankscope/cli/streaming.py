@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+
+from rankscope.execution.support import SUPPORT
 
 Offload = Annotated[
     bool,
@@ -15,6 +17,13 @@ Offload = Annotated[
         help="Read a local folder block by block, for a model larger than memory; --stream is the earlier spelling.",
     ),
 ]
+
+
+def no_offload_option(verb: str) -> Any:
+    """``--offload`` of a verb that has to refuse it: the help says why."""
+    return typer.Option("--offload", help=f"Not possible: {SUPPORT[verb].no_offload}.")
+
+
 Memory = Annotated[
     str | None, typer.Option("--memory", metavar="BUDGET", help="With --offload: keep to this much, e.g. 3GiB.")
 ]
