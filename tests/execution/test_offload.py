@@ -147,7 +147,7 @@ def test_the_earlier_spelling_works_and_warns(folder: Callable[[str], Path]) -> 
 def test_arguments_that_do_not_go_together(folder: Callable[[str], Path]) -> None:
     with pytest.raises(InputError, match="go with offload"):
         measure("init:tiny-bert", memory="3GiB")
-    with pytest.raises(InputError, match="is no size"):
+    with pytest.raises(InputError, match="is not a size"):
         measure(folder("bert"), offload=True, memory="much")
     with pytest.raises(InputError, match="random twin"):
         ablate(folder("bert"), offload=True, weights="both")
