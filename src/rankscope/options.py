@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -185,15 +185,15 @@ PARALLEL = Option(
 )
 
 
-def execution(modes: Sequence[str], no_offload: str | None) -> tuple[Option, ...]:
-    """The options of a verb that runs a model, with the reason why it cannot be offloaded if it cannot.
+def execution(no_offload: str | None, no_spread: str | None) -> tuple[Option, ...]:
+    """The options of a verb that runs a model; what it cannot do says why.
 
     Args:
-        modes: what ``parallel`` may be.
         no_offload: why the blocks cannot run one at a time; None if they can.
+        no_spread: why the model cannot be spread over processes; None if it can.
     """
-    spread = ", or spread the model" if "fsdp" in modes else "; the others are refused"
-    parallel = PARALLEL.but(help=f"Under torchrun: deal out batches (data, the default){spread}.")
+    spread = ", or spread the model." if no_spread is None else f". Not fsdp or tensor: {no_spread}."
+    parallel = PARALLEL.but(help=f"Under torchrun: deal out batches (data, the default){spread}")
     if no_offload is None:
         return (parallel, OFFLOAD, MEMORY, WORK)
     return (parallel, OFFLOAD.but(flags=("--offload",), help=f"Refused here: {no_offload}."))

@@ -15,7 +15,7 @@ import torch
 import rankscope
 from rankscope._errors import InputError
 from rankscope.execution.launching import launched
-from rankscope.verbs._spec import VERBS
+from rankscope.verbs._spec import VERBS, Verb
 
 ROOT = Path(__file__).parents[2]
 
@@ -49,13 +49,13 @@ BROKEN = """
 import os, sys
 from rankscope._errors import LoadError
 from rankscope.cli.app import main
-from rankscope.verbs import sharing
+from rankscope.execution import ranks
 
 def fail(*_, **__):
     raise LoadError("a test broke this")
 
 if os.environ["RANK"] == sys.argv[1]:
-    sharing.load = fail
+    ranks.load = fail
 main(["measure", "init:tiny-lama", "--quiet"] if sys.argv[1] == "2" else ["measure", "init:tiny-bert", "--quiet"])
 """
 
@@ -77,11 +77,11 @@ def test_an_error_is_told_once(tmp_path: Path, broken: int) -> None:
 def test_verbs_that_would_only_repeat_are_refused(monkeypatch: pytest.MonkeyPatch, cli) -> None:
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
-    outcome = cli("predict", "init:tiny-bert")
+    outcome = cli("predict", "depth=4")
     assert outcome.code == 2
     assert "2 processes were started, and rankscope predict does not share its work" in outcome.err
     monkeypatch.setenv("RANK", "1")
-    outcome = cli("predict", "init:tiny-bert")
+    outcome = cli("predict", "depth=4")
     assert (outcome.code, outcome.err) == (2, "")
 
 
@@ -91,6 +91,13 @@ def test_help_needs_no_other_process(monkeypatch: pytest.MonkeyPatch, cli) -> No
     outcome = cli("measure", "--help")
     assert outcome.code == 0
     assert VERBS["measure"].under_torchrun in outcome.out
+
+
+@pytest.mark.parametrize("verb", [verb for verb in VERBS.values() if verb.execution is not None])
+def test_help_says_why_not(cli, verb: Verb) -> None:
+    said = " ".join(cli(verb.name, "--help").out.split())
+    for reason in (verb.execution.no_offload, verb.execution.no_spread):
+        assert reason is None or reason in said
 
 
 def test_spreading_a_model_needs_several_processes(cli) -> None:

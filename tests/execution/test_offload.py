@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import rankscope
 from rankscope._errors import InputError, LoadError, UnsupportedConfigError
 from rankscope.execution.offload import schedule
 from rankscope.models.loading import load
 from rankscope.runs.run import Run
+from rankscope.verbs._spec import VERBS
 from rankscope.verbs.ablate.run import ablate
 from rankscope.verbs.bound.run import bound
 from rankscope.verbs.exact.run import exact
@@ -144,7 +147,7 @@ def test_the_earlier_spelling_works_and_warns(folder: Callable[[str], Path]) -> 
 def test_arguments_that_do_not_go_together(folder: Callable[[str], Path]) -> None:
     with pytest.raises(InputError, match="go with offload"):
         measure("init:tiny-bert", memory="3GiB")
-    with pytest.raises(InputError, match="is no size"):
+    with pytest.raises(InputError, match="is not a size"):
         measure(folder("bert"), offload=True, memory="much")
     with pytest.raises(InputError, match="random twin"):
         ablate(folder("bert"), offload=True, weights="both")
@@ -157,3 +160,14 @@ def test_arguments_that_do_not_go_together(folder: Callable[[str], Path]) -> Non
 def test_a_budget_no_block_fits_in_is_refused_with_an_estimate(folder: Callable[[str], Path]) -> None:
     with pytest.raises(InputError, match=r"takes about .* GiB \(process .* block .* work"):
         measure(folder("bert"), offload=True, memory="50MiB", **SHAPE)
+
+
+@pytest.mark.parametrize("verb", [name for name, verb in VERBS.items() if verb.execution is not None])
+def test_every_verb_takes_offload_or_says_why_not(folder: Callable[[str], Path], verb: str) -> None:
+    reason = VERBS[verb].execution.no_offload
+    run = getattr(rankscope, verb)
+    if reason is None:
+        assert "offload" in run(folder("gpt2"), sequences=1, tokens=8, offload=True).extra
+    else:
+        with pytest.raises(InputError, match=re.escape(f"{verb} does not take offload=True: {reason}. Leave it out.")):
+            run(folder("gpt2"), sequences=1, tokens=8, offload=True)

@@ -89,7 +89,12 @@ class Execution(ABC):
         support: the declaration of the verb.
         loaded: the model and the facts about it.
         shown: whether to show a progress bar.
+
+    Attributes:
+        prepared: the inputs :meth:`plan` was given. In memory, the same inputs in other batches may replace them.
     """
+
+    prepared: Prepared
 
     def __init__(self, support: ExecutionSupport, loaded: LoadedModel, *, shown: bool) -> None:
         self.verb = support.verb
@@ -183,7 +188,7 @@ class InMemory(Execution):
     def __init__(self, support: ExecutionSupport, loaded: LoadedModel, share: RankShare, *, shown: bool) -> None:
         super().__init__(support, loaded, shown=shown and share.is_first)
         self._share = share
-        self._planned: tuple[ModelView, Prepared] | None = None
+        self._view: ModelView | None = None
         self._bar: tqdm[Any] | None = None
 
     def plan(
@@ -202,25 +207,23 @@ class InMemory(Execution):
         if reads_weights:
             _need_weights(model, self.verb)
         with undisturbed(model), quiet_transformers():
-            view = self._share.view(model, prepared, blocks, stream)
-        self._planned = view, prepared
-        return view
+            self._view = self._share.view(model, prepared, blocks, stream)
+        self.prepared = prepared
+        return self._view
 
     @contextmanager
     def stages(self, findings: Findings, *, passes: int = 1, final: bool = False) -> Iterator[Iterable[Stage]]:
         """One stage, which is the whole model."""
-        assert self._planned is not None
-        view, prepared = self._planned
-        total = passes * len(self._share.own(prepared))
+        assert self._view is not None
+        total = passes * len(self._share.own(self.prepared))
         self._bar = tqdm(total=total, desc=self.verb, unit="batch", disable=not self._shown)
-        with self._bar, undisturbed(view.model), quiet_transformers():
-            yield (WholeModel(view),)
+        with self._bar, undisturbed(self._view.model), quiet_transformers():
+            yield (WholeModel(self._view),)
 
     def batches(self) -> Iterator[Batch]:
         """All batches, or those dealt out to this rank."""
-        assert self._planned is not None
-        view, prepared = self._planned
-        for part in self._share.batches(prepared, view.model):
+        assert self._view is not None
+        for part in self._share.batches(self.prepared, self._view.model):
             yield part
             if self._bar is not None:
                 self._bar.update()
@@ -277,6 +280,7 @@ class Offloaded(Execution):
     ) -> ModelView:
         """Discover the structure without weights, and check the memory budget."""
         assert model is None or model is self.loaded.model
+        self.prepared = prepared
         options = [str(option) for option in (self.verb, *identity)]
         named = {"options": options, "dtype": self.loaded.dtype, "blocks": blocks}
         if stream is not None:
@@ -311,8 +315,7 @@ class Offloaded(Execution):
 
     def batches(self) -> Iterator[Batch]:
         """All batches."""
-        assert self._schedule is not None
-        yield from self._schedule.prepared
+        yield from self.prepared
 
     @property
     def is_in_memory(self) -> bool:

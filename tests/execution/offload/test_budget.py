@@ -28,7 +28,7 @@ def test_sizes(words: str | int, size: int) -> None:
 
 @pytest.mark.parametrize("words", ["", "3 PiB", "-1GiB", "0", "many", "1e9", "3GiBs", "nan"])
 def test_what_is_no_size_is_refused(words: str) -> None:
-    with pytest.raises(InputError, match="is no size"):
+    with pytest.raises(InputError, match="is not a size"):
         parse_size(words)
 
 

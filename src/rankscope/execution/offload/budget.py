@@ -1,4 +1,4 @@
-"""How much memory streaming takes, said before it is taken."""
+"""How much memory an offloaded run takes, estimated before it starts."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?\s*", re.IGNORECASE)
 
 
 def parse_size(size: int | str) -> int:
-    """A number of bytes from words.
+    """A number of bytes from a size such as ``"3GiB"``.
 
     Example:
         >>> parse_size("3GiB"), parse_size("1.5 MB"), parse_size(100)
         (3221225472, 1500000, 100)
 
     Raises:
-        InputError: words that are no size.
+        InputError: not a size.
     """
     match = _SIZE.fullmatch(str(size))
     if match is None or float(match[1]) <= 0:
-        raise InputError(f"memory={size!r} is no size. Write for example '3GiB', '800MB' or a number of bytes.")
+        raise InputError(f"memory={size!r} is not a size. Write for example '3GiB', '800MB' or a number of bytes.")
     return int(float(match[1]) * _UNITS[(match[2] or "").lower()])
 
 
 def in_words(size: int) -> str:
-    """A size as people read it."""
+    """A size with its unit, for messages."""
     return f"{size / 2**30:.2f} GiB" if size >= 2**28 else f"{size / 2**20:.1f} MiB"
 
 
 def resident_bytes() -> int:
-    """Memory this process holds now; 0 where the system does not say."""
+    """Resident memory of this process; 0 if the system does not report it."""
     try:
         words = Path("/proc/self/statm").read_text(encoding="ascii").split()
         import resource
@@ -50,11 +50,11 @@ class Need:
     """**Estimate** of what a run takes, in bytes.
 
     Attributes:
-        process: Python, its libraries and everything held already.
+        process: Python, its libraries and everything in memory already.
         block: the weights of the largest block.
-        widened: the same weights once more in float64, for a verb that computes so.
+        widened: the same weights once more in float64, for a verb that computes in it.
         work: what one block computes with for one batch, statistics included.
-        states: the streams of all batches, twice (before and behind a block).
+        states: the residual streams of all batches, twice (before and after a block).
     """
 
     process: int
@@ -64,7 +64,7 @@ class Need:
     states: int
 
     def total(self, *, in_memory: bool) -> int:
-        """With the streams in memory or in files."""
+        """The sum, with the residual streams in memory or in files."""
         return self.process + self.block + self.widened + self.work + self.states * in_memory
 
     def __str__(self) -> str:
@@ -72,7 +72,7 @@ class Need:
 
 
 def keeps_streams_in_memory(need: Need, memory: int | str | None) -> bool:
-    """Whether the budget has room for the streams of all batches; where it has not, they go to files.
+    """Whether the residual streams of all batches fit the budget; if not, they go to files.
 
     Raises:
         InputError: not even one block at a time fits.

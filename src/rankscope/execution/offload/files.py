@@ -35,7 +35,7 @@ _DTYPES: Mapping[str, torch.dtype] = {
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """Where the bytes of one tensor lie."""
+    """Where the bytes of one tensor are."""
 
     path: Path
     offset: int
@@ -48,7 +48,7 @@ class StoredTensor:
         return math.prod(self.shape) * self.dtype.itemsize
 
     def read_into(self, place: Tensor) -> None:
-        """Fill ``place``, a contiguous tensor of the same shape, converting its format where that differs."""
+        """Fill ``place``, a contiguous tensor of the same shape, converting its format if it differs."""
         with self.path.open("rb", buffering=0) as file:
             if place.dtype == self.dtype:
                 _read_at(file, self.offset, place, self.path)
@@ -62,9 +62,9 @@ class StoredTensor:
                 part.copy_(found)
 
     def fetch(self) -> None:
-        """Ask the system to bring the bytes from disk into its own memory; does not wait for them.
+        """Ask the system to read the bytes into its page cache, without waiting.
 
-        Where a system takes no such advice nothing is done: it only makes the read that follows faster.
+        Does nothing on a system without such a call: it only makes the read that follows faster.
         """
         if hasattr(os, "posix_fadvise") and self.nbytes:  # a length of 0 would mean all of the file
             with self.path.open("rb", buffering=0) as file:
@@ -100,7 +100,7 @@ def _files_of(folder: Path) -> list[Path]:
     paths = indexed_files(folder) or safetensors_in(folder)
     if not paths:
         raise LoadError(
-            f"Streaming reads a local folder with a config.json and *.safetensors, and {str(folder)!r} is none. Fetch "
+            f"offload reads a local folder with a config.json and *.safetensors, and {str(folder)!r} is none. Fetch "
             "a hub model with `hf download NAME --local-dir FOLDER`, or save yours with save_pretrained."
         )
     return paths
@@ -130,7 +130,7 @@ def _checked(path: Path, name: str, entry: Any, start: int, size: int) -> Stored
     except (TypeError, KeyError, ValueError) as error:
         raise LoadError(f"{path}: the entry of {name!r} is not one of a safetensors header: {error!r}.") from error
     if word not in _DTYPES:
-        raise LoadError(f"{path}: {name!r} is stored as {word}. Streaming reads {', '.join(_DTYPES)}.")
+        raise LoadError(f"{path}: {name!r} is stored as {word}. offload reads {', '.join(_DTYPES)}.")
     found = StoredTensor(path, start + begin, shape, _DTYPES[word])
     if any(axis < 0 for axis in shape) or not 0 <= begin <= end <= size - start or end - begin != found.nbytes:
         raise LoadError(

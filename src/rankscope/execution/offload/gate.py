@@ -1,7 +1,7 @@
 """Running one block of a model's own forward pass.
 
-The model's code runs as it is. Each block is reached through a gate: the blocks before the one that is wanted hand on
-the stream as it was left last time, without being run, and the pass ends behind the one that is wanted.
+The model's own code runs unchanged. Each block is called through a gate: the blocks before the wanted one are not run
+and return the state that was kept from the last stage, and the pass ends after the wanted one.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from rankscope._errors import RankscopeError, UnsupportedConfigError
 from rankscope.models.view import ModelView
 
 
-class PassEnds(Exception):  # noqa: N818  (no error: the way out of a forward pass whose rest is not needed)
-    """What was wanted of this forward pass has run."""
+class PassEnds(Exception):  # noqa: N818  (not an error: the way out of a forward pass whose rest is not needed)
+    """The wanted block of this forward pass has run."""
 
 
 class BlockGate:
-    """Stands before every block of a model with one stack.
+    """Replaces the call of every block of a model with one stack.
 
     Args:
         view: the model and its structure.
@@ -41,7 +41,7 @@ class BlockGate:
 
     @contextmanager
     def standing(self) -> Iterator[None]:
-        """Put the gates up; the blocks keep their names, hooks and attributes, and are put back as they were."""
+        """Install the gate; the blocks keep their names, hooks and attributes, and are restored afterwards."""
         with ExitStack() as stack:
             for block in self._blocks:
                 stack.callback(block.register_forward_hook(self._keep).remove)
@@ -50,12 +50,12 @@ class BlockGate:
             yield
 
     def open_at(self, number: int, state: Any) -> None:
-        """The next forward pass runs call ``number``; ``state`` is what the call before it gave back."""
+        """The next forward pass runs block call ``number``; ``state`` is what the call before it returned."""
         self._wanted, self._arrived, self._state, self.out = number, 0, state, None
         self._blank = map_tensors(state, _blank)
 
     def close(self) -> Any:
-        """Let go of the tensors; returns what came out of the block."""
+        """Release the tensors; returns what the block returned."""
         out, self.out, self._state, self._blank = self.out, None, None, None
         return out
 
@@ -63,10 +63,10 @@ class BlockGate:
         self.out = output
 
     def _run(self, run: Callable[[], Any]) -> Any:
-        """The model itself: a pass that ends early gives nothing.
+        """The model itself: a pass that ends early returns None.
 
         Raises:
-            UnsupportedConfigError: the pass fails before it comes to the block that is wanted.
+            UnsupportedConfigError: the pass fails before it reaches the wanted block.
         """
         try:
             return run()
@@ -93,7 +93,10 @@ class BlockGate:
 
 @contextmanager
 def _gated(module: nn.Module, arrive: Callable[[Callable[[], Any]], Any]) -> Iterator[None]:
-    """Give a module its own class again, but for the way in: one that is passed by runs none of its hooks either."""
+    """Subclass a module's class for this one object, with another ``__call__``.
+
+    Replacing ``forward`` would not do: a block that is skipped must not run its hooks either.
+    """
     own = type(module)
 
     def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -115,7 +118,7 @@ def map_tensors(tree: Any, function: Callable[[Tensor], Any]) -> Any:
     """The same tuples, lists and dictionaries with each tensor replaced.
 
     Raises:
-        UnsupportedConfigError: blocks hand on something that cannot be put aside.
+        UnsupportedConfigError: blocks return something that cannot be kept between stages.
     """
     if isinstance(tree, Tensor):
         return function(tree)

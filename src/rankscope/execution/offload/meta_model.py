@@ -34,7 +34,7 @@ _SMALL = 2**16
 
 @dataclass(frozen=True)
 class Slot:
-    """One parameter of the meta_model: the module that holds it, under which name, and its bytes on disk."""
+    """One parameter: the module that holds it, under which name, and its bytes on disk."""
 
     name: str
     module: nn.Module
@@ -43,24 +43,24 @@ class Slot:
 
     @property
     def parameter(self) -> nn.Parameter:
-        """What is there now; on the meta device where nothing was read."""
+        """The current parameter; on the meta device if nothing was read."""
         found = self.module._parameters[self.leaf]
         assert found is not None
         return found
 
     def put(self, tensor: torch.Tensor) -> None:
-        """Let the module compute with these numbers."""
+        """Replace the parameter by this tensor."""
         self.module._parameters[self.leaf] = nn.Parameter(tensor, requires_grad=False)
 
     @property
     def nbytes(self) -> int:
-        """Size in the format it is computed with."""
+        """Size in the format the model computes in."""
         return self.parameter.numel() * self.parameter.dtype.itemsize
 
 
 @dataclass(frozen=True)
 class MetaModel:
-    """A model folder that was opened and not read."""
+    """A model folder whose weights have not been read."""
 
     folder: Path
     loaded: LoadedModel
@@ -77,7 +77,7 @@ def open_meta_model(spec: str | Path, *, dtype: torch.dtype | str | None = None)
     """
     if not isinstance(spec, (str, Path)) or str(spec).startswith("init:"):
         raise LoadError(
-            f"stream reads weights from a local folder as it goes, and {spec!r:.80} is none. Leave stream out for "
+            f"offload reads weights from a local folder as it goes, and {spec!r:.80} is none. Leave offload out for "
             "a module in memory or a random initialisation."
         )
     folder = path_of(spec, "model", "a local folder")
@@ -102,7 +102,7 @@ def _empty_model(config: Any, dtype: torch.dtype) -> nn.Module:
     try:
         from accelerate import init_empty_weights
     except ImportError as error:
-        raise MissingExtraError("stream", "accelerate", "accelerate") from error
+        raise MissingExtraError("offload", "accelerate", "accelerate") from error
     from transformers.initialization import no_init_weights
 
     config.dtype = dtype
@@ -115,14 +115,14 @@ def _empty_model(config: Any, dtype: torch.dtype) -> nn.Module:
 
 
 def _dtype(config: Any, tensors: Mapping[str, StoredTensor], asked: torch.dtype | str | None) -> torch.dtype:
-    """As ``load`` has it: what was asked for, else the configuration's, else that of the first weights."""
+    """As in ``load``: what was asked for, else the configuration's, else that of the first weights."""
     found = parse_dtype(asked) or parse_dtype(config.dtype)
     return found or next((entry.dtype for entry in tensors.values() if entry.dtype.is_floating_point), torch.float32)
 
 
 def _refuse(model: Any, config: Any) -> None:
     if config.to_dict().get("quantization_config"):
-        raise UnsupportedConfigError("A quantised checkpoint cannot be streamed: its weights are unpacked when loaded.")
+        raise UnsupportedConfigError("A quantised checkpoint cannot be offloaded: loading unpacks its weights.")
     attributes = {torch.float16: ["_keep_in_fp32_modules", "_keep_in_fp32_modules_strict"]}
     attributes[torch.bfloat16] = ["_keep_in_fp32_modules_strict"]
     for attribute in attributes.get(config.dtype, []):
@@ -130,7 +130,7 @@ def _refuse(model: Any, config: Any) -> None:
         if names:
             raise UnsupportedConfigError(
                 f"transformers keeps {', '.join(sorted(names))} of {type(model).__name__} in float32 beside "
-                f"{str(config.dtype).removeprefix('torch.')} weights. Stream it with dtype='float32'."
+                f"{str(config.dtype).removeprefix('torch.')} weights. Offload it with dtype='float32'."
             )
 
 
@@ -151,7 +151,7 @@ def _slots(model: nn.Module, tensors: Mapping[str, StoredTensor]) -> Iterator[tu
 
 
 def _names(name: str, prefix: str) -> Iterator[str]:
-    """What a checkpoint may call a parameter: saved with a head on top or without, or before norms had weights."""
+    """What a checkpoint may call a parameter: saved with or without a head, or with the older names of norm weights."""
     old = name
     for new, word in (("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.beta")):
         old = old.replace(new, word)
@@ -163,10 +163,10 @@ def _names(name: str, prefix: str) -> Iterator[str]:
 
 
 def _fill_buffers(model: nn.Module, tensors: Mapping[str, StoredTensor]) -> None:
-    """Persistent buffers come from the files; the others were made with the modules.
+    """Read persistent buffers from the files; the others were made with the modules.
 
     Raises:
-        UnsupportedConfigError: a buffer that its module makes of weights, which are not there.
+        UnsupportedConfigError: a buffer that its module computes from weights, which are not there.
     """
     prefix = str(model.base_model_prefix)
     persistent = set(model.state_dict(keep_vars=True))
@@ -183,12 +183,12 @@ def _fill_buffers(model: nn.Module, tensors: Mapping[str, StoredTensor]) -> None
             elif buffer.is_meta:
                 raise UnsupportedConfigError(
                     f"{name} of {type(model).__name__} is made of weights when the model is built, and nothing is "
-                    "stored for it. Leave stream out."
+                    "stored for it. Leave offload out."
                 )
 
 
 def read_rest(meta_model: MetaModel, blocks: Sequence[str], prepared: Prepared) -> None:
-    """Read what is outside the blocks, and of the token table only the rows that are used."""
+    """Read everything outside the blocks, and only those rows of the token table that are used."""
     table = _token_table(meta_model, prepared)
     for slot in _outside(meta_model, blocks):
         assert slot.stored is not None
@@ -249,7 +249,7 @@ def _read_rows(slot: Slot, table: nn.Embedding, ids: Tensor) -> None:
 
 @contextmanager
 def standing_in(slots: Mapping[str, Slot]) -> Iterator[None]:
-    """Inside the block zeros that take no room stand for all weights, so that the model can be run to see its parts."""
+    """Inside this context all weights are zeros that take no memory, so that a pass can discover the blocks."""
     before = _put_zeros(slots)
     try:
         with _ZeroProducts():
@@ -260,7 +260,7 @@ def standing_in(slots: Mapping[str, Slot]) -> Iterator[None]:
 
 
 class _ZeroProducts(TorchFunctionMode):
-    """What a linear layer of zeros gives is known without multiplying."""
+    """A linear layer of zeros returns zeros, without a product."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -287,7 +287,7 @@ def _put_zeros(slots: Mapping[str, Slot]) -> dict[str, Tensor]:
 
 
 def _untouched(like: Tensor) -> Tensor:
-    """Zeros the system has promised and not yet given; torch's own are written, and so take room."""
+    """Zeros the system has not allocated yet: NumPy's are lazy, torch's are written and take memory."""
     if like.nbytes < _SMALL:
         return torch.zeros(like.shape, dtype=like.dtype)
     return torch.from_numpy(np.zeros(like.nbytes, dtype=np.uint8)).view(like.dtype).view(like.shape)

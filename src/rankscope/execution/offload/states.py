@@ -1,4 +1,4 @@
-"""Where the streams of all batches wait between two blocks: in memory, in files, or both."""
+"""The residual streams of all batches between two blocks: in memory, in files, or both."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ Key = tuple[str, int]
 
 
 class StateStore:
-    """The state of each stream behind the block that ran last; two generations, as a block reads one and writes one.
+    """The state of each residual stream after the last block; two generations: a block reads one and writes one.
 
     Args:
-        folder: where states are written, None for nowhere.
-        in_memory: keep them in memory too (and read them from there).
+        folder: states are written here; None keeps them in memory only.
+        in_memory: keep them in memory too, and read them from there.
     """
 
     def __init__(self, folder: Path | None, *, in_memory: bool) -> None:
@@ -37,29 +37,29 @@ class StateStore:
         self._generation = 0
 
     def resume(self, generation: int) -> None:
-        """Go on behind that many finished stages."""
+        """Resume after that many finished stages."""
         self._generation = generation
 
     def take(self, key: Key, *, again: bool = False) -> Any:
-        """The state a block is to begin with; ``again`` when it will be asked for once more."""
+        """The state a block starts from; ``again`` if it will be asked for once more."""
         if key in self._held:
             return self._held[key] if again else self._held.pop(key)
         return read_state(self._path(self._generation - 1, key))
 
     def put(self, key: Key, state: Any) -> None:
-        """What came out of the block."""
+        """Keep what a block returned."""
         if self._in_memory:
             self._coming[key] = state
         if self._folder is not None:
             write_state(self._path(self._generation, key), state)
 
     def advance(self) -> None:
-        """The block is finished: what it gave is what the next one takes."""
+        """The block is finished: what it returned is what the next one starts from."""
         self._held, self._coming = self._coming, {}
         self._generation += 1
 
     def forget_before(self) -> None:
-        """Remove the files no stage to come reads."""
+        """Remove the files that no later stage reads."""
         if self._folder is None:
             return
         kept = f"state-{self._generation - 1:05d}-"

@@ -1,4 +1,4 @@
-"""The weights of one block at a time, in memory that is used again and again."""
+"""The weights of one block at a time, in one buffer that is reused."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ def slots_of_blocks(meta_model: MetaModel, names: Sequence[str]) -> dict[str, li
         if absent:
             raise LoadError(
                 f"{meta_model.folder} holds no tensor for {', '.join(absent[:4])}. transformers may rename it, or make "
-                "it from others, when it loads the model (experts, fused projections); that cannot be streamed."
+                "it from others, when it loads the model (experts, fused projections); that cannot be offloaded."
             )
     return found
 
 
 class BlockWeights:
-    """Puts the weights of one block after the other into a meta_model, and has the system fetch the next meanwhile.
+    """Puts the weights of one block after the other into a model, and lets the system prefetch the next meanwhile.
 
-    Reading the next block here, while this one computes, would take a processor from a computation that has them all,
-    and room for a second block. The system fetches without either.
+    Reading the next block here, while this one computes, would take a core away from the computation and room for a
+    second block. The system's read-ahead needs neither.
 
     Args:
         meta_model: the model.
@@ -69,7 +69,7 @@ class BlockWeights:
         self.take_out()
 
     def place(self, number: int) -> None:
-        """The weights of block call ``number`` are there when this returns; those of another block are not."""
+        """Load the weights of block call ``number``, in place of those of another block."""
         name = self._order[number]
         if name != self._present:
             self.take_out()
@@ -81,7 +81,7 @@ class BlockWeights:
             self._readers.submit(self._fetch, following[0])
 
     def take_out(self) -> None:
-        """No block is there any more."""
+        """Unload the block that is there."""
         if self._present is not None:
             for slot in self._slots[self._present]:
                 slot.put(self._empty[slot.name])
@@ -94,7 +94,7 @@ class BlockWeights:
         return list(self._readers.map(self._read_one, self._slots[name], offsets))
 
     def _read_one(self, slot: Slot, offset: int) -> Tensor:
-        """In a reader's thread, which must not look at parameters: the verb may hold them in another format."""
+        """In a reader thread, which must not touch parameters: the verb may hold them in another format."""
         empty = self._empty[slot.name]
         place = self._buffer[offset : offset + empty.nbytes].view(empty.dtype).view(empty.shape)
         assert slot.stored is not None
@@ -102,7 +102,7 @@ class BlockWeights:
         return place
 
     def _fetch(self, name: str) -> None:
-        """Advice only: a file that is gone by now is an error where it is read."""
+        """Advice only: a file that is gone by now is an error when it is read."""
         for slot in self._slots[name]:
             assert slot.stored is not None
             slot.stored.fetch()
@@ -112,7 +112,7 @@ class BlockWeights:
 
 
 def _aligned(size: int) -> Tensor:
-    """Bytes that begin where torch's own allocations do, so that the same kernels run on them."""
+    """Bytes aligned like torch's own allocations, so that the same kernels run on them."""
     buffer = torch.empty(size + _ALIGNED, dtype=torch.uint8)
     shift = -buffer.data_ptr() % _ALIGNED
     return buffer[shift : shift + size]

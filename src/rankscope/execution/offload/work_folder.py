@@ -1,4 +1,4 @@
-"""The folder in which an unfinished run waits to be taken up again."""
+"""The folder for checkpoints, from which a killed run resumes after its last finished block."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ class Progress(Protocol):
     """What a verb has found so far."""
 
     def added(self) -> bytes:
-        """What the stage that just ended added."""
+        """What was found in the stage that just ended."""
 
     def restore(self, added: bytes) -> None:
-        """Take in what a stage added in an earlier process."""
+        """Take in what a stage found in an earlier process."""
 
 
 class WorkFolder:
-    """One record per finished block, written whole or not at all.
+    """One record per finished block, written atomically.
 
     Args:
-        place: the folder; None for a run that cannot be taken up again.
+        place: the folder; None for a run that cannot resume.
     """
 
     def __init__(self, place: Path | None) -> None:
@@ -71,9 +71,9 @@ class WorkFolder:
 
 @contextmanager
 def work_folder(work: str | Path | None, key: str, *, spills: bool) -> Iterator[tuple[WorkFolder, Path | None]]:
-    """The work folder and the folder for states; both are removed when the run is whole.
+    """The work folder and the folder for states; both are removed when the run is complete.
 
-    A run that fails or is killed leaves ``work/KEY`` behind, and the same run finds it again.
+    A run that fails or is killed leaves ``work/KEY``, and the same call resumes from it.
     """
     if work is None:
         if not spills:
@@ -94,7 +94,7 @@ def work_folder(work: str | Path | None, key: str, *, spills: bool) -> Iterator[
 
 
 def content_key(paths: Sequence[Path], prepared: Prepared, options: Mapping[str, Any]) -> str:
-    """Names one run by what decides its values: files (name, size, time), inputs, options and library versions."""
+    """A hash of what decides the values of a run: files (name, size, time), inputs, options and library versions."""
     digest = hashlib.sha256()
     for path in paths:
         facts = path.stat()

@@ -40,7 +40,7 @@ ABLATE = verb(
             options.DTYPE,
             options.BLOCKS,
             options.LAYOUT,
-            *options.execution(EXECUTION.parallel_modes, EXECUTION.no_offload),
+            *options.execution(EXECUTION.no_offload, EXECUTION.no_spread),
         ),
         show=Show(
             text="runs.ablation_text:ablation_as_text",

@@ -42,7 +42,7 @@ BOUND = verb(
             options.DTYPE,
             options.BLOCKS,
             options.LAYOUT,
-            *options.execution(EXECUTION.parallel_modes, EXECUTION.no_offload),
+            *options.execution(EXECUTION.no_offload, EXECUTION.no_spread),
         ),
         show=Show(
             text="runs.bound_text:bound_as_text",

@@ -57,7 +57,7 @@ DECOMPOSE = verb(
             options.DTYPE,
             options.BLOCKS,
             options.LAYOUT,
-            *options.execution(EXECUTION.parallel_modes, EXECUTION.no_offload),
+            *options.execution(EXECUTION.no_offload, EXECUTION.no_spread),
         ),
         show=Show(
             text="runs.decomposition_text:decomposition_as_text",

@@ -151,7 +151,7 @@ def decompose(
                     view, prepared, budget, wanted, batch=batch, origins=origins, kept=kept, rerun=rerun
                 )
                 prepared = prepare_planned(loaded, inputs, replace(plan, batch=fitting.sequences))
-                execution.plan(prepared, blocks=blocks, stream=declared)
+                execution.prepared = prepared
         kinds = frozenset(marginals)
         task = PathTask(view, loaded.config, reader, convention, kinds, at_layers, origins, fitting.chunk, wanted)
         tally = PathTally(task, reader)

@@ -37,7 +37,7 @@ EXACT = verb(
             options.DTYPE,
             options.BLOCKS,
             options.LAYOUT,
-            *options.execution(EXECUTION.parallel_modes, EXECUTION.no_offload),
+            *options.execution(EXECUTION.no_offload, EXECUTION.no_spread),
         ),
         show=Show(
             text="runs.exact_text:exact_as_text",

@@ -41,7 +41,7 @@ MEASURE = verb(
             options.DTYPE,
             options.BLOCKS,
             options.LAYOUT,
-            *options.execution(EXECUTION.parallel_modes, EXECUTION.no_offload),
+            *options.execution(EXECUTION.no_offload, EXECUTION.no_spread),
             options.FAIL_IF,
         ),
         show=Show(

@@ -60,7 +60,7 @@ REMEDY = verb(
             options.DTYPE,
             options.BLOCKS,
             options.LAYOUT,
-            *options.execution(EXECUTION.parallel_modes, EXECUTION.no_offload),
+            *options.execution(EXECUTION.no_offload, EXECUTION.no_spread),
         ),
         show=Show(
             text="runs.remedy_text:remedies_as_text",
