@@ -121,6 +121,7 @@ class BarChart:
         values: lengths; None or a value that is not positive has no bar.
         styles: one per bar.
         missing: what is written in place of a bar.
+        x_label: of the x axis.
     """
 
     title: str
@@ -128,6 +129,7 @@ class BarChart:
     values: tuple[float | None, ...]
     styles: tuple[Style, ...]
     missing: str = "undefined"
+    x_label: str = ""
 
 
 @dataclass(frozen=True, eq=False)

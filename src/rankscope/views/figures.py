@@ -77,8 +77,10 @@ def draw(plot: Plot, asked_by: str = "Run.plot") -> Figure:
             asked_by=asked_by,
         )
         places = [axes for row in grid for axes in row]
-        for axes, panel in zip(places, plot.panels, strict=False):
+        for place, (axes, panel) in enumerate(zip(places, plot.panels, strict=False)):
             draw_panel(axes, panel, legend=not lines)
+            if plot.panels[place + plot.columns :][:1] and plot.panels[place + plot.columns].x_label == panel.x_label:
+                axes.set_xlabel("")
         for axes in places[len(plot.panels) :]:
             axes.remove()
         if lines:
@@ -200,16 +202,11 @@ def draw_line(axes: Axes, line: Line) -> None:
         axes.fill_between(x, low, high, color=style.colour, alpha=0.16, linewidth=0, zorder=2)
         if x.size == 1:
             axes.vlines(x, low, high, color=style.colour, alpha=0.35, linewidth=4, zorder=2)
-    axes.plot(
-        x, y, color=style.colour, linestyle=style.dash, linewidth=style.width, zorder=3, label=line.name or "_unnamed"
-    )
-    if style.marker and x.size <= MARKED_POINTS:
-        hollow = np.zeros(x.size, np.bool_) if line.floor is None else np.asarray(line.floor, np.bool_)
-        fill = ["white" if at_floor else style.colour for at_floor in hollow]
-        faces: dict[str, Any] = {"facecolors": fill, "edgecolors": style.colour}
-        if style.marker in "x+":  # crosses have no inside, and matplotlib warns about its colour
-            faces = {"color": style.colour}
-        axes.scatter(x, y, s=9 * style.width, marker=style.marker, linewidths=0.9, zorder=4, **faces)
+    marker = style.marker if x.size <= MARKED_POINTS else ""
+    marked: dict[str, Any] = {"color": style.colour, "marker": marker, "markersize": 2 + 1.2 * style.width}
+    axes.plot(x, y, linestyle=style.dash, linewidth=style.width, zorder=3, label=line.name or "_unnamed", **marked)
+    if marker and line.floor is not None and (hollow := np.asarray(line.floor, np.bool_)).any():
+        axes.plot(x[hollow], y[hollow], linestyle="none", markerfacecolor="white", zorder=4, label="_floor", **marked)
 
 
 def _x_axis(axes: Axes, chart: LineChart) -> None:
@@ -393,6 +390,7 @@ def _draw_bars(axes: Axes, chart: BarChart) -> None:
     axes.set_xscale("log")
     axes.set_xlim(bottom, most * (12 if most / bottom > 1e3 else 2.5))
     count = len(chart.values)
+    axes.set_xlabel(chart.x_label)
     axes.set_ylim(count - 0.4, -0.6)
     axes.set_yticks(range(count), list(chart.names) if chart.names else [""] * count)
 
