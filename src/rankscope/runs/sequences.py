@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rankscope.runs.curves import USABLE
-from rankscope.runs.rows import FIXED_COLUMNS
+from rankscope.runs.rows import FIXED_COLUMNS, only
 
 ALWAYS = ("metric", "site", "stack", "layer")
 
@@ -44,7 +44,7 @@ def by_sequence(table: pa.Table, *, metrics: Sequence[str] | None = None, site: 
     if metrics is not None:
         table = table.filter(pc.is_in(pc.cast(table["metric"], pa.string()), value_set=pa.array(list(metrics))))
     if site is not None:
-        table = table.filter(pc.equal(table["site"], site))
+        table = only(table, site=site)
     own = [name for name in table.column_names if name not in FIXED_COLUMNS and table[name].null_count < table.num_rows]
     columns = (*ALWAYS, *own)
     parts = [table[name].to_pylist() for name in columns]

@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rankscope._errors import UnknownNameError
 from rankscope.runs.curves import curve, names_in, where
+from rankscope.runs.rows import of_stack, only
 
 HEADLINE = (
     "relative_residual",
@@ -67,7 +67,7 @@ def stacks_of(table: pa.Table) -> list[str | None]:
 
 def main_site(table: pa.Table, metric: str) -> str:
     """The site at which a metric is shown when none is named."""
-    sites = names_in(table.filter(pc.equal(table["metric"], metric)), "site")
+    sites = names_in(only(table, metric=metric), "site")
     return min(sites, key=lambda site: MAIN_SITES.index(site) if site in MAIN_SITES else len(MAIN_SITES))
 
 
@@ -123,13 +123,13 @@ class _Point(NamedTuple):
 
 
 def _column(table: pa.Table, stack: str | None, metric: str, place: str) -> list[_Point]:
-    mine = table if stack is None else table.filter(pc.fill_null(pc.equal(table["stack"], stack), False))
+    mine = of_stack(table, stack)
     if metric not in names_in(mine, "metric") or place not in names_in(mine, "site"):
         return []
     lines = _points(mine, metric, place)
     if place != "block.out":
         return lines
-    here = set(names_in(mine.filter(pc.equal(mine["metric"], metric)), "site"))
+    here = set(names_in(only(mine, metric=metric), "site"))
     if "block.in" in here:
         entries = [point for point in _points(mine, metric, "block.in") if point.label == "0"]
         lines = [point._replace(label="in") for point in entries] + lines

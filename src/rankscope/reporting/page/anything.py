@@ -15,8 +15,7 @@ from rankscope.reporting.page.lines import MOST_SERIES, line_view
 from rankscope.reporting.page.parts import Cell, Chart, Section, Table
 from rankscope.reporting.page.wording import clipped, spoken, visible
 from rankscope.runs.curves import Curve, curve
-from rankscope.runs.decomposition import only
-from rankscope.runs.rows import FIXED_COLUMNS
+from rankscope.runs.rows import FIXED_COLUMNS, of_stack, only
 from rankscope.runs.run import Run
 from rankscope.runs.summary import stacks_of
 from rankscope.runs.text import number
@@ -52,7 +51,7 @@ def groups(table: pa.Table) -> Iterator[tuple[str, pa.Table]]:
     """The rows of each combination of the verb's own columns, with its name in words."""
     own = [name for name in table.column_names if name not in FIXED_COLUMNS and table[name].null_count < table.num_rows]
     for stack in stacks_of(table):
-        mine = table if stack is None else only(table, stack=stack)
+        mine = of_stack(table, stack)
         keys = dict.fromkeys(zip(*(mine[name].to_pylist() for name in own), strict=True)) if own else {(): None}
         for key in keys:
             here = only(mine, **dict(zip(own, key, strict=True)))

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from rankscope.reporting.page.lines import guides_for, line_view, lines_by_stack
 from rankscope.reporting.page.parts import Cell, Chart, Choice, Section, Table
 from rankscope.reporting.page.wording import clipped, spoken, visible
 from rankscope.runs.curves import names_in
+from rankscope.runs.rows import only
 from rankscope.runs.run import Run
 from rankscope.runs.summary import HEADLINE, MAIN_SITES, Summary, shown_lines, stacks_of, summarise
 from rankscope.runs.text import cell, floor_line
@@ -53,7 +53,7 @@ def metrics_in_order(table: pa.Table) -> list[str]:
 
 def sites_in_order(table: pa.Table, metric: str) -> list[str]:
     """Sites of a metric, its main one first."""
-    sites = names_in(table.filter(pc.equal(table["metric"], metric)), "site")
+    sites = names_in(only(table, metric=metric), "site")
     return sorted(sites, key=lambda site: (MAIN_SITES.index(site) if site in MAIN_SITES else len(MAIN_SITES), site))
 
 

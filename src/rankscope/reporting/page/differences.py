@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from rankscope.reporting.page.depth import metric_and_site, metrics_in_order, sites_in_order
 from rankscope.reporting.page.lines import MOST_SERIES
@@ -14,6 +13,7 @@ from rankscope.reporting.page.parts import Cell, Chapter, Chart, Section, Table,
 from rankscope.reporting.page.wording import clipped, paragraphs, split_verdict, spoken, visible
 from rankscope.runs.comparison import Comparison
 from rankscope.runs.comparison_text import APART, difference_groups, difference_rows
+from rankscope.runs.rows import only
 from rankscope.runs.summary import headline
 
 MOST_METRICS = 5
@@ -51,7 +51,7 @@ def _chart(table: pa.Table, level: str, detail: int) -> Chart:
     for metric in metrics_in_order(table):
         sites = sites_in_order(table, metric)
         for site in sites if detail > 0 else sites[:1]:
-            here = table.filter(pc.and_(pc.equal(table["metric"], metric), pc.equal(table["site"], site)))
+            here = only(table, metric=metric, site=site)
             views[metric, site] = {
                 "metric": metric,
                 "series": [_series(name, rows) for name, rows in difference_groups(here)[:MOST_SERIES]],

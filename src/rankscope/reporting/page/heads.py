@@ -14,6 +14,7 @@ from rankscope.reporting.page.facts import FACTS
 from rankscope.reporting.page.parts import Chart, Choice, Section, plain
 from rankscope.reporting.page.wording import spoken, visible
 from rankscope.runs.curves import USABLE, names_in
+from rankscope.runs.rows import of_stack, only
 from rankscope.runs.run import Run
 
 FIRST = ("attention_entropy", "first_token_sink_rate", "attention_rank_one_distance", "attention_contraction")
@@ -25,11 +26,9 @@ def heads_section(run: Run, detail: int) -> Section | None:
     views: dict[tuple[str, ...], Mapping[str, Any]] = {}
     known = names_in(table, "metric")
     for metric in sorted(known, key=lambda name: (FIRST.index(name) if name in FIRST else len(FIRST), name)):
-        rows = table.filter(pc.equal(table["metric"], metric))
+        rows = only(table, metric=metric)
         for site, stack in _places(rows):
-            here = rows.filter(pc.equal(rows["site"], site))
-            if stack is not None:
-                here = here.filter(pc.fill_null(pc.equal(here["stack"], stack), False))
+            here = of_stack(only(rows, site=site), stack)
             views[metric, _place_name(site, stack)] = heat_view(metric, *head_grid(here))
     if not views:
         return None

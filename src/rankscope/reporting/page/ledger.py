@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from rankscope.reporting.page.parts import Cell, Chart, Choice, Section, Table, plain
 from rankscope.reporting.page.wording import spoken, visible
 from rankscope.runs.curves import cells, names_in
-from rankscope.runs.decomposition import only
+from rankscope.runs.rows import of_stack, only
 from rankscope.runs.run import Run
 from rankscope.runs.summary import stacks_of
 
@@ -75,8 +75,7 @@ def ledger_section(run: Run, detail: int) -> Section | None:
 
 def ledger_steps(table: pa.Table, metric: str, stack: str | None) -> list[Step]:
     """The steps of all blocks in order; empty where no site inside a block was measured."""
-    mine = table if stack is None else only(table, stack=stack)
-    mine = only(mine, metric=metric)
+    mine = of_stack(only(table, metric=metric), stack)
     sites = names_in(mine, "site")
     inside = [site for site in SUMS if site in sites]
     if not inside:

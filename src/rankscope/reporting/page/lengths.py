@@ -14,7 +14,8 @@ from rankscope.reporting.page.lines import line_view
 from rankscope.reporting.page.parts import Chart, Choice, Section, plain_list
 from rankscope.reporting.page.wording import visible
 from rankscope.runs.curves import curve, names_in
-from rankscope.runs.decomposition import by_length, columns_shown, only
+from rankscope.runs.decomposition import by_length, columns_shown
+from rankscope.runs.rows import only
 from rankscope.runs.run import Run
 from rankscope.runs.summary import stacks_of
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from rankscope.reporting.page.facts import FACTS
 from rankscope.reporting.page.parts import plain, plain_list
 from rankscope.reporting.page.wording import clipped
 from rankscope.runs.curves import Curve, curve, names_in
 from rankscope.runs.figure import LOG_DECADES, RELATIVE
+from rankscope.runs.rows import of_stack, only
 from rankscope.runs.run import Run
 from rankscope.runs.summary import stacks_of
 from rankscope.runs.text import number
@@ -81,8 +81,7 @@ def lines_by_stack(table: pa.Table, metric: str, site: str) -> list[tuple[str, C
     """The curve of each stack that has one; a model with one stack has one line without a name."""
     found = []
     for stack in stacks_of(table):
-        mine = table if stack is None else table.filter(pc.fill_null(pc.equal(table["stack"], stack), False))
-        here = mine.filter(pc.equal(mine["metric"], metric))
+        here = of_stack(only(table, metric=metric), stack)
         if site in names_in(here, "site"):
             found.append((stack or "", curve(here, metric, site)))
     return found

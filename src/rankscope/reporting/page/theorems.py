@@ -14,7 +14,7 @@ from rankscope.reporting.page.lines import line_view
 from rankscope.reporting.page.parts import Cell, Chart, Choice, Section, Table
 from rankscope.reporting.page.wording import clipped, spoken, visible
 from rankscope.runs.curves import Curve, curve, names_in
-from rankscope.runs.decomposition import only
+from rankscope.runs.rows import only
 from rankscope.runs.run import Run
 from rankscope.runs.summary import stacks_of
 
