@@ -16,7 +16,7 @@ from rankscope._errors import InputError, UnknownNameError
 from rankscope.runs.curves import curve, names_in
 from rankscope.runs.rows import of_stack, only
 from rankscope.runs.summary import stacks_of
-from rankscope.runs.text import number
+from rankscope.views import number
 
 Quantifier = Literal["any", "all", "last"]
 OPERATORS: Mapping[str, Callable[[float, float], bool]] = {

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from rankscope.runs.curves import USABLE
 from rankscope.runs.rows import only
 from rankscope.runs.summary import stacks_of
-from rankscope.runs.text import number
+from rankscope.views import number
 
 SHARE = "projection_share"
 HALF = 0.5

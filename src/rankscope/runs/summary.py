@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from rankscope._errors import UnknownNameError
 from rankscope.runs.curves import curve, names_in, where
 from rankscope.runs.rows import of_stack, only
+from rankscope.views import Cell, measured
 
 HEADLINE = (
     "relative_residual",
@@ -58,6 +59,13 @@ class Summary:
     def blocks(self) -> NDArray[np.bool_]:
         """Which lines are blocks, and not the ends of the stream."""
         return np.array([label.isdigit() for label in self.labels], dtype=np.bool_)
+
+    def cell(self, line: int, column: int) -> Cell:
+        """A value with its marks; empty if it was not measured."""
+        if not self.measured[line, column]:
+            return Cell("")
+        at = line, column
+        return measured(float(self.values[at]), floor=bool(self.floor[at]), estimate=bool(self.estimate[at]))
 
 
 def stacks_of(table: pa.Table) -> list[str | None]:

@@ -12,8 +12,8 @@ A result is described by what it shows, and never by how that looks::
     document = Document("ablate: bert", verdict, parts=(table, Section("Why", "Because.", (table,))))
     plot = Plot("bert", verdict, (LineChart("relative residual", (Line("pure", x, y, low, high),), log=True),))
 
-A cell's marks are data (``floor``, ``estimate``, ``apart``, ``good``, ``bad``, ``faint``); ``str(cell)`` is its text
-with their signs, the same in every medium. Nothing here imports torch, and no renderer reads text back.
+A cell's marks are data (``floor``, ``estimate``, ``apart``, ``good``, ``care``, ``bad``, ``faint``); ``str(cell)`` is
+its text with their signs, the same in every medium. Nothing here imports torch, and no renderer reads text back.
 
 ================  ==============================================================================================
 medium            renderer
@@ -42,7 +42,7 @@ from rankscope.views.charts import (
     spans_decades,
 )
 from rankscope.views.documents import Document, Part, Section
-from rankscope.views.tables import UNDEFINED, Cell, Column, Mark, Table, measured, number
+from rankscope.views.tables import UNDEFINED, Cell, Column, Mark, Row, Table, measured, number
 
 __all__ = [
     "UNDEFINED",
@@ -59,6 +59,7 @@ __all__ = [
     "Panel",
     "Part",
     "Plot",
+    "Row",
     "Section",
     "Style",
     "Table",

@@ -90,7 +90,7 @@ class LineChart:
         log: whether the y axis is logarithmic.
         log_x: whether the x axis is logarithmic beyond its first ten.
         x_range: ends of the x axis; None fits the lines.
-        y_range: ends of the y axis; None fits the lines, and starts at zero if nothing is negative.
+        y_range: ends of the y axis; None fits the lines.
         names: where the names of several lines stand.
         empty: words in place of lines that hold no value.
     """

@@ -167,7 +167,8 @@ def _draw_lines(axes: Axes, chart: LineChart, *, legend: bool) -> None:
     axes.set_xlabel(chart.x_label)
     axes.set_ylabel(chart.y_label)
     _x_axis(axes, chart)
-    _y_range(axes, chart)
+    if chart.y_range is not None:
+        axes.set_ylim(*chart.y_range)
     for guide in chart.guides:
         _draw_guide(axes, guide)
     for note in chart.notes:
@@ -186,7 +187,9 @@ def _styled(lines: Sequence[Line]) -> tuple[Line, ...]:
         else replace(
             line,
             style=Style(
-                SERIES[place % len(SERIES)], MARKERS[place % len(MARKERS)], DASHES[place // len(SERIES) % len(DASHES)]
+                SERIES[place % len(SERIES)],
+                MARKERS[place % len(MARKERS)],
+                DASHES[min(place, 1 + place // len(SERIES)) % len(DASHES)],
             ),
         )
         for place, line in enumerate(lines)
@@ -222,18 +225,6 @@ def _x_axis(axes: Axes, chart: LineChart) -> None:
     every = np.concatenate([_floats(line.x) for line in chart.lines])
     pad = max(0.5, 0.03 * float(every.max() - every.min()))
     axes.set_xlim(float(every.min()) - pad, float(every.max()) + pad)
-
-
-def _y_range(axes: Axes, chart: LineChart) -> None:
-    """As asked for; else from zero if nothing is negative, up to one if nothing is larger."""
-    if chart.y_range is not None:
-        axes.set_ylim(*chart.y_range)
-    elif not chart.log:
-        ends = [_floats(part) for line in chart.lines for part in (line.y, line.low, line.high) if part is not None]
-        every = np.concatenate(ends)
-        low, high = float(np.nanmin(every)), float(np.nanmax(every))
-        if low >= 0.0 and math.isfinite(high):
-            axes.set_ylim(0.0, 1.05 if high <= 1.05 else 1.12 * high)
 
 
 def _draw_guide(axes: Axes, guide: Guide) -> None:
@@ -388,6 +379,7 @@ def _draw_bars(axes: Axes, chart: BarChart) -> None:
         axes.barh(place, value - bottom, left=bottom, height=0.72, color=style.colour)
         axes.text(value, place, f" {number(value)}", va="center", size=7, color=INK)
     axes.set_xscale("log")
+    axes.xaxis.set_minor_formatter("")  # the values stand beside the bars, and small ticks would overlap
     axes.set_xlim(bottom, most * (12 if most / bottom > 1e3 else 2.5))
     count = len(chart.values)
     axes.set_xlabel(chart.x_label)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-Mark = Literal["floor", "estimate", "apart", "good", "bad", "faint"]
+Mark = Literal["floor", "estimate", "apart", "good", "care", "bad", "faint"]
 """``floor``: at the float floor. ``estimate``: not computed exactly. ``apart``: an interval that excludes zero. The
 others only colour a cell."""
 
@@ -81,6 +81,10 @@ class Column:
     width: Literal["", "narrow", "wide"] = ""
 
 
+Row = Sequence[str | Cell] | None
+"""Cells of one row; None stands for rows that were left out."""
+
+
 @dataclass(frozen=True, eq=False)
 class Table:
     """Rows under a head. A plain string stands for a column or cell with nothing but that text.
@@ -101,7 +105,7 @@ class Table:
     """
 
     columns: Sequence[str | Column]
-    rows: Sequence[Sequence[str | Cell] | None]
+    rows: Sequence[Row]
     caption: str = ""
     row_trends: Sequence[Sequence[float]] = ()
     folded: bool = False

@@ -12,13 +12,13 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from rankscope.views.documents import Document, Section
-from rankscope.views.palette import BAD, FLOOR, GOOD
+from rankscope.views.palette import BAD, CARE, FLOOR, GOOD
 from rankscope.views.tables import Cell, Column, Mark, Table
 from rankscope.views.trends import sparkline
 
 TREND_WIDTH = 9
 CELL_PADDING = 3
-MARK_STYLES: dict[Mark, str] = {"floor": FLOOR, "good": GOOD, "bad": f"bold {BAD}", "faint": "dim"}
+MARK_STYLES: dict[Mark, str] = {"floor": FLOOR, "good": GOOD, "care": CARE, "bad": f"bold {BAD}", "faint": "dim"}
 
 
 def print_document(document: Document, console: Console, *, colour: str) -> None:

@@ -8,16 +8,14 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 
-from rankscope.reporting.page.depth import options
-from rankscope.reporting.page.heads import head_grid, heat_view
-from rankscope.reporting.page.lines import line_view
-from rankscope.reporting.page.parts import Chart, Choice, Section, plain_list
-from rankscope.reporting.page.wording import visible
+from rankscope.reporting.page.charts import Chart, Choice, head_grid, heat_view, line_view, options, plain_list
+from rankscope.reporting.page.safe_text import visible
 from rankscope.runs.curves import curve, names_in
 from rankscope.runs.decomposition import by_length, columns_shown
 from rankscope.runs.rows import only
 from rankscope.runs.run import Run
 from rankscope.runs.summary import stacks_of
+from rankscope.views import Section
 
 THROUGH_HEADS, THROUGH_LAYERS, OF_A_LENGTH = "through a head", "through a layer", "of a length"
 

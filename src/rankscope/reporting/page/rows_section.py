@@ -10,15 +10,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from rankscope.reporting.page.depth import metric_and_site, metrics_in_order, sites_in_order
-from rankscope.reporting.page.lines import MOST_SERIES, line_view
-from rankscope.reporting.page.parts import Cell, Chart, Section, Table
-from rankscope.reporting.page.wording import clipped, spoken, visible
+from rankscope.reporting.page.charts import (
+    MOST_SERIES,
+    Chart,
+    line_view,
+    metric_and_site,
+    metrics_in_order,
+    sites_in_order,
+)
+from rankscope.reporting.page.safe_text import clipped, spoken, visible
 from rankscope.runs.curves import Curve, curve
 from rankscope.runs.rows import FIXED_COLUMNS, of_stack, only
 from rankscope.runs.run import Run
 from rankscope.runs.summary import stacks_of
-from rankscope.runs.text import number
+from rankscope.views import UNDEFINED, Cell, Section, Table, number
 
 MOST_ROWS = 120
 
@@ -68,13 +73,13 @@ def _lines(table: pa.Table, metric: str, site: str) -> Iterator[tuple[str, Curve
 def _table(lines: Sequence[tuple[str, str, str, Curve]], *, folded: bool) -> Table:
     rows = [_row(*line) for line in lines[:MOST_ROWS]]
     head = ["metric", "site", "of", "blocks", "first", "last", "least", "largest"]
-    return Table("Numbers", head, rows, folded=folded, left_out=max(0, len(lines) - MOST_ROWS))
+    return Table(head, rows, "Numbers", folded=folded, left_out=max(0, len(lines) - MOST_ROWS))
 
 
 def _row(metric: str, site: str, name: str, line: Curve) -> list[str | Cell]:
     known = line.mean[np.isfinite(line.mean)]
     ends = [number(float(line.mean[0])), number(float(line.mean[-1]))]
-    extremes = [number(float(known.min())), number(float(known.max()))] if known.size else ["undefined"] * 2
+    extremes = [number(float(known.min())), number(float(known.max()))] if known.size else [UNDEFINED] * 2
     return [
         Cell(spoken(metric), term=metric),
         visible(site),

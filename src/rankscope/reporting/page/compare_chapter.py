@@ -7,14 +7,21 @@ from typing import Any
 
 import pyarrow as pa
 
-from rankscope.reporting.page.depth import metric_and_site, metrics_in_order, sites_in_order
-from rankscope.reporting.page.lines import MOST_SERIES
-from rankscope.reporting.page.parts import Cell, Chapter, Chart, Section, Table, plain_list
-from rankscope.reporting.page.wording import clipped, paragraphs, split_verdict, spoken, visible
+from rankscope.reporting.page.charts import (
+    MOST_SERIES,
+    Chart,
+    metric_and_site,
+    metrics_in_order,
+    plain_list,
+    sites_in_order,
+)
+from rankscope.reporting.page.rendering import Chapter
+from rankscope.reporting.page.safe_text import clipped, paragraphs, split_verdict, visible
+from rankscope.runs.compare_show import difference_groups, difference_table
 from rankscope.runs.comparison import Comparison
-from rankscope.runs.comparison_text import APART, difference_groups, difference_rows
 from rankscope.runs.rows import only
 from rankscope.runs.summary import headline
+from rankscope.views import Section
 
 MOST_METRICS = 5
 
@@ -28,8 +35,13 @@ def comparison_chapter(comparison: Comparison, together: Sequence[Section], deta
         ("intervals", f"{level}, {comparison.settings['draws']} resamples, seed {comparison.settings['seed']}"),
     ]
     chart = _chart(comparison.table, level, detail)
-    tables = [_table(name, rows, headline(comparison.table, MOST_METRICS)) for name, rows in
-              difference_groups(comparison.table)[:MOST_SERIES]]  # fmt: skip
+    chosen = headline(comparison.table, MOST_METRICS)
+    tables = [
+        difference_table(
+            rows, chosen, f"Difference and interval by block{f', {clipped(name, 60)}' if name else ''}; * excludes zero"
+        )
+        for name, rows in difference_groups(comparison.table)[:MOST_SERIES]
+    ]
     lead = f"Pairing: {visible(comparison.settings['why'])}."
     return Chapter(
         title="compare · b − a",
@@ -55,7 +67,7 @@ def _chart(table: pa.Table, level: str, detail: int) -> Chart:
             views[metric, site] = {
                 "metric": metric,
                 "series": [_series(name, rows) for name, rows in difference_groups(here)[:MOST_SERIES]],
-                "guides": [{"kind": "guide", "value": 0, "label": "no difference"}],
+                "guides": [{"kind": "level", "value": 0, "label": "no difference"}],
                 "log": False,
                 "form": "number",
                 "band": ["low", "high"],
@@ -68,16 +80,3 @@ def _series(name: str, rows: pa.Table) -> dict[str, Any]:
     numbers = {key: plain_list(rows[column].to_numpy()) for key, column in
                (("y", "difference"), ("low", "low"), ("high", "high"))}  # fmt: skip
     return {"name": clipped(name, 40), "x": rows["layer"].to_pylist(), "floor": [], **numbers}
-
-
-def _table(name: str, rows: pa.Table, metrics: Sequence[str]) -> Table:
-    head, *lines = difference_rows(rows, metrics)
-    names: list[str | Cell] = ["block"]
-    for words in head[1:]:
-        metric, _, site = words.partition("@")
-        names.append(Cell(f"{spoken(metric)}, {site}", term=metric))
-    marked: list[Sequence[str | Cell]] = [
-        [line[0], *(Cell(word, mark="up" if APART in word else "") for word in line[1:])] for line in lines
-    ]
-    where = f", {clipped(name, 60)}" if name else ""
-    return Table(f"Difference and interval by block{where}; * leaves out zero", names, marked)

@@ -7,15 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from rankscope.reporting.page.depth import metrics_in_order, options
-from rankscope.reporting.page.lines import guides_for, line_view
-from rankscope.reporting.page.parts import Cell, Chart, Choice, Section, Table
-from rankscope.reporting.page.wording import clipped, visible
+from rankscope.reporting.page.charts import Chart, Choice, guides_of, line_view, metrics_in_order, options
+from rankscope.reporting.page.safe_text import clipped, visible
 from rankscope.runs.ablation import MEASURE, Arm, arms
 from rankscope.runs.curves import names_in
 from rankscope.runs.run import Run
-from rankscope.runs.text import number
 from rankscope.verdicts.states import COLLAPSED_RESIDUAL
+from rankscope.views import UNDEFINED, Cell, Row, Section, Table, number
 
 GRID_COLUMNS = ("variant", "mask", "weights")
 
@@ -32,7 +30,7 @@ def ablation_section(run: Run, detail: int) -> Section | None:
             groups.setdefault(setting_of(arm), []).append(arm)
         for setting, members in groups.items():
             lines = [(arm.variant, arm.line) for arm in members]
-            views[metric, setting] = line_view(metric, lines, guides_for(run, metric))
+            views[metric, setting] = line_view(metric, lines, guides_of(run, metric))
     if not views:
         return None
     settings = Choice("network", tuple((name, clipped(name, 60)) for name in dict.fromkeys(key[1] for key in views)))
@@ -58,12 +56,12 @@ def setting_of(arm: Arm) -> str:
 def _grid(members: Sequence[Arm]) -> Table:
     settings = list(dict.fromkeys(setting_of(arm) for arm in members))
     found = {(arm.variant, setting_of(arm)): arm for arm in members}
-    rows: list[Sequence[str | Cell]] = [
+    rows: list[Row] = [
         [visible(variant), *(_end(found.get((variant, setting))) for setting in settings)]
         for variant in dict.fromkeys(arm.variant for arm in members)
     ]
     caption = f"Relative residual after the last block; below {COLLAPSED_RESIDUAL:g} the tokens are taken as one"
-    return Table(caption, ["network", *(clipped(name, 60) for name in settings)], rows)
+    return Table(["network", *(clipped(name, 60) for name in settings)], rows, caption)
 
 
 def _end(arm: Arm | None) -> Cell:
@@ -71,7 +69,6 @@ def _end(arm: Arm | None) -> Cell:
         return Cell("")
     value = float(arm.line.mean[-1])
     if not np.isfinite(value):
-        return Cell("undefined")
+        return Cell(UNDEFINED)
     at_floor = bool(arm.line.any_floor[-1])
-    mark = "floor" if at_floor else "down" if value <= COLLAPSED_RESIDUAL else "up"
-    return Cell(number(value) + ("*" if at_floor else ""), mark=mark)
+    return Cell(number(value), ("floor",) if at_floor else ("bad",) if value <= COLLAPSED_RESIDUAL else ("good",))

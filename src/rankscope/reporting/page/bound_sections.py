@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from rankscope.reporting.page.anything import own_names, rows_section, values_of
+from rankscope.reporting.page.charts import Chart, Choice, line_view
 from rankscope.reporting.page.facts import source_words
-from rankscope.reporting.page.lines import line_view
-from rankscope.reporting.page.parts import Cell, Chart, Choice, Section, Table
-from rankscope.reporting.page.wording import clipped, spoken, visible
+from rankscope.reporting.page.rows_section import own_names, rows_section, values_of
+from rankscope.reporting.page.safe_text import clipped, spoken, visible
 from rankscope.runs.curves import Curve, curve, names_in
 from rankscope.runs.rows import only
 from rankscope.runs.run import Run
 from rankscope.runs.summary import stacks_of
+from rankscope.views import Cell, Column, Section, Table
 
 COLUMN, SCOPE = "theorem", "scope"
 SLACK = "log10_slack"
@@ -30,19 +30,19 @@ def theorems_section(run: Run, detail: int) -> Section | None:
     names = own_names(run.table, COLUMN)
     if not names:
         return None
-    head: list[str | Cell] = [
-        "theorem",
-        "applies",
-        Cell("slack, decades", term=SLACK),
-        Cell("hypotheses not met", mark="words"),
-        Cell("source", mark="words"),
+    columns = [
+        Column("theorem"),
+        Column("applies"),
+        Column("slack, decades", term=SLACK),
+        Column("hypotheses not met", width="wide"),
+        Column("source", width="wide"),
     ]
-    table = Table("Each theorem on these weights", head, [_row(run, name) for name in names])
-    said: list[Sequence[str | Cell]] = [[spoken(name), Cell(clipped(sentence, 600), mark="words")] for name in names
-            if (sentence := _from(run, "sentences", name))]  # fmt: skip
+    table = Table(columns, [_row(run, name) for name in names], "Each theorem on these weights")
+    said = [[spoken(name), clipped(sentence, 600)] for name in names if (sentence := _from(run, "sentences", name))]
     parts: list[Chart | Table] = [table, *filter(None, [_chart(run, names)])]
     if said:
-        parts.append(Table("What each comes to", ["theorem", Cell("in words", mark="words")], said, folded=True))
+        words = Column("in words", width="wide")
+        parts.append(Table(["theorem", words], said, "What each comes to", folded=True))
     return Section(
         "What the theorems say",
         "A statement speaks about this model only where all its hypotheses are met; a wide slack means that it says "
@@ -54,11 +54,11 @@ def theorems_section(run: Run, detail: int) -> Section | None:
 def _row(run: Run, name: str) -> list[str | Cell]:
     mine = only(run.table, theorem=name)
     applies = _from(run, "applies", name)
-    word = Cell("") if applies is None else Cell("yes", mark="up") if applies else Cell("no", mark="faint")
+    word = Cell("") if applies is None else Cell("yes", ("good",)) if applies else Cell("no", ("faint",))
     failed = "; ".join(str(hypothesis) for hypothesis in _from(run, "failed_hypotheses", name) or ())
     sources = "; ".join(_short(str(cite)) for cite in _from(run, "citations", name) or ()) or "ours"
-    return [Cell(clipped(spoken(name), 60)), word, _slack(mine), Cell(clipped(failed, 200), mark="words"),
-            Cell(clipped(sources, 120), mark="words")]  # fmt: skip
+    return [Cell(clipped(spoken(name), 60)), word, _slack(mine), Cell(clipped(failed, 200)),
+            Cell(clipped(sources, 120))]  # fmt: skip
 
 
 def _slack(rows: pa.Table) -> Cell:
@@ -66,7 +66,7 @@ def _slack(rows: pa.Table) -> Cell:
     if not values.size:
         return Cell("")
     low, high = f"{np.min(values):.2f}", f"{np.max(values):.2f}"
-    return Cell(low if low == high else f"{low} to {high}", mark="down" if np.min(values) < 0 else "")
+    return Cell(low if low == high else f"{low} to {high}", marks=("bad",) if np.min(values) < 0 else ())
 
 
 def _chart(run: Run, names: Sequence[str]) -> Chart | None:

@@ -8,15 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from rankscope.reporting.page.depth import options
-from rankscope.reporting.page.lines import line_view
-from rankscope.reporting.page.parts import Cell, Chart, Choice, Section, Table, plain
-from rankscope.reporting.page.wording import spoken, visible
+from rankscope.reporting.page.charts import Chart, Choice, line_view, options
+from rankscope.reporting.page.safe_text import spoken, visible
 from rankscope.runs.curves import Curve, names_in
-from rankscope.runs.exact_text import exact_rows
+from rankscope.runs.exact_show import exact_table
 from rankscope.runs.exactness import exact_curves
 from rankscope.runs.run import Run
 from rankscope.runs.summary import stacks_of
+from rankscope.views import Guide, Section, Table
 
 RELATIVE = "log10_relative_residual"
 DIGITS = "digits_of_agreement"
@@ -52,10 +51,8 @@ def exact_section(run: Run, detail: int) -> Section | None:
         parts.append(_chart("Order and factor", caption, blocks))
     for stack in stacks_of(run.table):
         if (RELATIVE, str(stack or "")) in residuals:
-            head, rows = exact_rows(run, stack)
-            marked = [[Cell(word, mark="floor" if word.endswith("*") else "") for word in row] for row in rows]
             caption = "log10 of the residual by block" + (f", {visible(stack)}" if stack else "")
-            parts.append(Table(f"{caption}; * at the float floor", head, marked, folded=True))
+            parts.append(replace(exact_table(run, stack), caption=f"{caption}; * at the float floor", folded=True))
     return Section("How fast, really", "Exact arithmetic follows the residual where floats see only rounding.",
                    tuple(parts))  # fmt: skip
 
@@ -75,26 +72,23 @@ def _digits(run: Run, relative: Mapping[str, Curve]) -> dict[str, Any]:
         digits, low, high = (np.where(part < 0, -part, np.nan) for part in (line.mean, line.high, line.low))
         return replace(line, mean=digits, low=low, high=high)
 
-    guides = [{**guide, "value": -guide["value"]} for guide in _floors(run)]
+    guides = [replace(guide, value=-guide.value) for guide in _floors(run)]
     view = line_view(DIGITS, [(name, turned(line)) for name, line in relative.items()], guides)
     return {**view, "log": True}
 
 
-def _floors(run: Run) -> list[dict[str, Any]]:
+def _floors(run: Run) -> list[Guide]:
     formats = run.floor.get("formats")
     if not isinstance(formats, Mapping):
         return []
     return [
-        {"kind": "guide", "value": plain(float(np.log10(value))), "label": f"{spoken(name)} ends"}
+        Guide(float(np.log10(value)), f"{spoken(name)} ends")
         for name, value in formats.items()
         if isinstance(value, (int, float)) and value > 0
     ]
 
 
-def _order_guides(metric: str) -> list[dict[str, Any]]:
+def _order_guides(metric: str) -> list[Guide]:
     if metric == "order":
-        return [
-            {"kind": "guide", "value": 3, "label": "order 3: cubed"},
-            {"kind": "guide", "value": 1, "label": "order 1: multiplied"},
-        ]
-    return [{"kind": "guide", "value": 1, "label": "unchanged"}]
+        return [Guide(3, "order 3: cubed"), Guide(1, "order 1: multiplied")]
+    return [Guide(1, "unchanged")]

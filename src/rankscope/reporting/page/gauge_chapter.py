@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from rankscope.reporting.page.charts import Chart, Choice, plain, plain_list
 from rankscope.reporting.page.facts import FACTS
-from rankscope.reporting.page.lines import spans_decades
-from rankscope.reporting.page.parts import Cell, Chapter, Chart, Choice, Section, Table, plain, plain_list
-from rankscope.reporting.page.wording import clipped, readable, spoken, visible
+from rankscope.reporting.page.rendering import Chapter
+from rankscope.reporting.page.safe_text import clipped, readable, spoken, visible
 from rankscope.runs.gauge_history import COLUMNS, History
 from rankscope.runs.gauge_record import Record
 from rankscope.runs.readings import LOSS, Alarm, Heatmap
-from rankscope.runs.text import number
+from rankscope.views import Cell, Column, Row, Section, Table, number, spans_decades
 
 FIRST = ("relative_residual", "mean_cosine", "stable_rank", "qk_to_v_gradient", "attention_entropy")
 MOST_LINES = 6
@@ -177,18 +177,19 @@ def _when(raised: Sequence[Alarm], stack: str | None, *, anywhere: bool = False)
 def _alarms(alarms: Sequence[Alarm]) -> Section | None:
     if not alarms:
         return None
-    rows: list[Sequence[str | Cell]] = [
+    rows: list[Row] = [
         [
             str(alarm.step),
             str(alarm.layer) if alarm.stack is None else f"{clipped(alarm.stack, 20)} {alarm.layer}",
-            Cell(clipped(spoken(alarm.name), 40), mark="down" if alarm.state == "raised" else "up"),
+            Cell(clipped(spoken(alarm.name), 40), ("bad",) if alarm.state == "raised" else ("good",)),
             alarm.state,
-            Cell(readable(alarm.sentence)[:LONGEST_SENTENCE], mark="words"),
+            readable(alarm.sentence)[:LONGEST_SENTENCE],
         ]
         for alarm in alarms[:MOST_ALARMS]
     ]
-    head: list[str | Cell] = ["step", "block", "alarm", "state", Cell("what was seen, and what to try", mark="words")]
-    table = Table("Every alarm, in order", head, rows, left_out=max(0, len(alarms) - MOST_ALARMS))
+    sentence = Column("what was seen, and what to try", width="wide")
+    columns = [*map(Column, ("step", "block", "alarm", "state")), sentence]
+    table = Table(columns, rows, "Every alarm, in order", left_out=max(0, len(alarms) - MOST_ALARMS))
     return Section("Alarms", "What was raised and what was over again.", (table,))
 
 
