@@ -12,11 +12,11 @@ import numpy as np
 
 from rankscope._errors import InputError, ResultError
 from rankscope._types import path_of
-from rankscope.reporting.page.chapters import STATES
 from rankscope.reporting.page.charts import Chart, Choice, options, plain, series_of
 from rankscope.reporting.page.facts import FACTS
 from rankscope.reporting.page.rendering import Chapter, render
 from rankscope.reporting.page.safe_text import clipped, split_verdict, spoken, visible
+from rankscope.reporting.states import STATES
 from rankscope.runs.curves import Curve
 from rankscope.runs.storage import write_page
 from rankscope.runs.sweep_folder import SweepFolder

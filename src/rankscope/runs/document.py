@@ -27,7 +27,6 @@ def run_document(
     return Document(
         title=title or f"{run.kind}: {facts_line(run)}",
         verdict=run.verdict,
-        code=run.code,
         next_steps=run.next_steps,
         parts=parts,
         legend={"floor": floor_line(run)} if legend is None else legend,

@@ -34,7 +34,6 @@ class Document:
     Args:
         title: what was done to which model.
         verdict: the sentence to remember; empty where there is none.
-        code: the state the verdict names, which colours it; None where it names none.
         next_steps: commands worth running next.
         parts: paragraphs, tables and sections, in order.
         legend: what a mark means; shown if a table carries it.
@@ -43,7 +42,6 @@ class Document:
 
     title: str
     verdict: str = ""
-    code: str | None = None
     next_steps: tuple[str, ...] = ()
     parts: tuple[Part, ...] = ()
     legend: Mapping[Mark, str] = field(default_factory=dict)

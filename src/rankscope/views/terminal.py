@@ -12,27 +12,33 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from rankscope.views.documents import Document, Section
-from rankscope.views.palette import BAD, CARE, FLOOR, GOOD
+from rankscope.views.palette import TONES
 from rankscope.views.tables import Cell, Column, Mark, Table
 from rankscope.views.trends import sparkline
 
 TREND_WIDTH = 9
 CELL_PADDING = 3
-MARK_STYLES: dict[Mark, str] = {"floor": FLOOR, "good": GOOD, "care": CARE, "bad": f"bold {BAD}", "faint": "dim"}
+MARK_STYLES: dict[Mark, str] = {
+    "floor": TONES["floor"],
+    "good": TONES["good"],
+    "care": TONES["care"],
+    "bad": f"bold {TONES['bad']}",
+    "faint": "dim",
+}
 
 
-def print_document(document: Document, console: Console, *, colour: str) -> None:
-    """Parts, then the verdict in a frame of ``colour``, where the eye rests after a long table; then the notes."""
+def print_document(document: Document, console: Console, *, tone: str = "plain") -> None:
+    """Parts, then the verdict in a frame coloured by ``tone``, where the eye rests after a long table; then notes."""
     console.print(Text(document.title, style="bold"))
     for part in document.parts:
         print_part(part, console)
     for words in document.explained:
-        console.print(Text(words, style=FLOOR))
+        console.print(Text(words, style=TONES["floor"]))
     if document.verdict:
         steps = f"\nNext: {'; '.join(document.next_steps)}" if document.next_steps else ""
         shape = box.ASCII if is_plain(console) else box.ROUNDED
         frame = Panel(
-            Text(document.verdict + steps), title="verdict", title_align="left", border_style=colour, box=shape
+            Text(document.verdict + steps), title="verdict", title_align="left", border_style=TONES[tone], box=shape
         )
         console.print(frame)
     for note in document.notes:

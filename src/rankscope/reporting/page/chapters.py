@@ -16,6 +16,7 @@ from rankscope.reporting.page.measure_sections import depth_section, heads_secti
 from rankscope.reporting.page.rendering import Chapter, Missing
 from rankscope.reporting.page.rows_section import rows_section
 from rankscope.reporting.page.safe_text import clipped, paragraphs, readable, split_verdict, spoken, visible
+from rankscope.reporting.states import state_of
 from rankscope.runs.rows import FIXED_COLUMNS
 from rankscope.runs.run import Run
 from rankscope.views import Cell, Row, Section, Table, number
@@ -46,23 +47,6 @@ KINDS: Mapping[str, Kind] = {
     "predict": Kind("Will this design collapse at initialisation?", {"rows": rows_section}),
     "reproduce": Kind("Is the paper right?", {"rows": rows_section}),
 }
-STATES: Mapping[str, tuple[str, str]] = {
-    "healthy": ("good", "no collapse"),
-    "mean offset": ("care", "a common vector"),
-    "narrow": ("care", "few directions"),
-    "few directions": ("care", "few directions"),
-    "huge channel": ("care", "one huge channel"),
-    "huge token": ("care", "one huge token"),
-    "clusters": ("care", "clusters of copies"),
-    "same direction": ("care", "one common direction"),
-    "copies": ("bad", "most tokens copies"),
-    "collapsing": ("bad", "collapsing"),
-    "floor": ("floor", "at the float floor"),
-    "collapsed": ("bad", "collapsed"),
-    "vanished": ("bad", "exactly zero"),
-    "not finite": ("bad", "not finite"),
-}
-"""Colour class and words of a verdict's code, milder to graver; ``narrow`` is what older runs call few directions."""
 
 
 def chapter_of(run: Run, detail: int) -> Chapter:
@@ -87,15 +71,6 @@ def chapter_of(run: Run, detail: int) -> Chapter:
         origin=origin_facts(run),
         command=command_of(run),
     )
-
-
-def state_of(run: Run) -> tuple[str, str]:
-    """Colour class and words of the verdict's code; of runs that keep none, of the gravest state in the evidence."""
-    if run.code is not None:
-        return STATES.get(run.code, ("plain", ""))
-    codes = {str(item.get("code")) for item in run.evidence}
-    known = [code for code in STATES if code in codes]
-    return STATES[known[-1]] if known else ("plain", "")
 
 
 def _evidence(run: Run) -> Table | None:

@@ -17,6 +17,7 @@ from rankscope.reporting.page.facts import FACTS, Fact
 from rankscope.reporting.page.safe_text import clipped, slug, spoken, visible, with_powers
 from rankscope.stream.sites import SITES
 from rankscope.views import Column, Section, Table
+from rankscope.views.palette import DARK, LIGHT, css_variables
 
 SCRIPTS = ("scales.js", "lines.js", "shapes.js", "multiples.js", "page.js")
 
@@ -93,7 +94,7 @@ def render(title: str, chapters: Sequence[Chapter], together: Sequence[Section],
         terms={fact.name for fact in glossary},
         sites=_sites_shown(numbered, together),
         version=__version__,
-        style=_asset("style.css"),
+        style=_style(),
         script=script,
         script_hash=_hash(script),
     )
@@ -143,6 +144,17 @@ def _json(value: object) -> str:
 
 def _asset(name: str) -> str:
     return (files("rankscope.reporting.page") / "assets" / name).read_text(encoding="utf-8")
+
+
+def _style() -> str:
+    """The style sheet, with the colours of both themes; a reader's choice outranks that of the system."""
+    light, dark = css_variables(LIGHT), f"{css_variables(DARK)} color-scheme: dark;"
+    return (
+        f":root {{ {light} }}\n"
+        f'@media (prefers-color-scheme: dark) {{ :root:not([data-theme="light"]) {{ {dark} }} }}\n'
+        f':root[data-theme="dark"] {{ {dark} }}\n'
+        f"{_asset('style.css')}"
+    )
 
 
 def _hash(script: str) -> str:
