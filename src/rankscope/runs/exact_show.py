@@ -67,6 +67,8 @@ def _at(line: Curve, layer: int) -> tuple[float, bool]:
 
 def _power(line: Curve, layer: int) -> Cell:
     value, at_floor = _at(line, layer)
+    if np.isneginf(value):
+        return Cell("-inf")  # the logarithm of an exact zero
     text = f"{value:.3f}" if np.isfinite(value) else "floor" if at_floor else ""
     return Cell(text, ("floor",) if at_floor else ())
 
@@ -128,7 +130,7 @@ def _digits(run: Run, stack: str | None) -> LineChart:
 def _slope_of_three(run: Run, stack: str | None) -> tuple[tuple[Line, ...], tuple[Note, ...]]:
     """A guide: three times the digits with each block, through the last point."""
     line = exact_curves(run.table, "log10_relative_residual", stack)["exact"]
-    if order_of(run.table, stack)[0] != 3 or line.layers.size < 2:
+    if order_of(run.table, stack)[0] != 3 or line.layers.size < 2 or not np.isfinite(line.mean[-1]):
         return (), ()
     guide = -line.mean[-1] * 3.0 ** (line.layers - line.layers[-1])
     near_end = max(0, line.layers.size - 2)

@@ -413,4 +413,6 @@ def _draw_map(axes: Axes, chart: HeatMap) -> None:
 
 
 def _floats(values: Any) -> NDArray[np.float64]:
-    return np.asarray(values, dtype=np.float64)
+    """Numbers that can be drawn: what is infinite, such as the logarithm of zero, is missing."""
+    found = np.asarray(values, dtype=np.float64)
+    return np.where(np.isfinite(found), found, np.nan)
