@@ -390,7 +390,7 @@ def _draw_bars(axes: Axes, chart: BarChart) -> None:
 def _draw_map(axes: Axes, chart: HeatMap) -> None:
     title_axes(axes, chart.title)
     least, most = chart.limits
-    values = _floats(chart.values)
+    values = np.asarray(chart.values, dtype=np.float64)
     shown = np.clip(values, least, most)
     image = axes.imshow(
         shown, origin="lower", aspect="auto", cmap="cividis", vmin=least, vmax=most, interpolation="nearest"
