@@ -85,7 +85,7 @@ def test_inputs_and_surgery_of_a_plan_are_the_declared_ones() -> None:
 def test_every_place_a_verb_names_exists() -> None:
     for verb in VERBS.values():
         show = verb.show
-        named = [verb.run, verb.judge, verb.call, verb.command, show.text, show.figure, show.tables]
+        named = [verb.run, verb.judge, verb.call, verb.command, show.document, show.plot]
         for place in [*named, *show.sections.values()]:
             assert place is None or callable(function_at(place)), place
 

@@ -9,8 +9,7 @@ from typing import Any, Protocol
 
 from rankscope.models.inputs import Prepared
 from rankscope.runs.interrupted import Interrupted, partial
-from rankscope.runs.pieces import packed, unpacked
-from rankscope.runs.rows import Piece, RowWriter
+from rankscope.runs.rows import Piece, RowWriter, rows_from_bytes, rows_to_bytes
 from rankscope.runs.run import Run
 
 
@@ -49,16 +48,16 @@ class Findings:
 
     def packed(self) -> bytes:
         """All of it."""
-        return packed(self.writer.pieces, self._remarks())
+        return rows_to_bytes(self.writer.pieces, self._remarks())
 
     def added(self) -> bytes:
         """The rows since the last call, and all the rest."""
         new, self._kept = self.writer.pieces[self._kept :], len(self.writer.pieces)
-        return packed(new, self._remarks())
+        return rows_to_bytes(new, self._remarks())
 
     def restore(self, added: bytes) -> None:
         """Take in what :meth:`added` returned in an earlier process."""
-        pieces, remarks = unpacked(added)
+        pieces, remarks = rows_from_bytes(added)
         self.writer.replace((*self.writer.pieces, *pieces))
         self._kept = len(self.writer.pieces)
         self.learn(remarks)

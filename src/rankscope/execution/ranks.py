@@ -28,8 +28,7 @@ from rankscope.models.loading import LoadedModel, load
 from rankscope.models.spread import Spread, in_group, is_distributed, spread_of, whole
 from rankscope.models.stream import Stream
 from rankscope.models.view import ModelView
-from rankscope.runs.pieces import unpacked
-from rankscope.runs.rows import Piece
+from rankscope.runs.rows import Piece, rows_from_bytes
 from rankscope.stream.attention_calls import AttentionCall
 from rankscope.stream.operators import is_attention
 from rankscope.stream.sites import SiteRef
@@ -156,7 +155,7 @@ class RankShare:
         """Add what the other ranks found, so that every rank holds all of it; rows are not yet in order."""
         if self._ranks is None:
             return
-        found = [unpacked(data) for data in self._ranks.gather(findings.packed())]
+        found = [rows_from_bytes(data) for data in self._ranks.gather(findings.packed())]
         pieces = [pieces for pieces, _ in found]
         if self._mode == "tensor":
             gathered = self._observer is not None and self._observer.gathered_heads

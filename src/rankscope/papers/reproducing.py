@@ -10,8 +10,8 @@ from pathlib import Path
 
 from rankscope.papers._recipe import RECIPES, Recipe, Settings, checked
 from rankscope.runs.run import Run
-from rankscope.runs.sheet import drawing_style
 from rankscope.runs.storage import write_page
+from rankscope.views.figures import drawing_style
 
 FIGURE_INCHES_TO_DOTS = 150
 TEXT = "text.md"

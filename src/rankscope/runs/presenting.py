@@ -1,4 +1,4 @@
-"""How the run of each verb is written and drawn, as its declaration says; see ``rankscope.verbs``.
+"""What the run of each verb shows, as the verb declares it; see ``rankscope.verbs``.
 
 A kind that is not a verb is shown as ``measure`` shows its own: a grid of metrics by layer.
 """
@@ -10,32 +10,31 @@ from typing import TYPE_CHECKING, Any
 
 from rankscope._deferred import resolve
 from rankscope._errors import InputError
+from rankscope.views import Document, Plot
+from rankscope.views.figures import draw
+from rankscope.views.notebook import document_html
+from rankscope.views.text import document_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from rankscope.runs.run import Run
-    from rankscope.runs.tables import WordTable
+
+
+def document_of(run: Run) -> Document:
+    """What every text of the run shows: its tables, verdict and notes."""
+    describe: Callable[[Run], Document] = function_at(show_of(run.kind).document)
+    return describe(run)
 
 
 def text_of(run: Run) -> str:
     """The run as plain text."""
-    return str(function_at(show_of(run.kind).text)(run))
-
-
-def tables_of(run: Run) -> list[WordTable] | None:
-    """The run as tables with the course of each column or row; None for a kind that has only its text."""
-    place = show_of(run.kind).tables
-    if place is None:
-        return None
-    made: list[WordTable] = function_at(place)(run)
-    return made
+    return document_text(document_of(run))
 
 
 def notebook_of(run: Run) -> str:
     """The run as HTML for a notebook."""
-    write: Callable[[Run], str] = resolve("runs.notebook:as_html")
-    return write(run)
+    return document_html(document_of(run))
 
 
 def figure_of(run: Run, metrics: Sequence[str] | None = None, site: str | None = None) -> Figure:
@@ -43,22 +42,15 @@ def figure_of(run: Run, metrics: Sequence[str] | None = None, site: str | None =
 
     Raises:
         InputError: for ``metrics`` or ``site`` where the figure of this kind has no choice of them.
+        MissingExtraError: without matplotlib.
     """
     show = show_of(run.kind)
-    draw: Callable[..., Figure] = function_at(show.figure)
+    plot: Callable[..., Plot] = function_at(show.plot)
     if show.has_choices:
-        return shown(draw(run, metrics=metrics, site=site))
+        return draw(plot(run, metrics=metrics, site=site))
     if metrics or site:
         raise InputError(f"The figure of a {run.kind!r} run is one whole: plot() takes no metrics and no site.")
-    return shown(draw(run))
-
-
-def shown(figure: Figure) -> Figure:
-    """The same figure as one that a notebook draws by itself, whether or not pyplot was imported."""
-    from rankscope.runs.notebook_figure import NotebookFigure
-
-    figure.__class__ = NotebookFigure
-    return figure
+    return draw(plot(run))
 
 
 def show_of(kind: str) -> Any:

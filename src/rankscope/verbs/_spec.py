@@ -28,18 +28,16 @@ class Show:
     """How a run is written and drawn; the defaults show any run as a grid of metrics by layer.
 
     Attributes:
-        text: ``run -> str``.
-        figure: ``run -> matplotlib figure``.
-        has_choices: whether ``figure`` takes ``metrics`` and ``site``.
-        tables: ``run -> tables`` for terminals and notebooks; None shows the text.
+        document: ``run -> Document``: its tables, verdict and notes, for print, terminal and notebook.
+        plot: ``run -> Plot``: its figure.
+        has_choices: whether ``plot`` takes ``metrics`` and ``site``.
         sections: of the HTML report, by name: ``(run, detail) -> section``.
     """
 
-    text: Place = "runs.text:as_text"
-    figure: Place = "runs.figure:draw"
+    document: Place = "runs.measure_show:document"
+    plot: Place = "runs.measure_show:plot"
     has_choices: bool = True
-    tables: Place | None = "runs.tables:grid_tables"
-    sections: Mapping[str, Place] = field(default_factory=lambda: {"rows": "reporting.page.anything:rows_section"})
+    sections: Mapping[str, Place] = field(default_factory=lambda: {"rows": "reporting.page.rows_section:rows_section"})
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -7,7 +7,7 @@ from collections import Counter
 
 from rankscope.papers.dong2021.circle_lines import MET, RADIUS, Free, geometric, networks, variants, widths
 from rankscope.runs.run import Run
-from rankscope.runs.text import number
+from rankscope.views import number
 
 ENDS = {"met": "met", "apart": "flew apart", "drifted": "drifted off", "kept": "kept the circle"}
 LAW = (

@@ -13,7 +13,7 @@ from rankscope.papers.dong2021.effectiveness_lines import (
 )
 from rankscope.papers.training.intervals import MeanInterval
 from rankscope.runs.run import Run
-from rankscope.runs.text import number
+from rankscope.views import number
 
 NEAR_CHANCE = 0.05
 """A path length "barely beats chance" when it is at most so much above it."""

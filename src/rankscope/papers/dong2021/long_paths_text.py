@@ -5,7 +5,7 @@ from __future__ import annotations
 from rankscope.papers.dong2021.long_paths import FALLING, FIXED
 from rankscope.papers.dong2021.long_paths_lines import Arm, arms
 from rankscope.runs.run import Run
-from rankscope.runs.text import number
+from rankscope.views import number
 
 LONG = 0.5
 """Long paths carry the signal when its mean length is above this share of the depth."""

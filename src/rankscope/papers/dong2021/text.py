@@ -11,7 +11,7 @@ from rankscope.papers._lines import has_line, line, select
 from rankscope.papers._published import published, published_line
 from rankscope.papers.dong2021.comparing import CURVES, METRIC, Comparison, compare
 from rankscope.runs.curves import names_in
-from rankscope.runs.text import number
+from rankscope.views import number
 
 if TYPE_CHECKING:
     from rankscope.runs.run import Run

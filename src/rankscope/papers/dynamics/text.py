@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from rankscope.papers.dynamics.arms import OWN, Arm
 from rankscope.papers.dynamics.reading import Training, arms_of
-from rankscope.runs.text import number
+from rankscope.views import number
 
 if TYPE_CHECKING:
     from rankscope.runs.run import Run

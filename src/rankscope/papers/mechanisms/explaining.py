@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from rankscope.papers.mechanisms.summing import AS_IT_IS, Line
 from rankscope.papers.mechanisms.wording import end_words
-from rankscope.runs.text import number
+from rankscope.views import number
 
 Lines = Mapping[tuple[str, str], Line]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rankscope.papers._drawing import INK, TYPE, plain_axes
 from rankscope.papers.mechanisms.summing import AS_IT_IS, End, Line, lines_of
 from rankscope.papers.mechanisms.wording import FATES
-from rankscope.runs.sheet import drawing_style
+from rankscope.views.figures import drawing_style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,7 +10,7 @@ from rankscope.papers.mechanisms.declaring import GROUPS
 from rankscope.papers.mechanisms.explaining import explain
 from rankscope.papers.mechanisms.summing import AS_IT_IS, Line, lines_of
 from rankscope.papers.mechanisms.wording import DASH, end_words, rate_words
-from rankscope.runs.text import number
+from rankscope.views import number
 
 if TYPE_CHECKING:
     from rankscope.runs.run import Run

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rankscope.papers.mechanisms.summing import End, Fate, Line
-from rankscope.runs.text import number
+from rankscope.views import number
 
 DASH = "–"
 FATES: Mapping[Fate, str] = {

@@ -9,7 +9,7 @@ import numpy as np
 from rankscope.papers.trainability.judging import Interval, area_under_curve, rank_correlation
 from rankscope.papers.trainability.reading import Design, Networks, Skill, networks_of, skills
 from rankscope.runs.prediction import AGREEMENT
-from rankscope.runs.text import number
+from rankscope.views import number
 
 if TYPE_CHECKING:
     from rankscope.runs.run import Run

@@ -18,7 +18,7 @@ from rankscope.papers._drawing import (
 )
 from rankscope.papers._lines import has_line, line
 from rankscope.runs.curves import names_in
-from rankscope.runs.text import number
+from rankscope.views import number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from rankscope.papers._lines import Line, has_line, line
 from rankscope.papers.wu2024.figure import FLOORS, VARIANTS, masks_in
 from rankscope.runs.curves import names_in
-from rankscope.runs.text import number
+from rankscope.views import number
 
 if TYPE_CHECKING:
     from rankscope.runs.run import Run

@@ -43,10 +43,9 @@ ABLATE = verb(
             *options.execution(EXECUTION.no_offload, EXECUTION.no_spread),
         ),
         show=Show(
-            text="runs.ablation_text:ablation_as_text",
-            figure="runs.ablation_figure:draw_ablation",
-            tables="runs.tables:ablation_tables",
-            sections={"grid": "reporting.page.grid:ablation_section"},
+            document="runs.ablate_show:document",
+            plot="runs.ablate_show:plot",
+            sections={"grid": "reporting.page.ablate_sections:ablation_section"},
         ),
         columns={"variant": "string", "mask": "string", "weights": "string"},
         examples=(

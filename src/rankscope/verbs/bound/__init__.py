@@ -45,11 +45,10 @@ BOUND = verb(
             *options.execution(EXECUTION.no_offload, EXECUTION.no_spread),
         ),
         show=Show(
-            text="runs.bound_text:bound_as_text",
-            figure="runs.bound_figure:draw_bound",
+            document="runs.bound_show:document",
+            plot="runs.bound_show:plot",
             has_choices=False,
-            tables=None,
-            sections={"theorems": "reporting.page.theorems:theorems_section"},
+            sections={"theorems": "reporting.page.bound_sections:theorems_section"},
         ),
         columns={"theorem": "string", "scope": "string", "hypothesis": "string"},
         examples=(

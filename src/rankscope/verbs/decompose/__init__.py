@@ -60,11 +60,10 @@ DECOMPOSE = verb(
             *options.execution(EXECUTION.no_offload, EXECUTION.no_spread),
         ),
         show=Show(
-            text="runs.decomposition_text:decomposition_as_text",
-            figure="runs.decomposition_figure:draw_decomposition",
+            document="runs.decompose_show:document",
+            plot="runs.decompose_show:plot",
             has_choices=False,
-            tables="runs.tables:decomposition_tables",
-            sections={"paths": "reporting.page.lengths:paths_section"},
+            sections={"paths": "reporting.page.decompose_sections:paths_section"},
         ),
         columns={"length": "int64", "paths": "string", "origin": "string", "then": "string"},
         examples=(

@@ -40,11 +40,10 @@ EXACT = verb(
             *options.execution(EXECUTION.no_offload, EXECUTION.no_spread),
         ),
         show=Show(
-            text="runs.exact_text:exact_as_text",
-            figure="runs.exact_figure:draw_exact",
+            document="runs.exact_show:document",
+            plot="runs.exact_show:plot",
             has_choices=False,
-            tables="runs.tables:exact_tables",
-            sections={"orders": "reporting.page.orders:exact_section"},
+            sections={"orders": "reporting.page.exact_sections:exact_section"},
         ),
         columns={"arithmetic": "string"},
         examples=(

@@ -46,10 +46,10 @@ MEASURE = verb(
         ),
         show=Show(
             sections={
-                "depth": "reporting.page.depth:depth_section",
+                "depth": "reporting.page.measure_sections:depth_section",
                 "ledger": "reporting.page.ledger:ledger_section",
-                "heads": "reporting.page.heads:heads_section",
-                "similarity": "reporting.page.similarity:similarity_section",
+                "heads": "reporting.page.measure_sections:heads_section",
+                "similarity": "reporting.page.measure_sections:similarity_section",
             }
         ),
         examples=(

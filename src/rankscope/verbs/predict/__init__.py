@@ -119,10 +119,9 @@ PREDICT = verb(
             options.SEED,
         ),
         show=Show(
-            text="runs.prediction_text:prediction_as_text",
-            figure="runs.prediction_figure:draw_prediction",
+            document="runs.predict_show:document",
+            plot="runs.predict_show:plot",
             has_choices=False,
-            tables=None,
         ),
         columns={"curve": "string"},
         examples=(

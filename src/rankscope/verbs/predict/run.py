@@ -26,7 +26,6 @@ from rankscope.runs.prediction import (
 from rankscope.runs.provenance import Provenance
 from rankscope.runs.rows import STATUS_CODE, RowWriter
 from rankscope.runs.run import Run
-from rankscope.runs.text import number
 from rankscope.theory.designs.design import Design
 from rankscope.theory.oracles._spec import consulted
 from rankscope.verbs.origin import exact_floors
@@ -46,6 +45,7 @@ from rankscope.verbs.predict.sampled_design import (
 )
 from rankscope.verbs.remedy.trial import parsed_remedy
 from rankscope.verdicts.prediction import with_state
+from rankscope.views import number
 
 METRIC = "log10_relative_residual"
 SAMPLED = "sampled"

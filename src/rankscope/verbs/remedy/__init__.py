@@ -63,10 +63,9 @@ REMEDY = verb(
             *options.execution(EXECUTION.no_offload, EXECUTION.no_spread),
         ),
         show=Show(
-            text="runs.remedy_text:remedies_as_text",
-            figure="runs.remedy_figure:draw_remedies",
+            document="runs.remedy_show:document",
+            plot="runs.remedy_show:plot",
             has_choices=False,
-            tables=None,
         ),
         columns={"remedy": "string"},
         examples=("remedy init:tiny-bert --remedies stronger_skip,pre_norm --sequences 1 --tokens 16 --repeats 0",),
