@@ -21,7 +21,7 @@ import numpy as np
 import rankscope as rs
 from rankscope.models.loading import load
 from rankscope.models.pretrained import PRETRAINED, pretrained_folder
-from rankscope.runs.bounds import TheoremGrid, grid_of, theorems_in
+from rankscope.verbs.bound.judge import TheoremGrid, grid_of, theorems_in
 
 ROOT = Path(__file__).parents[1]
 FIGURES = ROOT / "docs" / "_static" / "figures" / "bound"

@@ -15,9 +15,9 @@ from pathlib import Path
 import rankscope as rs
 from rankscope.models.loading import load, load_initialised_twin
 from rankscope.models.pretrained import PRETRAINED, cache_folder, pretrained_folder
-from rankscope.runs.decompose_show import plot_side_by_side
-from rankscope.runs.decomposition import SHARE, by_length
 from rankscope.runs.run import Run
+from rankscope.verbs.decompose.judge import SHARE, by_length
+from rankscope.verbs.decompose.show import plot_side_by_side
 from rankscope.views.figures import draw
 
 TRAINED_HERE = "gpt2-moby-dick"

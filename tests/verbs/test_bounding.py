@@ -15,8 +15,8 @@ import rankscope as rs
 from rankscope._errors import InputError, LoadError, UnknownNameError, UnsupportedConfigError
 from rankscope.models.loading import load
 from rankscope.models.pretrained import pretrained_folder
-from rankscope.runs.bounds import grid_of, theorems_in
 from rankscope.theory.theorems import THEOREMS, Evaluation, LayerQuantities, Network
+from rankscope.verbs.bound.judge import grid_of, theorems_in
 from rankscope.verbs.bound.reading import mlp_size
 from tests.theory.theorems.test_wu_2024 import alternating_trees
 

@@ -13,7 +13,7 @@ import pytest
 import rankscope
 from rankscope._errors import InputError, RankscopeError
 from rankscope.masks import MASKS, parse_mask
-from rankscope.runs.masks_show import plot as plot_masks
+from rankscope.verbs.masks.show import plot as plot_masks
 
 
 @pytest.mark.parametrize(

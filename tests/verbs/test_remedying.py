@@ -15,9 +15,9 @@ from rankscope.remedies import REMEDIES, applied
 from rankscope.runs.run import load_run
 from rankscope.surgery.operating import operate
 from rankscope.verbs.measure.run import measure
+from rankscope.verbs.remedy.judge import judge_remedies
 from rankscope.verbs.remedy.run import remedy
 from rankscope.verbs.remedy.trial import gradient_norms
-from rankscope.verdicts.remedies import judge_remedies
 from tests.own_models import GPT, ids
 
 

@@ -15,7 +15,7 @@ import rankscope as rs
 from rankscope._types import Status
 from rankscope.monitor.alarms import ALARMS, LayerState
 from rankscope.runs.rows import RowWriter
-from rankscope.verdicts.exactness import judge_exact
+from rankscope.verbs.exact.judge import judge_exact
 from rankscope.verdicts.states import COLLAPSED_RESIDUAL, State, is_collapsed
 from tests.verdicts.corpus import Stack, verdict_on
 

@@ -23,9 +23,9 @@ from rankscope.monitor.alarms import ALARMS, LayerState
 from rankscope.monitor.battery import layer_values
 from rankscope.runs.readings import LayerValue
 from rankscope.runs.rows import RowWriter
+from rankscope.verbs.ablate.judge import judge_ablation
+from rankscope.verbs.exact.judge import judge_exact
 from rankscope.verdicts import judge
-from rankscope.verdicts.ablation import judge_ablation
-from rankscope.verdicts.exactness import judge_exact
 from tests.verdicts.corpus import KINDS, Draw, Kind, Stack, facts_of, same_in_every_block, table_of, with_residual
 
 MORE: dict[str, Kind] = {}

@@ -26,7 +26,7 @@ def masks_command(
 ) -> None:
     """What does a mask do to collapse? Centre nodes, radius, diameter, second eigenvalue, layers to agree."""
     import rankscope
-    from rankscope.runs.masks_show import document, plot
+    from rankscope.verbs.masks.show import document, plot
     from rankscope.views.text import document_text
 
     graphs = [rankscope.mask_graph(mask, tokens, seed=seed) for mask in masks]

@@ -12,7 +12,7 @@ import numpy as np
 from rankscope.playground.curves import SHORT, curve
 from rankscope.playground.picture import Course, Frame, Picture
 from rankscope.playground.scales import exponent
-from rankscope.verdicts.prediction import read_logs
+from rankscope.verbs.predict.judge import read_logs
 from rankscope.verdicts.sentences import in_words
 
 WIDE, NARROW = (540, 440), (340, 330)

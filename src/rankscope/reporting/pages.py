@@ -17,9 +17,9 @@ from rankscope.reporting.page.rendering import Chapter, render
 from rankscope.reporting.page.safe_text import visible
 from rankscope.runs.curves import Curve
 from rankscope.runs.gauge_record import Record, holds_record, read_record
-from rankscope.runs.measure_show import lines_by_stack
 from rankscope.runs.run import Run, load_run
 from rankscope.runs.storage import write_page
+from rankscope.verbs.measure.show import lines_by_stack
 from rankscope.views import Section
 
 if TYPE_CHECKING:

@@ -34,8 +34,8 @@ class Show:
         sections: of the HTML report, by name: ``(run, detail) -> section``.
     """
 
-    document: Place = "runs.measure_show:document"
-    plot: Place = "runs.measure_show:plot"
+    document: Place = "verbs.measure.show:document"
+    plot: Place = "verbs.measure.show:plot"
     has_choices: bool = True
     sections: Mapping[str, Place] = field(default_factory=lambda: {"rows": "reporting.page.rows_section:rows_section"})
 

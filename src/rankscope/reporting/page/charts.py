@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from rankscope.reporting.page.facts import FACTS
 from rankscope.reporting.page.safe_text import clipped, spoken
 from rankscope.runs.curves import USABLE, Curve, names_in
-from rankscope.runs.measure_show import guides as run_guides
 from rankscope.runs.rows import only
 from rankscope.runs.run import Run
 from rankscope.runs.summary import HEADLINE, MAIN_SITES
+from rankscope.verbs.measure.show import guides as run_guides
 from rankscope.views import Guide, spans_decades
 
 ChartKind = Literal["lines", "bars", "waterfall", "heat", "matrix", "multiples"]

@@ -7,10 +7,10 @@ import pyarrow.compute as pc
 
 from rankscope.reporting.page.charts import Chart, Views, head_grid, heat_view, line_view, plain_list
 from rankscope.runs.curves import curve, names_in
-from rankscope.runs.decomposition import by_length, columns_shown
 from rankscope.runs.rows import only
 from rankscope.runs.run import Run
 from rankscope.runs.summary import stacks_of
+from rankscope.verbs.decompose.judge import by_length, columns_shown
 from rankscope.views import Section
 
 THROUGH_HEADS, THROUGH_LAYERS, OF_A_LENGTH = "through a head", "through a layer", "of a length"

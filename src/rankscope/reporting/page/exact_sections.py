@@ -11,10 +11,10 @@ import numpy as np
 from rankscope.reporting.page.charts import Chart, Views, line_view
 from rankscope.reporting.page.safe_text import spoken, visible
 from rankscope.runs.curves import Curve, names_in
-from rankscope.runs.exact_show import exact_table
 from rankscope.runs.exactness import exact_curves
 from rankscope.runs.run import Run
 from rankscope.runs.summary import stacks_of
+from rankscope.verbs.exact.show import exact_table
 from rankscope.views import Guide, Section, Table
 
 RELATIVE = "log10_relative_residual"

@@ -24,11 +24,11 @@ from rankscope.reporting.page.charts import (
 from rankscope.reporting.page.safe_text import clipped, visible
 from rankscope.runs.curves import names_in
 from rankscope.runs.document import floor_line
-from rankscope.runs.measure_show import grid_table, lines_by_stack
 from rankscope.runs.rows import of_stack, only
 from rankscope.runs.run import Run
 from rankscope.runs.similarity import Similarity, similarities_in
 from rankscope.runs.summary import Summary, stacks_of, summarise
+from rankscope.verbs.measure.show import grid_table, lines_by_stack
 from rankscope.views import Section, Table
 
 MOST_COLUMNS = 9

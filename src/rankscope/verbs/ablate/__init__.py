@@ -13,7 +13,7 @@ ABLATE = verb(
         question="Which component prevents collapse?",
         answer="Attention alone, with norms, skips, MLPs, and the whole, side by side.",
         run="verbs.ablate.run:ablate",
-        judge="verdicts.ablation:judge_ablation",
+        judge="verbs.ablate.judge:judge_ablation",
         options=(
             options.MODEL,
             *options.INPUTS,
@@ -43,8 +43,8 @@ ABLATE = verb(
             *options.execution(EXECUTION.no_offload, EXECUTION.no_spread),
         ),
         show=Show(
-            document="runs.ablate_show:document",
-            plot="runs.ablate_show:plot",
+            document="verbs.ablate.show:document",
+            plot="verbs.ablate.show:plot",
             sections={"grid": "reporting.page.ablate_sections:ablation_section"},
         ),
         columns={"variant": "string", "mask": "string", "weights": "string"},

@@ -19,9 +19,9 @@ from rankscope.models.stream import Stream
 from rankscope.runs.run import Run
 from rankscope.verbs.ablate import EXECUTION
 from rankscope.verbs.ablate.grid import OWN_MASK, Grid, Weights, arms_of, models_of
+from rankscope.verbs.ablate.judge import judge_ablation
 from rankscope.verbs.ablate.variants import DEFAULT_VARIANTS
 from rankscope.verbs.origin import about_inputs, floor_of, provenance_of
-from rankscope.verdicts.ablation import judge_ablation
 
 DEFAULT_METRICS = (*NORM_METRICS, *PAIR_METRICS, "stable_rank")
 

@@ -13,7 +13,7 @@ BOUND = verb(
         question="What do the theorems say of these weights?",
         answer="Hypotheses, bound, measured value and slack, layer by layer.",
         run="verbs.bound.run:bound",
-        judge="runs.bounds:judge_bounds",
+        judge="verbs.bound.judge:judge_bounds",
         options=(
             options.MODEL,
             options.TEXT,
@@ -45,8 +45,8 @@ BOUND = verb(
             *options.execution(EXECUTION.no_offload, EXECUTION.no_spread),
         ),
         show=Show(
-            document="runs.bound_show:document",
-            plot="runs.bound_show:plot",
+            document="verbs.bound.show:document",
+            plot="verbs.bound.show:plot",
             has_choices=False,
             sections={"theorems": "reporting.page.bound_sections:theorems_section"},
         ),

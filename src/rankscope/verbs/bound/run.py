@@ -20,12 +20,12 @@ from rankscope.models.inputs import InputPlan, Padding, prepare_planned
 from rankscope.models.lazy_blocks import lazy_model
 from rankscope.models.loading.config import config_hash
 from rankscope.models.stream import Stream
-from rankscope.runs.bounds import HOLDS, VIOLATED, Violation, judge_bounds
 from rankscope.runs.provenance import Provenance
 from rankscope.runs.rows import STATUS_CODE, RowWriter
 from rankscope.runs.run import Run
 from rankscope.theory.theorems import THEOREMS, Evaluation, Hypothesis, LayerBound, Theorem
 from rankscope.verbs.bound import BOUND, EXECUTION
+from rankscope.verbs.bound.judge import HOLDS, VIOLATED, Violation, judge_bounds
 from rankscope.verbs.bound.passes import BoundPasses
 from rankscope.verbs.bound.reading import Measured, read_weights
 from rankscope.verbs.origin import about_inputs, floor_of, provenance_of

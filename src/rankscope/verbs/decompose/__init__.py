@@ -18,7 +18,7 @@ DECOMPOSE = verb(
         question="Which paths carry the signal?",
         answer="The exact sum of all paths of each length, and through each head.",
         run="verbs.decompose.run:decompose",
-        judge="runs.decomposition:judge_decomposition",
+        judge="verbs.decompose.judge:judge_decomposition",
         options=(
             options.MODEL,
             *options.INPUTS,
@@ -60,8 +60,8 @@ DECOMPOSE = verb(
             *options.execution(EXECUTION.no_offload, EXECUTION.no_spread),
         ),
         show=Show(
-            document="runs.decompose_show:document",
-            plot="runs.decompose_show:plot",
+            document="verbs.decompose.show:document",
+            plot="verbs.decompose.show:plot",
             has_choices=False,
             sections={"paths": "reporting.page.decompose_sections:paths_section"},
         ),

@@ -29,7 +29,6 @@ from rankscope.paths.capture import CONVENTIONS, Convention
 from rankscope.paths.lengths import ORIGINS, MemoryPlan, plan_memory
 from rankscope.paths.reading import COORDINATES, PathReader
 from rankscope.paths.task import PathTask
-from rankscope.runs.decomposition import judge_decomposition
 from rankscope.runs.rows import RowWriter
 from rankscope.runs.run import Run
 from rankscope.stream.attention_calls import AttentionCall
@@ -38,6 +37,7 @@ from rankscope.stream.tracer import trace
 from rankscope.stream.viewing import need_plain_stream, undisturbed
 from rankscope.surgery.refusals import check_carries
 from rankscope.verbs.decompose import EXECUTION
+from rankscope.verbs.decompose.judge import judge_decomposition
 from rankscope.verbs.origin import about_inputs, floor_of, provenance_of
 
 DEFAULT_METRICS = ("relative_residual", "stable_rank")

@@ -13,7 +13,7 @@ EXACT = verb(
         question="How fast does it collapse, really?",
         answer="Residuals far below the float floor, with order, factor and the law's word.",
         run="verbs.exact.run:exact",
-        judge="verdicts.exactness:judge_exact",
+        judge="verbs.exact.judge:judge_exact",
         options=(
             options.MODEL,
             # Sequences run one at a time, so there is no batch.
@@ -40,8 +40,8 @@ EXACT = verb(
             *options.execution(EXECUTION.no_offload, EXECUTION.no_spread),
         ),
         show=Show(
-            document="runs.exact_show:document",
-            plot="runs.exact_show:plot",
+            document="verbs.exact.show:document",
+            plot="verbs.exact.show:plot",
             has_choices=False,
             sections={"orders": "reporting.page.exact_sections:exact_section"},
         ),

@@ -21,9 +21,9 @@ from rankscope.stream.viewing import undisturbed
 from rankscope.surgery.operating import operating, operation_of
 from rankscope.surgery.operation import AttentionChoice, MaskChoice, MlpChoice, NormChoice
 from rankscope.verbs.exact import EXACT, EXECUTION
+from rankscope.verbs.exact.judge import judge_exact
 from rankscope.verbs.exact.passes import ExactPasses
 from rankscope.verbs.origin import about_inputs, exact_floors, provenance_of
-from rankscope.verdicts.exactness import judge_exact
 
 
 def exact(

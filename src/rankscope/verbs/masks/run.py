@@ -15,7 +15,6 @@ from rankscope._errors import InputError
 from rankscope.masks import MASKS, Mask, parse_mask
 from rankscope.masks._edges import EDGE_LIMIT, Progressions
 from rankscope.masks._spec import NamedMask
-from rankscope.runs.mask_facts import AGREEMENT_KEY, MaskGraph
 from rankscope.theory.graphs.bracket import Bracket
 from rankscope.theory.graphs.connectivity import connectivity
 from rankscope.theory.graphs.distances import NO_CENTRE, NOT_STRONG, radius_and_diameter
@@ -27,6 +26,7 @@ from rankscope.theory.graphs.second_eigenvalue import (
     second_eigenvalue,
     second_eigenvalue_of_intervals,
 )
+from rankscope.verbs.masks.facts import AGREEMENT_KEY, MaskGraph
 
 FEATURES = 1 << 14
 """Numbers in all the random tokens at most, but no fewer than two and no more than sixteen features each."""

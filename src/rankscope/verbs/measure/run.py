@@ -15,12 +15,12 @@ from rankscope.execution.support import Parallel
 from rankscope.models.inputs import InputPlan, Padding, TokensPolicy, prepare_planned
 from rankscope.models.stream import Stream
 from rankscope.options import renamed
-from rankscope.runs.estimates import notes_on_estimates
 from rankscope.runs.not_finite import CODE
 from rankscope.runs.run import Run
 from rankscope.verbs.locating import where_it_breaks
 from rankscope.verbs.measure import EXECUTION
 from rankscope.verbs.measure.choice import BatteryChoice, metrics_named, sites_for
+from rankscope.verbs.measure.judge import notes_on_estimates
 from rankscope.verbs.measure.null import gaussian_null
 from rankscope.verbs.measure.passes import MeasuringPasses
 from rankscope.verbs.origin import about_inputs, floor_of, provenance_of

@@ -78,7 +78,7 @@ PREDICT = verb(
         question="Will this design collapse at initialisation?",
         answer="Oracle curves, a sampled one, the depth at which tokens agree.",
         run="verbs.predict.run:predict",
-        judge="verdicts.prediction:with_state",
+        judge="verbs.predict.judge:with_state",
         options=(
             Option(
                 name="design",
@@ -119,8 +119,8 @@ PREDICT = verb(
             options.SEED,
         ),
         show=Show(
-            document="runs.predict_show:document",
-            plot="runs.predict_show:plot",
+            document="verbs.predict.show:document",
+            plot="verbs.predict.show:plot",
             has_choices=False,
         ),
         columns={"curve": "string"},

@@ -29,6 +29,7 @@ from rankscope.runs.run import Run
 from rankscope.theory.designs.design import Design
 from rankscope.theory.oracles._spec import consulted
 from rankscope.verbs.origin import exact_floors
+from rankscope.verbs.predict.judge import with_state
 from rankscope.verbs.predict.sampled_design import (
     SAMPLED_TOKENS,
     Estimate,
@@ -44,7 +45,6 @@ from rankscope.verbs.predict.sampled_design import (
     visible_in,
 )
 from rankscope.verbs.remedy.trial import parsed_remedy
-from rankscope.verdicts.prediction import with_state
 from rankscope.views import number
 
 METRIC = "log10_relative_residual"

@@ -17,7 +17,7 @@ REMEDY = verb(
         question="Which remedy would help?",
         answer="Each known one on this model: collapse, gradients and cost, ranked.",
         run="verbs.remedy.run:remedy",
-        judge="verdicts.remedies:judge_remedies",
+        judge="verbs.remedy.judge:judge_remedies",
         options=(
             options.MODEL,
             options.TEXT,
@@ -63,8 +63,8 @@ REMEDY = verb(
             *options.execution(EXECUTION.no_offload, EXECUTION.no_spread),
         ),
         show=Show(
-            document="runs.remedy_show:document",
-            plot="runs.remedy_show:plot",
+            document="verbs.remedy.show:document",
+            plot="verbs.remedy.show:plot",
             has_choices=False,
         ),
         columns={"remedy": "string"},

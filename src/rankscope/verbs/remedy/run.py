@@ -23,8 +23,8 @@ from rankscope.stream.viewing import need_plain_stream
 from rankscope.verbs.ablate.variants import variant_named
 from rankscope.verbs.origin import about_inputs, floor_of, provenance_of
 from rankscope.verbs.remedy import EXECUTION, REMEDY
+from rankscope.verbs.remedy.judge import judge_remedies
 from rankscope.verbs.remedy.trial import Trial, parsed_remedy
-from rankscope.verdicts.remedies import judge_remedies
 
 
 def remedy(

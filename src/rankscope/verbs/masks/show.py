@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rankscope._errors import InputError
-from rankscope.runs.mask_facts import AGREEMENT_KEY, count_words
+from rankscope.verbs.masks.facts import AGREEMENT_KEY, count_words
 from rankscope.views import Column, Document, Guide, Line, LineChart, Plot, Style, Table
 from rankscope.views.figures import DASHES
 from rankscope.views.palette import SERIES
 
 if TYPE_CHECKING:
-    from rankscope.runs.mask_facts import MaskGraph
+    from rankscope.verbs.masks.facts import MaskGraph
 
 COLUMNS = (
     "tokens", "pairs", "centres", "connected", "radius", "diameter", "|lambda_2|", "gap", "transient", "to 1e-3",

@@ -95,7 +95,7 @@ class MaskGraph:
         }
 
     def __str__(self) -> str:
-        from rankscope.runs.masks_show import document
+        from rankscope.verbs.masks.show import document
 
         return document_text(document([self]))
 

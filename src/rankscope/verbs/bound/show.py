@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rankscope.runs.bounds import OURS, PUBLISHED, TheoremGrid, grid_of, rows_of, theorems_in
 from rankscope.runs.document import facts_line, run_document
 from rankscope.runs.summary import shown_lines, stacks_of
+from rankscope.verbs.bound.judge import OURS, PUBLISHED, TheoremGrid, grid_of, rows_of, theorems_in
 from rankscope.views import UNDEFINED, Cell, Document, Guide, Line, LineChart, Part, Plot, Row, Section, Style, Table
 from rankscope.views.palette import BLUE, GREY, VERMILION
 

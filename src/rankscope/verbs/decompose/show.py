@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rankscope.runs.decomposition import SHARE, by_length, columns_shown, through_heads
 from rankscope.runs.document import facts_line, run_document
 from rankscope.runs.summary import stacks_of
+from rankscope.verbs.decompose.judge import SHARE, by_length, columns_shown, through_heads
 from rankscope.views import UNDEFINED, Column, Document, Line, LineChart, Plot, Row, Style, Table, measured
 from rankscope.views.palette import SERIES
 

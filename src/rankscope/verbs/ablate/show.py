@@ -10,7 +10,7 @@ import numpy as np
 from rankscope._errors import InputError
 from rankscope.runs.ablation import MEASURE, Arm, arms
 from rankscope.runs.document import facts_line, run_document
-from rankscope.runs.measure_show import floor_guides
+from rankscope.verbs.measure.show import floor_guides
 from rankscope.views import Column, Document, Line, LineChart, Plot, Row, Style, Table, measured
 from rankscope.views.palette import BLACK, BLUE, GREEN, GREY, PURPLE, SKY, VERMILION, WINE
 
