@@ -14,7 +14,7 @@ from pathlib import Path
 
 import rankscope as rs
 from rankscope.models.pretrained import PRETRAINED, pretrained_folder
-from rankscope.runs.exactness import exact_curves
+from rankscope.verbs.exact.judge import exact_curves
 
 ROOT = Path(__file__).parents[1]
 FIGURES = ROOT / "docs" / "_static" / "figures" / "exact"

@@ -22,7 +22,7 @@ import torch
 
 import rankscope as rs
 from rankscope.models.pretrained import pretrained_folder
-from rankscope.runs.exactness import exact_curves
+from rankscope.verbs.exact.judge import exact_curves
 
 ROOT = Path(__file__).parents[1]
 STATIC = ROOT / "docs" / "_static"

@@ -9,7 +9,7 @@ import torch
 from rankscope._errors import LoadError, UnknownNameError
 from rankscope.metrics.residual import relative_residual
 from rankscope.models.loading import load
-from rankscope.runs.ablation import arms
+from rankscope.verbs.ablate.judge import arms
 from rankscope.verbs.ablate.run import ablate
 from rankscope.verbs.measure.run import measure
 from tests.own_models import GPT, ids

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rankscope.models.loading import load
-from rankscope.runs.exactness import exact_curves
 from rankscope.runs.run import Run
+from rankscope.verbs.exact.judge import exact_curves
 from rankscope.verbs.exact.run import exact
 
 LOCAL = torch.tensor([[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 1], [0, 0, 1, 1]]).bool()

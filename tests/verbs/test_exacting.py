@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from rankscope.models.loading import load
-from rankscope.runs.exactness import exact_curves, order_of
 from rankscope.runs.run import Run
 from rankscope.surgery.operating import operate
+from rankscope.verbs.exact.judge import exact_curves, order_of
 from rankscope.verbs.exact.run import exact
 from tests.own_models import GPT, ids
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from rankscope.papers._lines import select
 from rankscope.papers.dynamics.arms import Arm
-from rankscope.runs.exactness import SMALL
+from rankscope.verbs.exact.judge import SMALL
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -8,9 +8,9 @@ import numpy as np
 
 from rankscope.reporting.page.charts import Chart, Views, guides_of, line_view, metrics_in_order
 from rankscope.reporting.page.safe_text import clipped, visible
-from rankscope.runs.ablation import MEASURE, Arm, arms
 from rankscope.runs.curves import names_in
 from rankscope.runs.run import Run
+from rankscope.verbs.ablate.judge import MEASURE, Arm, arms
 from rankscope.verdicts.states import COLLAPSED_RESIDUAL
 from rankscope.views import UNDEFINED, Cell, Row, Section, Table, number
 

@@ -11,9 +11,9 @@ import numpy as np
 from rankscope.reporting.page.charts import Chart, Views, line_view
 from rankscope.reporting.page.safe_text import spoken, visible
 from rankscope.runs.curves import Curve, names_in
-from rankscope.runs.exactness import exact_curves
 from rankscope.runs.run import Run
 from rankscope.runs.summary import stacks_of
+from rankscope.verbs.exact.judge import exact_curves
 from rankscope.verbs.exact.show import exact_table
 from rankscope.views import Guide, Section, Table
 

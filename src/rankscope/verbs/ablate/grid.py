@@ -20,7 +20,6 @@ from rankscope.models.loading import LoadedModel, load_initialised_twin
 from rankscope.models.loading.quiet import quiet_transformers
 from rankscope.models.spread import spread_of
 from rankscope.models.stream import Stream
-from rankscope.runs.ablation import lost_networks
 from rankscope.runs.rows import RowWriter
 from rankscope.stream.sites import SiteSelection
 from rankscope.stream.tracer import trace
@@ -28,6 +27,7 @@ from rankscope.stream.viewing import undisturbed, view_of
 from rankscope.surgery.operating import operating
 from rankscope.surgery.operation import Operation
 from rankscope.surgery.refusals import check_operable
+from rankscope.verbs.ablate.judge import lost_networks
 from rankscope.verbs.ablate.variants import variant_named
 from rankscope.verbs.locating import where_it_breaks
 from rankscope.verbs.reader import SiteReader

@@ -1,21 +1,79 @@
-"""Which component prevents collapse: the sentence about an ablation."""
+"""What an ablation says: the state of each network, and the component that prevents collapse."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from rankscope.runs.ablation import MEASURE, Arm, LostNetwork, arms, lost_networks
-from rankscope.runs.not_finite import CODE, Lost
+from rankscope.runs.curves import Curve, curve, names_in
+from rankscope.runs.not_finite import CODE, Lost, first_not_finite
+from rankscope.runs.rows import of_stack, only
+from rankscope.runs.summary import stacks_of
 from rankscope.verdicts.battery import read_battery
 from rankscope.verdicts.reading import Reading, read
 from rankscope.verdicts.sentences import in_words
 from rankscope.verdicts.states import COLLAPSED_RESIDUAL, State
 from rankscope.verdicts.verdict import Verdict
 from rankscope.views import number
+
+MEASURE = "relative_residual"
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One network of the grid: the curve of one metric, and all its rows."""
+
+    weights: str
+    mask: str
+    stack: str | None
+    variant: str
+    line: Curve
+    rows: pa.Table
+
+
+def arms(table: pa.Table, metric: str = MEASURE, site: str = "block.out") -> Iterator[Arm]:
+    """The curve of ``metric`` for every network, in the order in which they were run."""
+    for weights in names_in(table, "weights"):
+        for mask in names_in(table, "mask"):
+            for variant in names_in(table, "variant"):
+                rows = only(table, weights=weights, mask=mask, variant=variant)
+                for stack in stacks_of(rows) if rows.num_rows else ():
+                    mine = of_stack(rows, stack)
+                    if metric in names_in(mine, "metric") and site in names_in(mine, "site"):
+                        yield Arm(weights, mask, stack, variant, curve(mine, metric, site), mine)
+
+
+@dataclass(frozen=True)
+class LostNetwork:
+    """A network of the grid with NaN or infinity in it."""
+
+    weights: str
+    mask: str
+    variant: str
+    lost: Lost
+
+    @property
+    def name(self) -> str:
+        """The network in words."""
+        return f"{self.variant} ({self.weights} weights, {self.mask} mask)"
+
+
+def lost_networks(table: pa.Table) -> list[LostNetwork]:
+    """Which networks stop being finite and where each does first, in the order in which they were run."""
+    if first_not_finite(table) is None:
+        return []
+    found = []
+    for weights in names_in(table, "weights"):
+        for variant in names_in(table, "variant"):
+            for mask in names_in(table, "mask"):
+                lost = first_not_finite(only(table, weights=weights, mask=mask, variant=variant))
+                found += [] if lost is None else [LostNetwork(weights, mask, variant, lost)]
+    return found
+
 
 COMPONENTS = {"+norm": "norms", "+skip": "skips", "+mlp": "MLPs", "+norm+skip": "norms with skips"}
 GONE = (State.FLOOR, State.COLLAPSED, State.VANISHED)

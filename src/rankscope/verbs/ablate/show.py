@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rankscope._errors import InputError
-from rankscope.runs.ablation import MEASURE, Arm, arms
 from rankscope.runs.document import facts_line, run_document
+from rankscope.verbs.ablate.judge import MEASURE, Arm, arms
 from rankscope.verbs.measure.show import floor_guides
 from rankscope.views import Column, Document, Line, LineChart, Plot, Row, Style, Table, measured
 from rankscope.views.palette import BLACK, BLUE, GREEN, GREY, PURPLE, SKY, VERMILION, WINE

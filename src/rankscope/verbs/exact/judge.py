@@ -1,4 +1,4 @@
-"""The sentence about an exact run: the state of its residuals, the order, and where each float format stops seeing."""
+"""What an exact run says: the state of its residuals, the order, and where each float format stops seeing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from rankscope._types import Status
-from rankscope.runs.exactness import exact_curves, order_of
+from rankscope.runs.curves import Curve, curve, names_in
 from rankscope.runs.rows import of_stack, only
 from rankscope.runs.summary import stacks_of
 from rankscope.verdicts.battery import Battery, Flags, Floats, residual_battery
@@ -20,6 +20,37 @@ from rankscope.verdicts.reading import Reading, read
 from rankscope.verdicts.sentences import in_words
 from rankscope.verdicts.states import State
 from rankscope.verdicts.verdict import Verdict
+
+SMALL = -3.0
+"""log10 of the relative residual below which the leading term dominates, so that order and factor have their meaning.
+Not a threshold of collapse, which is reached before."""
+NEAR = 0.05
+"""How near a block's order must come to 3 or 1 to be called that."""
+
+
+def exact_curves(table: pa.Table, metric: str, stack: str | None, site: str = "block.out") -> dict[str, Curve]:
+    """``metric`` over depth for each arithmetic that has it."""
+    rows = only(table, metric=metric)
+    found = {}
+    for arithmetic in names_in(rows, "arithmetic"):
+        mine = of_stack(only(rows, arithmetic=arithmetic), stack)
+        if site in names_in(mine, "site"):
+            found[arithmetic] = curve(mine, metric, site)
+    return found
+
+
+def order_of(table: pa.Table, stack: str | None) -> tuple[int | None, float]:
+    """The order of the stack in its collapsed part (3, 1, or None where it does not collapse) and its last factor."""
+    relative = exact_curves(table, "log10_relative_residual", stack)["exact"]
+    orders = exact_curves(table, "order", stack)["exact"]
+    factors = exact_curves(table, "factor", stack)["exact"]
+    small = np.isfinite(orders.mean) & (relative.mean < SMALL)
+    if not small.any():
+        return None, float(factors.mean[-1])
+    middle = float(np.median(orders.mean[small]))
+    order = next((whole for whole in (3, 1) if abs(middle - whole) < NEAR), None)
+    return order, float(factors.mean[np.flatnonzero(small)[-1]])
+
 
 LEVEL = 0.05
 """Decades by which two residuals may differ and still be called equal: they then read the same to one digit."""

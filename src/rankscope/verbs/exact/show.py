@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rankscope.runs.document import facts_line, run_document
-from rankscope.runs.exactness import exact_curves, order_of
 from rankscope.runs.summary import shown_lines, stacks_of
+from rankscope.verbs.exact.judge import exact_curves, order_of
 from rankscope.views import Cell, Column, Document, Guide, Line, LineChart, Note, Plot, Row, Style, Table, number
 from rankscope.views.palette import BLACK, BLUE, GREEN, INK, PURPLE, VERMILION
 

@@ -17,13 +17,12 @@ from rankscope.models.inputs import InputPlan, Padding, TokensPolicy, prepare_pl
 from rankscope.models.loading import load_initialised_twin
 from rankscope.models.stream import Stream, stream_of
 from rankscope.remedies import REMEDIES
-from rankscope.runs.remedy_ranking import NONE, ranked
 from rankscope.runs.run import Run
 from rankscope.stream.viewing import need_plain_stream
 from rankscope.verbs.ablate.variants import variant_named
 from rankscope.verbs.origin import about_inputs, floor_of, provenance_of
 from rankscope.verbs.remedy import EXECUTION, REMEDY
-from rankscope.verbs.remedy.judge import judge_remedies
+from rankscope.verbs.remedy.judge import NONE, judge_remedies, ranked
 from rankscope.verbs.remedy.trial import Trial, parsed_remedy
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rankscope.runs.document import facts_line, run_document
-from rankscope.runs.remedy_ranking import NONE
 from rankscope.verbs.measure.show import floor_guides
+from rankscope.verbs.remedy.judge import NONE
 from rankscope.views import BarChart, Cell, Column, Document, Line, LineChart, Plot, Style, Table, number
 from rankscope.views.palette import BLACK, OTHERS, SERIES
 

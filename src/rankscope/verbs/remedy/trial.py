@@ -24,7 +24,6 @@ from rankscope.models.loading import LoadedModel
 from rankscope.models.loading.quiet import quiet_transformers
 from rankscope.models.view import ModelView
 from rankscope.remedies import REMEDIES, Treatment, applied, treatment
-from rankscope.runs.remedy_ranking import NONE
 from rankscope.runs.rows import RowWriter
 from rankscope.stream.attention_calls import AttentionCall
 from rankscope.stream.sites import SiteRef, SiteSelection
@@ -33,6 +32,7 @@ from rankscope.stream.viewing import undisturbed
 from rankscope.surgery.operating import operating
 from rankscope.verbs.ablate.variants import Variant
 from rankscope.verbs.reader import SiteReader
+from rankscope.verbs.remedy.judge import NONE
 
 
 def parsed_remedy(word: str) -> tuple[str, float | None]:
