@@ -27,7 +27,7 @@ from rankscope.linalg.tokens import Tokens
 from rankscope.metrics import METRICS, Reading, evaluate
 from rankscope.stream.attention_calls import AttentionCall
 from rankscope.stream.kernel_sums import watching_kernel
-from rankscope.verbs.attention_choice import AttentionChoice
+from rankscope.verbs.reader import AttentionAlgorithm
 
 EVERY = [spec for spec in METRICS.values() if spec.side == "attention"]
 RESIDUAL = [METRICS["relative_residual"]]
@@ -45,7 +45,7 @@ def measured(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Reading:
     with watching_kernel(q, k) as told:
         out = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
     call = AttentionCall(query=q, key=k, is_causal=causal, log_sums=None if told is None else told.log_sums)
-    view, dtype = AttentionChoice("blockwise", passes=1).view(call, lambda *_: None, spectrum=True)
+    view, dtype = AttentionAlgorithm("blockwise", passes=1).view(call, lambda *_: None, spectrum=True)
     evaluate(RESIDUAL, Tokens(out), float_floor(out.dtype))
     return evaluate(EVERY, view, float_floor(dtype))
 

@@ -15,7 +15,7 @@ from rankscope.linalg.tokens import Tokens
 from rankscope.metrics import METRICS
 from rankscope.models.loading import load
 from rankscope.runs.run import Run
-from rankscope.verbs.attention_choice import AttentionChoice, parse_attention_choice
+from rankscope.verbs.reader import AttentionAlgorithm, parse_attention_algorithm
 
 ATTENTION = [spec.name for spec in METRICS.values() if spec.side == "attention"]
 
@@ -43,7 +43,7 @@ def test_blockwise_equals_dense(model: str) -> None:
 
 
 def test_by_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rankscope.verbs.attention_choice.DENSE_BYTES", 0)
+    monkeypatch.setattr("rankscope.verbs.reader.DENSE_BYTES", 0)
     monkeypatch.setattr("rankscope.stream.attention_calls.AttentionCall.probs", lambda call: pytest.fail("held"))
     run = rs.measure("init:tiny-llama", sequences=1, tokens=16)
     assert np.isfinite(values(run, "attention_entropy")).all()
@@ -74,11 +74,11 @@ def test_residual_of_what_heads_have_mixed() -> None:
 
 
 def test_words() -> None:
-    assert parse_attention_choice("blockwise") == AttentionChoice("blockwise")
-    assert parse_attention_choice(None) == AttentionChoice()
+    assert parse_attention_algorithm("blockwise") == AttentionAlgorithm("blockwise")
+    assert parse_attention_algorithm(None) == AttentionAlgorithm()
     for word in ("sparse", "dense:3", "blockwise:0", "blockwise:x", "blockwise:-1"):
         with pytest.raises(InputError, match="Expected 'dense', 'blockwise'"):
-            parse_attention_choice(word)
+            parse_attention_algorithm(word)
 
 
 def test_eager_attention_cannot_go_by_tiles() -> None:

@@ -14,7 +14,7 @@ from rankscope.linalg.precision import float_floor
 from rankscope.metrics import METRICS, MetricSpec, evaluate
 from rankscope.monitor.alarms import LayerState
 from rankscope.runs.readings import LayerValue
-from rankscope.verbs.measure.null import DRAWS, gaussian_null
+from rankscope.verbs.measure.run import DRAWS, gaussian_null
 
 START_READINGS = 3
 """How many of the first readings make up the start of the run: their median forgives one odd one."""

@@ -1,27 +1,43 @@
-"""``ablate``: which component prevents collapse, and which causes it?"""
+"""``ablate``: which component prevents collapse?"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import pyarrow as pa
 import torch
 from torch import nn
 
-from rankscope._errors import InputError
-from rankscope.execution.passes import declared_or_offloaded, executing
+from rankscope._errors import InputError, UnsupportedOperationError
+from rankscope.execution.findings import Findings, Finished
+from rankscope.execution.passes import Execution, Stage, declared_or_offloaded, executing
 from rankscope.execution.support import Parallel
-from rankscope.metrics import NORM_METRICS, PAIR_METRICS
-from rankscope.models.inputs import InputPlan, Padding, TokensPolicy, prepare_planned
+from rankscope.masks import parse_mask
+from rankscope.metrics import METRICS, NORM_METRICS, PAIR_METRICS
+from rankscope.models.inputs import InputPlan, Padding, Prepared, TokensPolicy, prepare_planned
+from rankscope.models.loading import LoadedModel, load_initialised_twin
+from rankscope.models.loading.quiet import quiet_transformers
+from rankscope.models.spread import spread_of
 from rankscope.models.stream import Stream
+from rankscope.runs.rows import RowWriter
 from rankscope.runs.run import Run
+from rankscope.stream.sites import SiteSelection
+from rankscope.stream.tracer import trace
+from rankscope.stream.viewing import undisturbed, view_of
+from rankscope.surgery.operating import operating
+from rankscope.surgery.operation import Operation
+from rankscope.surgery.refusals import check_operable
 from rankscope.verbs.ablate import EXECUTION
-from rankscope.verbs.ablate.grid import OWN_MASK, Grid, Weights, arms_of, models_of
-from rankscope.verbs.ablate.judge import judge_ablation
-from rankscope.verbs.ablate.variants import DEFAULT_VARIANTS
+from rankscope.verbs.ablate.judge import judge_ablation, lost_networks
+from rankscope.verbs.ablate.variants import DEFAULT_VARIANTS, variant_named
+from rankscope.verbs.locating import where_it_breaks
 from rankscope.verbs.origin import about_inputs, floor_of, provenance_of
+from rankscope.verbs.reader import SiteReader
 
 DEFAULT_METRICS = (*NORM_METRICS, *PAIR_METRICS, "stable_rank")
 
@@ -132,3 +148,168 @@ def ablate(
         extra=execution.described,
     )
     return grid.finished.checked(about_inputs(run, prepared))
+
+
+OWN_MASK = "own"
+Arm = tuple[str, str, Operation]
+"""Variant, mask, and what both come to."""
+SITES = SiteSelection.parse(("block.in@0", "block.out"))
+Weights = Literal["given", "init", "both"]
+
+
+def arms_of(variants: Sequence[str], masks: Sequence[str]) -> Iterator[Arm]:
+    """Every variant under every mask."""
+    for name in variants:
+        variant = variant_named(name)
+        for mask in masks:
+            if mask == OWN_MASK:
+                yield name, mask, variant.operation
+            else:
+                parsed = parse_mask(mask)
+                yield name, str(parsed), replace(variant.operation, mask=parsed)
+
+
+def models_of(loaded: LoadedModel, weights: Weights, seed: int) -> dict[str, nn.Module]:
+    """The model, its random twin, or both, by the kind of their weights."""
+    given = "init" if loaded.origin == "init" else "given"
+    if weights == "given" or loaded.origin == "init":
+        return {given: loaded.model}
+    if spread_of(loaded.model) is not None:
+        raise InputError(f"weights={weights!r}: the random twin of a model spread over processes would be whole.")
+    twin = load_initialised_twin(loaded, seed=seed).model
+    return {"init": twin} if weights == "init" else {"given": loaded.model, "init": twin}
+
+
+class Grid:
+    """Measures all networks into one table.
+
+    Args:
+        arms: the variants.
+        metrics: names of token metrics.
+        policy: which tokens count.
+        prepared: the inputs.
+        blocks: names or patterns of the block modules, where discovery needs help.
+        stream: where the residual stream is, where it was declared.
+
+    Attributes:
+        reader: has seen formats and lengths in the last network that could be run.
+        finished: counts networks.
+    """
+
+    def __init__(
+        self,
+        arms: Sequence[Arm],
+        metrics: Sequence[str],
+        policy: TokensPolicy,
+        prepared: Prepared,
+        blocks: str | Sequence[str] | None,
+        stream: Stream | None,
+    ) -> None:
+        self._arms = list(arms)
+        self._policy, self._prepared, self._blocks, self._stream = policy, prepared, blocks, stream
+        self._specs = [METRICS[name] for name in dict.fromkeys(metrics)]
+        self._writer = RowWriter(coordinates=("variant", "mask", "weights"))
+        self._models: Mapping[str, nn.Module] = {}
+        self._networks: dict[str, tuple[str, tuple[str, str, str], Operation]] = {}
+        self._readers: dict[str, SiteReader] = {}
+        self._passed: set[str] = set()
+        self._reasons: dict[str, str] = {}
+        self.finished = Finished(self._writer, 0, "networks")
+
+    @property
+    def reader(self) -> SiteReader:
+        """The reader of the last network that could be run to its end."""
+        possible = [key for key in self._readers if key not in self._reasons]
+        ran = [key for key in possible if key in self._passed] or possible
+        return self._readers[ran[-1]] if ran else SiteReader(self._specs, self._policy, self._writer)
+
+    @property
+    def refused(self) -> list[str]:
+        """What was left out, and why."""
+        every = [(name, self._reasons.get(key)) for key, (name, *_) in self._networks.items()]
+        return list(dict.fromkeys(f"{name} was left out: {reason}" for name, reason in every if reason is not None))
+
+    def run(self, models: Mapping[str, nn.Module], execution: Execution) -> None:
+        """All networks; ``models`` by the kind of their weights."""
+        self._models = models if execution.is_in_memory else {}
+        for weights in models:
+            for variant, mask, operation in self._arms:
+                name, at = f"{variant} under the mask {mask}", {"variant": variant, "mask": mask, "weights": weights}
+                key = f"{name}, {weights}"
+                self._networks[key] = name, (variant, mask, weights), operation
+                self._readers[key] = SiteReader(self._specs, self._policy, self._writer, at)
+        self.finished = Finished(self._writer, len(self._networks), "networks")
+        place: dict[tuple[str | int | None, ...], int] = {}
+        for number, (_, coordinates, _) in enumerate(self._networks.values()):
+            place[coordinates] = number
+        findings = Findings(self._writer, self._readers, rest=lambda: self._reasons, learn_rest=self._reasons.update)
+        with self.finished.kept(alone=execution.ends_batch_by_batch):
+            for weights, model in models.items():
+                self._run(weights, model, execution, findings)
+        execution.collect(findings, lambda piece: (place[piece.coordinates], piece.first_sequence))
+        # Of a network that turned out to be impossible half-way, perhaps on another rank, no row is kept.
+        refused = {self._networks[key][1] for key in self._reasons}
+        self._writer.replace(piece for piece in self._writer.pieces if piece.coordinates not in refused)
+
+    def _run(self, weights: str, model: nn.Module, execution: Execution, findings: Findings) -> None:
+        own = {key: network[2] for key, network in self._networks.items() if network[1][2] == weights}
+        view = execution.plan(
+            self._prepared,
+            ([spec.name for spec in self._specs], self._policy, self._arms),
+            blocks=self._blocks,
+            stream=self._stream,
+            model=model,
+            variants=len(own),
+        )
+        for key, operation in own.items():
+            with self._refusing(key):
+                check_operable(operation, view)
+        with execution.stages(findings, passes=len(own)) as stages:
+            for stage in stages:
+                for key, operation in own.items():
+                    if key not in self._reasons:
+                        with self._refusing(key):
+                            self._pass(stage, execution, key, operation)
+                    self.finished.add()
+
+    def _pass(self, stage: Stage, execution: Execution, key: str, operation: Operation) -> None:
+        model, reader = stage.view.model, self._readers[key]
+        observe = execution.watch(reader)
+        # Every network starts from the same random state, for models that draw numbers.
+        with undisturbed(model), operating(model, operation, view=stage.view), trace(stage.view, SITES, observe):
+            for part in execution.batches():
+                reader.start(part)
+                with stage.through(part, key):
+                    part.run(model)
+        self._passed.add(key)
+
+    @contextmanager
+    def _refusing(self, key: str) -> Iterator[None]:
+        """Leave out a network that the model cannot become, and measure the others."""
+        try:
+            yield
+        except UnsupportedOperationError as error:
+            self._reasons[key] = str(error)
+
+    def table(self) -> pa.Table:
+        """The rows.
+
+        Raises:
+            InputError: there are none.
+        """
+        found = self._writer.table()
+        if found.num_rows == 0:
+            raise InputError("None of the variants could be run. " + " ".join(self.refused))
+        return found
+
+    def where_it_breaks(self, table: pa.Table) -> list[str]:
+        """Which module gives out NaN or infinity first, in the first network that does; looked for in one more pass."""
+        lost = next(iter(lost_networks(table)), None)
+        model = None if lost is None else self._models.get(lost.weights)
+        if lost is None or model is None:
+            return []
+        operation = next(operation for *names, operation in self._arms if names == [lost.variant, lost.mask])
+        view = view_of(model, self._prepared[0], blocks=self._blocks, stream=self._stream)
+        with operating(model, operation, view=view), quiet_transformers():
+            found = where_it_breaks(model, self._prepared)
+        return [f"In {lost.name}: {sentence[:1].lower()}{sentence[1:]}" for sentence in found]

@@ -25,7 +25,7 @@ from rankscope.stream.frames import tensors_in
 from rankscope.stream.sites import SITES, SiteRef, SiteSelection
 from rankscope.stream.tracer import trace
 from rankscope.stream.viewing import undisturbed, view_of
-from rankscope.verbs.measure.choice import metrics_named, sites_for
+from rankscope.verbs.measure.run import metrics_named, sites_for
 from rankscope.verbs.reader import SiteReader
 
 _ROUNDINGS = 64

@@ -3,27 +3,37 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import torch
 from torch import nn
 
-from rankscope.execution.passes import declared_or_offloaded, executing
+from rankscope._errors import InputError
+from rankscope.execution.findings import Findings, Finished
+from rankscope.execution.passes import Execution, declared_or_offloaded, executing
 from rankscope.execution.support import Parallel
-from rankscope.models.inputs import InputPlan, Padding, TokensPolicy, prepare_planned
+from rankscope.linalg.precision import float_floor
+from rankscope.linalg.tokens import Tokens
+from rankscope.metrics import DEFAULT_ATTENTION_METRICS, DEFAULT_TOKEN_METRICS, METRICS, MetricSpec, evaluate
+from rankscope.models.inputs import InputPlan, Padding, Prepared, TokensPolicy, prepare_planned
 from rankscope.models.stream import Stream
+from rankscope.models.view import ModelView
 from rankscope.options import renamed
 from rankscope.runs.not_finite import CODE
+from rankscope.runs.rows import RowWriter
 from rankscope.runs.run import Run
+from rankscope.stream.sites import DEFAULT_SITES, SiteSelection
+from rankscope.stream.tracer import trace
 from rankscope.verbs.locating import where_it_breaks
 from rankscope.verbs.measure import EXECUTION
-from rankscope.verbs.measure.choice import BatteryChoice, metrics_named, sites_for
 from rankscope.verbs.measure.judge import notes_on_estimates
-from rankscope.verbs.measure.null import gaussian_null
-from rankscope.verbs.measure.passes import MeasuringPasses
+from rankscope.verbs.measure.similarity import SITE, SimilarityReader, labels_of
 from rankscope.verbs.origin import about_inputs, floor_of, provenance_of
+from rankscope.verbs.reader import SiteReader, parse_attention_algorithm
 from rankscope.verdicts import judge
 
 
@@ -148,3 +158,157 @@ def measure(
         extra={**passes.extra, **execution.described},
     )
     return passes.finished.checked(about_inputs(run, prepared))
+
+
+class MeasuringPasses:
+    """Takes a battery of metrics of one model.
+
+    Args:
+        choice: the metrics, the sites and how they are read.
+        execution: how the model is run.
+        prepared: its inputs.
+
+    Attributes:
+        prepared: the inputs that were finished; all of them, unless an interrupt came.
+        reader: has seen formats, shapes and lengths.
+        finished: counts sequences.
+    """
+
+    def __init__(self, choice: BatteryChoice, execution: Execution, prepared: Prepared) -> None:
+        self._choice, self._execution = choice, execution
+        self._writer = RowWriter()
+        self._view: ModelView | None = None
+        self.prepared = prepared
+        self.reader = choice.reader(self._writer)
+        self._similarity: SimilarityReader | None = None
+        if choice.similarity:
+            labels = labels_of(prepared, prepared.tokenizer or execution.loaded.tokenizer)
+            self._similarity = SimilarityReader(self.reader, labels)
+        self.finished = Finished(self._writer, prepared.sequences, "sequences")
+
+    def run(self, blocks: str | Sequence[str] | None, stream: Stream | None) -> None:
+        """All batches."""
+        execution, selection = self._execution, self._choice.selection
+        self._view = execution.plan(self.prepared, self._choice.identity(), blocks=blocks, stream=stream)
+        findings = Findings(self._writer, {"": self.reader}, rest=self._similar, learn_rest=self._learn_similar)
+        with execution.stages(findings, final=selection.wants("final")) as stages:
+            for stage in stages:
+                watched = execution.watch(self._similarity or self.reader)
+                kept = self.finished.kept(alone=execution.ends_batch_by_batch)
+                with kept, trace(stage.view, selection, watched):
+                    for part in execution.batches():
+                        self.reader.start(part)
+                        with stage.through(part):
+                            part.run(stage.view.model)
+                        self.finished.add(part.sequences)
+        self.prepared = self.finished.sequences_of(self.prepared)
+        execution.collect(findings)
+
+    @property
+    def extra(self) -> dict[str, Any]:
+        """What the run holds besides rows."""
+        return {} if self._similarity is None else {"similarity": self._similarity.stored()}
+
+    def _similar(self) -> Any:
+        return None if self._similarity is None else self._similarity.stored()
+
+    def _learn_similar(self, stored: Any) -> None:
+        if self._similarity is not None:
+            self._similarity.learn(stored)
+
+    def table(self) -> pa.Table:
+        """The rows.
+
+        Raises:
+            InputError: there are none.
+        """
+        found = self._writer.table()
+        if found.num_rows == 0:
+            assert self._view is not None
+            raise InputError(self._choice.nothing_measured(self._view))
+        return found
+
+
+@dataclass(frozen=True)
+class BatteryChoice:
+    """The arguments of ``measure`` that decide its values besides the model and the inputs.
+
+    Attributes:
+        specs: the metrics.
+        selection: the sites.
+        policy: which tokens count.
+        attention: how probabilities are gone through, in the user's word.
+        similarity: whether cosines between tokens are kept.
+    """
+
+    specs: tuple[MetricSpec, ...]
+    selection: SiteSelection
+    policy: TokensPolicy
+    attention: str | None
+    similarity: bool
+
+    def __post_init__(self) -> None:
+        if self.similarity and not self.selection.wants(SITE):
+            raise InputError(f"similarity is taken at {SITE}, which is not among the sites asked for: add it to sites.")
+
+    def reader(self, writer: RowWriter) -> SiteReader:
+        """A reader that writes there what was chosen."""
+        return SiteReader(self.specs, self.policy, writer, attention=parse_attention_algorithm(self.attention))
+
+    def identity(self) -> tuple[Any, ...]:
+        """Everything that decides the values besides the model and its inputs."""
+        names = [spec.name for spec in self.specs]
+        return (names, self.selection, self.policy, self.similarity, self.attention)
+
+    def nothing_measured(self, view: ModelView) -> str:
+        """Why a model of this structure gave no row."""
+        asked = ", ".join(self.selection.layers)
+        names = ", ".join(spec.name for spec in self.specs)
+        skips = sorted({label for stack in view.stacks for plan in stack.plans for label in plan.skips})
+        return (
+            f"None of the metrics ({names}) could be taken at the sites asked for ({asked}). This model has "
+            f"{view.depth} blocks with skip adds {', '.join(skips) or 'none'}; token metrics go with stream sites, "
+            "attention metrics with attention.probs."
+        )
+
+
+def metrics_named(names: Sequence[str] | None) -> tuple[MetricSpec, ...]:
+    """The metrics of these names, each once; by default those a verdict is drawn from."""
+    chosen = (*DEFAULT_TOKEN_METRICS, *DEFAULT_ATTENTION_METRICS) if names is None else tuple(names)
+    return tuple(METRICS[name] for name in dict.fromkeys(chosen))
+
+
+def sites_for(specs: Sequence[MetricSpec], words: Sequence[str] | None) -> SiteSelection:
+    """The sites asked for; by default those that the chosen metrics can read."""
+    if words is not None:
+        return SiteSelection.parse(words)
+    sides = {spec.side for spec in specs}
+    return SiteSelection.parse(
+        word for word in DEFAULT_SITES if ("attention" if word.endswith(".probs") else "tokens") in sides
+    )
+
+
+DRAWS = 8
+
+
+def gaussian_null(
+    specs: Sequence[MetricSpec], shapes: Collection[tuple[int, int]], *, seed: int, draws: int = DRAWS
+) -> dict[str, Any]:
+    """Mean and spread of each token metric over ``draws`` matrices of independent N(0, 1) entries.
+
+    **Estimate.** The shape is that of the largest stream seen. Metrics that are not scale-free are left out: a
+    Gaussian of unit variance says nothing about the scale of a model.
+    """
+    from rankscope.metrics import Invariance
+
+    chosen = [spec for spec in specs if spec.side == "tokens" and Invariance.SCALE in spec.invariant_to]
+    if not chosen or not shapes:
+        return {}
+    tokens, dim = max(shapes)
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(draws, tokens, dim, generator=generator, dtype=torch.float64)
+    values = evaluate(chosen, Tokens(x), float_floor(x.dtype)).values
+    return {
+        spec.name: {"mean": float(row.mean()), "sd": float(row.std()), "draws": draws}
+        for spec, row in zip(chosen, values, strict=True)
+    }
