@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -37,13 +38,14 @@ class Verdict:
     Args:
         sentence: plain words with the values they rest on.
         evidence: those values: code, metric, site, stack, layer, value, and of how many of how many sequences.
-        code: that of a :class:`State`, such as ``"healthy"`` or ``"collapsed"``.
+        code: that of a :class:`State`, such as ``"healthy"`` or ``"collapsed"``; ``bound`` has ``"holds"`` and
+            ``"violated"``, and a verb that judges nothing has None.
         next_steps: one or two commands worth running next.
     """
 
     sentence: str
     evidence: tuple[Mapping[str, Any], ...]
-    code: str
+    code: str | None
     next_steps: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -76,7 +78,7 @@ class Verdict:
 
 def steps_for(state: State, model: str | None) -> tuple[str, ...]:
     """Commands worth running next about ``model``; of a module in memory, which no command can name, MODEL."""
-    return tuple(step.format(model=model or "MODEL") for step in NEXT_STEPS.get(state, ()))
+    return tuple(step.format(model=shlex.quote(model) if model else "MODEL") for step in NEXT_STEPS.get(state, ()))
 
 
 def judge(

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from rankscope.runs.curves import names_in
 from rankscope.runs.rows import of_stack, only
 from rankscope.runs.summary import stacks_of
+from rankscope.verdicts import Verdict
 
 OURS = "contraction_interval"
 PUBLISHED = "dong_2021_multi_head"
@@ -146,8 +147,8 @@ def alarm(violations: Sequence[Violation]) -> str:
 
 
 def judge_bounds(
-    table: pa.Table, applies: Mapping[str, bool], violations: Sequence[Violation] = ()
-) -> tuple[str, tuple[Mapping[str, Any], ...]]:
+    table: pa.Table, applies: Mapping[str, bool], violations: Sequence[Violation] = (), model: str | None = None
+) -> Verdict:
     """Which theorems apply, how far the published bound is from the measured value, and how far ours.
 
     A violation comes first.
@@ -166,7 +167,8 @@ def judge_bounds(
             continue
         said.append(_ours(grids, slack) if name == OURS else _published(grids, slack))
         evidence.append({"theorem": name, "metric": "log10_slack", "least": _least(slack), "cases": int(slack.size)})
-    return " ".join(said), tuple(evidence)
+    steps = (f"rankscope doctor {model or 'MODEL'}",) if violations else ()
+    return Verdict(" ".join(said), tuple(evidence), VIOLATED if violations else HOLDS, steps)
 
 
 def _ours(grids: list[TheoremGrid], slack: NDArray[np.float64]) -> str:

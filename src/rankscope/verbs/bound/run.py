@@ -44,7 +44,7 @@ from rankscope.theory.theorems import (
     Theorem,
 )
 from rankscope.verbs.bound import BOUND, EXECUTION
-from rankscope.verbs.bound.judge import HOLDS, VIOLATED, Violation, judge_bounds
+from rankscope.verbs.bound.judge import Violation, judge_bounds
 from rankscope.verbs.bound.reading import BoundReader, Found, Measured, StepFacts, read_weights
 from rankscope.verbs.origin import about_inputs, floor_of, provenance_of
 from rankscope.verbs.reader import SiteReader
@@ -216,17 +216,16 @@ def concluded(
         if any(entry.name == "contraction_interval" for entry in chosen):
             write_gains(writer, part)
     table = writer.table()
-    verdict, evidence = judge_bounds(table, applies, violations)
+    verdict = judge_bounds(table, applies, violations, provenance.model)
     return Run(
         kind="bound",
         provenance=provenance,
         floor=floor,
-        verdict=verdict,
-        evidence=evidence,
+        **verdict.fields(),
         table=table,
         notes=notes,
         extra={
-            "code": VIOLATED if violations else HOLDS,
+            "code": verdict.code,
             "sentences": {name: _said(found) for name, found in first.items()},
             "quantities": {name: next(iter(found.values())).quantity for name, found in first.items()},
             "applies": applies,

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 from rankscope.runs.curves import USABLE
 from rankscope.runs.rows import only
 from rankscope.runs.summary import stacks_of
+from rankscope.verdicts import Verdict
 from rankscope.views import number
 
 SHARE = "projection_share"
@@ -72,7 +72,7 @@ def through_heads(table: pa.Table, metric: str, stack: str | None = None) -> NDA
     return grid
 
 
-def judge_decomposition(table: pa.Table, sum_error: float) -> tuple[str, tuple[Mapping[str, Any], ...]]:
+def judge_decomposition(table: pa.Table, sum_error: float) -> Verdict:
     """One sentence per stack: the lengths that make up half of the output, and whether the sum is the forward pass."""
     sentences, evidence = [], []
     for stack in stacks_of(table):
@@ -82,7 +82,8 @@ def judge_decomposition(table: pa.Table, sum_error: float) -> tuple[str, tuple[M
             {"metric": SHARE, "stack": stack, "length": int(length), "value": float(value)}
             for length, value in zip(shares.lengths, shares.mean, strict=True)
         ]
-    return f"{' '.join(sentences)} Sum over lengths against the forward pass: {number(sum_error)}.", tuple(evidence)
+    words = f"{' '.join(sentences)} Sum over lengths against the forward pass: {number(sum_error)}."
+    return Verdict(words, tuple(evidence), None)
 
 
 def _sentence(shares: ByLength) -> str:

@@ -162,13 +162,12 @@ def decompose(
                     tally.run(part)
         execution.collect(findings)
     table = reader.writer.table()
-    verdict, evidence = judge_decomposition(table, reader.sum_error)
+    verdict = judge_decomposition(table, reader.sum_error)
     run = Run(
         kind="decompose",
         provenance=provenance_of(loaded, prepared, reader, seed, time.perf_counter() - started, declared),
         floor=floor_of(reader.dtypes),
-        verdict=verdict,
-        evidence=evidence,
+        **verdict.fields(),
         table=table,
         notes=(*loaded.notes, *prepared.notes),
         extra={**tally.described, "convention": convention, **execution.described},

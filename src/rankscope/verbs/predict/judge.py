@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 
 import numpy as np
@@ -12,6 +13,7 @@ from rankscope.runs.run import Run
 from rankscope.verdicts.battery import Floats, residual_battery
 from rankscope.verdicts.reading import Reading, read
 from rankscope.verdicts.sentences import in_words
+from rankscope.verdicts.states import State
 
 
 def with_state(run: Run, depth: int) -> Run:
@@ -24,7 +26,10 @@ def with_state(run: Run, depth: int) -> Run:
     logs[rows["layer"].to_numpy(), column] = rows["value"].to_numpy()
     reading = read_logs(logs)
     state = in_words(reading).replace("sequences", "seeds")  # one sequence per seed
-    return replace(run, verdict=f"{run.verdict} State within {depth} blocks: {state}.", code=reading.state.code)
+    name = "CONFIG" if run.provenance.model == "a design" else shlex.quote(run.provenance.model)
+    steps = (f"rankscope predict {name} --remedies all",) if reading.state >= State.COLLAPSING else ()
+    words = f"{run.verdict} State within {depth} blocks: {state}."
+    return replace(run, verdict=words, code=reading.state.code, next_steps=steps)
 
 
 def read_logs(logs: Floats) -> Reading:
