@@ -236,7 +236,10 @@ def _draw_guide(axes: Axes, guide: Guide) -> None:
         room = guide.value * 2.5 if log else guide.value + 0.13 * (max(high, guide.value) - low)
         axes.set_ylim(min(low, guide.value), max(high, room))
         axes.axhline(guide.value, color=INK, linewidth=0.9, linestyle=(0, (4, 3)), zorder=2.5)
-        _label(axes, guide.value, guide.label, above=True)
+        axes.annotate(
+            guide.label, (0.985, guide.value), xycoords=axes.get_yaxis_transform(), xytext=(0, 2.5),
+            textcoords="offset points", ha="right", va="bottom", size=7, color=SOFT, bbox=dict(_ON_ZONE), zorder=5,
+        )  # fmt: skip
     elif guide.kind == "level" and guide.axis == "y":
         axes.axhline(guide.value, color=FAINT, linewidth=0.8, zorder=1)
         axes.annotate(
@@ -259,7 +262,10 @@ def draw_floor(axes: Axes, floor: float, label: str) -> None:
     low = min(low, floor / 10)
     axes.set_ylim(low, high)
     axes.axhspan(low, floor, facecolor=FLOOR_ZONE, edgecolor=OTHERS, hatch="////", linewidth=0, zorder=0)
-    _label(axes, floor, label, above=False)
+    axes.annotate(
+        label, (0.015, floor), xycoords=axes.get_yaxis_transform(), xytext=(0, -2.5), textcoords="offset points",
+        va="top", size=7, color=SOFT, bbox=dict(_ON_ZONE), zorder=2.5,
+    )  # fmt: skip
 
 
 def _draw_floor_from(axes: Axes, start: float, label: str) -> None:
@@ -272,22 +278,6 @@ def _draw_floor_from(axes: Axes, start: float, label: str) -> None:
 def floor_words(dtype: object, floor: float) -> str:
     """What the float floor of a format means, for a chart."""
     return f"{dtype} cannot see below {number(floor)}"
-
-
-def _label(axes: Axes, level: float, words: str, *, above: bool) -> None:
-    axes.annotate(
-        words,
-        xy=(0.985, level),
-        xycoords=axes.get_yaxis_transform(),
-        xytext=(0, 2.5 if above else -2.5),
-        textcoords="offset points",
-        ha="right",
-        va="bottom" if above else "top",
-        size=7,
-        color=SOFT,
-        bbox=dict(_ON_ZONE),
-        zorder=5,
-    )
 
 
 def _draw_note(axes: Axes, note: Note) -> None:
