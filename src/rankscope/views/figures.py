@@ -79,7 +79,8 @@ def draw(plot: Plot, asked_by: str = "Run.plot") -> Figure:
         places = [axes for row in grid for axes in row]
         for place, (axes, panel) in enumerate(zip(places, plot.panels, strict=False)):
             draw_panel(axes, panel, legend=not lines)
-            if plot.panels[place + plot.columns :][:1] and plot.panels[place + plot.columns].x_label == panel.x_label:
+            below = place + plot.columns
+            if below < len(plot.panels) and plot.panels[below].x_label == panel.x_label:
                 axes.set_xlabel("")
         for axes in places[len(plot.panels) :]:
             axes.remove()
@@ -175,8 +176,9 @@ def _draw_lines(axes: Axes, chart: LineChart, *, legend: bool) -> None:
         _draw_note(axes, note)
     if chart.names == "ends" and len(lines) > 1:
         _name_ends(axes, lines)
-    elif legend and chart.names == "legend" and sum(bool(line.name) for line in lines) > (not lines[0].name):
-        _legend(axes, chart.legend_title)
+    elif legend and chart.names == "legend" and any(line.name for line in lines):
+        title = chart.legend_title or None
+        axes.legend(frameon=False, fontsize=7.5, labelcolor=INK, loc="best", title=title, title_fontsize=7)
 
 
 def _styled(lines: Sequence[Line]) -> tuple[Line, ...]:
@@ -233,6 +235,8 @@ def _draw_guide(axes: Axes, guide: Guide) -> None:
     elif guide.kind == "null":
         low, high = axes.get_ylim()
         log = axes.get_yscale() == "log"
+        if log and guide.value <= 0:
+            return
         room = guide.value * 2.5 if log else guide.value + 0.13 * (max(high, guide.value) - low)
         axes.set_ylim(min(low, guide.value), max(high, room))
         axes.axhline(guide.value, color=INK, linewidth=0.9, linestyle=(0, (4, 3)), zorder=2.5)
@@ -312,10 +316,6 @@ def _name_ends(axes: Axes, lines: Sequence[Line]) -> None:
             color=colour,
             annotation_clip=False,
         )
-
-
-def _legend(axes: Axes, title: str) -> None:
-    axes.legend(frameon=False, fontsize=7.5, labelcolor=INK, loc="best", title=title or None, title_fontsize=7)
 
 
 def legend_below(figure: Figure, lines: Sequence[Line], *, rows: int = 1) -> None:
