@@ -58,6 +58,7 @@ def test_bound_hands_over_every_option(cli, monkeypatch: pytest.MonkeyPatch, tmp
         "dtype": "float64",
         "seed": 5,
         "blocks": "layers.*",
+        "parallel": None,
         "stream": "batch dim tokens",
         "offload": False,
         "memory": None,

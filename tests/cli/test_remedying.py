@@ -42,6 +42,8 @@ def test_every_option_reaches_the_verb(cli, monkeypatch: pytest.MonkeyPatch, tmp
         "tokenizer": None,
         "dtype": "float64",
         "seed": 7,
+        "parallel": None,
+        "offload": False,
         "blocks": "layers.*",
         "stream": "batch dim tokens",
         "progress": False,

@@ -237,8 +237,7 @@ def ablated(rank: int, world: int, folder: Path) -> dict[str, Any]:
 
 
 VERBS: dict[str, Callable[..., Any]] = {
-    "exact": partial(rs.exact, "init:tiny-bert", sequences=3, tokens=8, skip=0.0, mlp="drop", norm="identity"),
-    "exact, masked": partial(rs.exact, "init:tiny-llama", sequences=3, tokens=8, stability=True),
+    "exact": partial(rs.exact, "init:tiny-bert", sequences=3, tokens=6, skip=0.0, mlp="drop", norm="identity"),
     "bound": partial(rs.bound, "init:tiny-gpt2", **SIZE, lanczos=4),
     "decompose": partial(rs.decompose, "init:tiny-gpt2", **SIZE, marginals=("heads", "pairs"), origins=True),
     "decompose, budget": partial(rs.decompose, "init:tiny-gpt2", **SIZE, memory=0.002, layers=(1,)),
