@@ -28,6 +28,12 @@ NEAR = 0.05
 """How near a block's order must come to 3 or 1 to be called that."""
 
 
+SPARE = -6.0
+"""log10 of the relative residual above which a float64 pass has at least nine digits of it."""
+AGREEMENT = 1e-4
+"""By how much log10 of the residual may differ between exact and float64 arithmetic above :data:`SPARE`."""
+
+
 def exact_curves(table: pa.Table, metric: str, stack: str | None, site: str = "block.out") -> dict[str, Curve]:
     """``metric`` over depth for each arithmetic that has it."""
     rows = only(table, metric=metric)
@@ -39,16 +45,68 @@ def exact_curves(table: pa.Table, metric: str, stack: str | None, site: str = "b
     return found
 
 
+def cross_checked(table: pa.Table) -> tuple[pa.Table, tuple[str, ...]]:
+    """Compare exact residuals with those of a plain float64 pass where float64 has digits to spare.
+
+    If the two disagree, one of them is wrong, and the exact values of that sequence are marked from that block on.
+
+    Returns:
+        The table, and a note per stack in which something was marked.
+    """
+    rows = table.select(["metric", "site", "stack", "layer", "sequence", "arithmetic", "value", "status"]).to_pylist()
+    places: dict[tuple[str | None, int], dict[int, dict[str, int]]] = {}
+    for number, row in enumerate(rows):
+        if row["metric"] == "log10_relative_residual" and row["site"] == "block.out" and row["status"] == Status.OK:
+            found = places.setdefault((row["stack"], row["sequence"]), {}).setdefault(row["layer"], {})
+            found[row["arithmetic"]] = number
+    first: dict[tuple[str | None, int], int] = {}
+    notes: dict[str | None, str] = {}
+    for (stack, sequence), layers in places.items():
+        for layer in sorted(layers):
+            exact, plain = (layers[layer].get(name) for name in ("exact", "float64"))
+            if exact is None or plain is None:
+                continue
+            ours, theirs = rows[exact]["value"], rows[plain]["value"]
+            if theirs > SPARE and not abs(ours - theirs) <= AGREEMENT:
+                first[stack, sequence] = layer
+                notes.setdefault(
+                    stack,
+                    f"exact and float64 arithmetic disagree at block {layer}{f' of the {stack}' if stack else ''} "
+                    f"(relative residual 10^{ours:.4f} and 10^{theirs:.4f}, sequence {sequence}): the exact values "
+                    "are marked from there on. This is a defect of rankscope; please report the model.",
+                )
+                break
+    if not first:
+        return table, ()
+    statuses = [
+        str(Status.FLOOR)
+        if row["arithmetic"] == "exact"
+        and row["site"] == "block.out"
+        and row["status"] == Status.OK
+        and row["layer"] >= first.get((row["stack"], row["sequence"]), row["layer"] + 1)
+        else row["status"]
+        for row in rows
+    ]
+    column = table.schema.get_field_index("status")
+    marked = pa.array(statuses).cast(pa.string())
+    kind = table.schema.field(column).type
+    marked = marked.dictionary_encode().cast(kind) if pa.types.is_dictionary(kind) else marked
+    return table.set_column(column, table.schema.field(column), marked), tuple(notes.values())
+
+
 def order_of(table: pa.Table, stack: str | None) -> tuple[int | None, float]:
-    """The order of the stack in its collapsed part (3, 1, or None where it does not collapse) and its last factor."""
+    """The order of the stack in its collapsed part (3, 1, or None) and its last factor there.
+
+    Blocks in which exact arithmetic ran out of digits do not count.
+    """
     relative = exact_curves(table, "log10_relative_residual", stack)["exact"]
     orders = exact_curves(table, "order", stack)["exact"]
     factors = exact_curves(table, "factor", stack)["exact"]
-    small = np.isfinite(orders.mean) & (relative.mean < SMALL)
+    small = np.isfinite(orders.mean) & (relative.mean < SMALL) & ~orders.any_floor
     if not small.any():
         return None, float(factors.mean[-1])
-    middle = float(np.median(orders.mean[small]))
-    order = next((whole for whole in (3, 1) if abs(middle - whole) < NEAR), None)
+    settled = (float(np.median(orders.mean[small])), float(orders.mean[small][-1]))
+    order = next((whole for whole in (3, 1) if all(abs(found - whole) < NEAR for found in settled)), None)
     return order, float(factors.mean[np.flatnonzero(small)[-1]])
 
 
@@ -76,7 +134,7 @@ def judge_exact(table: pa.Table, floors: Mapping[str, float], model: str | None 
 def _battery(table: pa.Table, stack: str | None) -> tuple[Battery, Floats]:
     """Relative residuals of the exact arithmetic, and their log10, by layer and sequence.
 
-    The logarithm of an exact zero is -inf, with status ok; a curve, which holds finite numbers only, leaves it out.
+    The logarithm of an exact zero is -inf, with status ok.
     """
     layers, relative, undefined = _grid(table, stack, "log10_relative_residual")
     _, absolute, _ = _grid(table, stack, "log10_residual")
@@ -129,16 +187,29 @@ def _order_words(order: int | None, factor: float) -> str:
 
 
 def _course(table: pa.Table, stack: str | None, layers: NDArray[np.int64], logs: Floats) -> tuple[str, float]:
-    """The relative residual after the last block with the one after the first, and by how many decades it fell."""
+    """The relative residual after the last block with the one after the first, and by how many decades it fell.
+
+    Values that ran out of digits are not quoted: the last one that did not takes the place of the last.
+    """
     first, last = (_mean(logs[row]) for row in (0, -1))
-    absolute = exact_curves(table, "log10_residual", stack)["exact"].mean[-1]
-    size = f" (residual {_power(float(absolute))})" if math.isfinite(absolute) else ""
+    line = exact_curves(table, "log10_residual", stack)["exact"]
+    size = f" (residual {_power(float(line.mean[-1]))})" if math.isfinite(line.mean[-1]) else ""
     end = f"the relative residual after block {layers[-1]} is {_power(last)}{size}"
-    if math.isnan(last):
-        known = [row for row in range(len(layers)) if not math.isnan(_mean(logs[row]))]
+    marked = dict(zip(line.layers.tolist(), line.any_floor.tolist(), strict=True))
+    lost = [row for row, layer in enumerate(layers.tolist()) if marked.get(layer)]
+    known = [row for row in range(len(layers)) if row not in lost and not math.isnan(_mean(logs[row]))]
+    if lost and not known:
+        return f"by how much is not known: even exact arithmetic ran out of digits in block {layers[lost[0]]}", 0.0
+    if lost and known[-1] < lost[-1]:
+        last = _mean(logs[known[-1]])
+        end = (
+            f"the relative residual is {_power(last)} after block {layers[known[-1]]}, and from block "
+            f"{layers[lost[0]]} on even exact arithmetic ran out of digits (values marked *)"
+        )
+    elif math.isnan(last):
         last = _mean(logs[known[-1]])
         end = f"the relative residual is {_power(last)} after block {layers[known[-1]]} and undefined after the last"
-    if math.isnan(first) or len(layers) < 2:
+    if math.isnan(first) or len(layers) < 2 or first == last or 0 in lost:
         return end, 0.0
     fall = first - last
     if abs(fall) < LEVEL:

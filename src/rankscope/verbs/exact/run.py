@@ -27,7 +27,7 @@ from rankscope.surgery.operating import operating, operation_of
 from rankscope.surgery.operation import AttentionChoice, MaskChoice, MlpChoice, NormChoice, Operation
 from rankscope.surgery.refusals import check_operable
 from rankscope.verbs.exact import EXACT, EXECUTION
-from rankscope.verbs.exact.judge import judge_exact
+from rankscope.verbs.exact.judge import cross_checked, judge_exact
 from rankscope.verbs.exact.readings import (
     Readings,
     is_pure,
@@ -153,7 +153,7 @@ def exact(
         view = passes.run(blocks, declared)
     with undisturbed(loaded.model), quiet_transformers(), operating(loaded.model, operation, view=view):
         provenance = provenance_of(loaded, prepared, passes.counted, seed, time.perf_counter() - started, declared)
-    table = passes.writer.table()
+    table, contradictions = cross_checked(passes.writer.table())
     floor = exact_floors(loaded.dtype)
     verdict = judge_exact(table, floor["formats"], str(model) if isinstance(model, str | Path) else None)
     run = Run(
@@ -162,7 +162,7 @@ def exact(
         floor=floor,
         **verdict.fields(),
         table=table,
-        notes=(*loaded.notes, *prepared.notes),
+        notes=(*contradictions, *loaded.notes, *prepared.notes),
         extra=execution.described,
     )
     return about_inputs(run, prepared)

@@ -73,11 +73,10 @@ def _power(line: Curve, layer: int) -> Cell:
     return Cell(text, ("floor",) if at_floor else ())
 
 
-def _plain(line: Curve, layer: int, name: str) -> str:
-    value, _ = _at(line, layer)
-    if not np.isfinite(value):
-        return ""
-    return f"{value:.4f}" if name == "order" else number(value)
+def _plain(line: Curve, layer: int, name: str) -> Cell:
+    value, at_floor = _at(line, layer)
+    words = f"{value:.4f}" if name == "order" else number(value)
+    return Cell(words if np.isfinite(value) else "floor" if at_floor else "", ("floor",) if at_floor else ())
 
 
 def plot(run: Run) -> Plot:
