@@ -26,7 +26,7 @@ from rankscope.linalg.precision import float_floor
 from rankscope.linalg.tokens import Tokens
 from rankscope.metrics import METRICS, Reading, evaluate
 from rankscope.stream.attention_calls import AttentionCall
-from rankscope.stream.kernel_sums import watching_kernel
+from rankscope.stream.tracer import watching_kernel
 from rankscope.verbs.attention_choice import AttentionChoice
 
 EVERY = [spec for spec in METRICS.values() if spec.side == "attention"]

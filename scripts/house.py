@@ -84,7 +84,7 @@ class Tree:
                 yield f"{PACKAGE}.{place[1]}"
             elif node.value in self.files and node.value.startswith(PACKAGE + "."):
                 yield node.value
-                if f'Registry("' in self.text[name] or "Registry(" in self.text[name]:
+                if 'Registry("' in self.text[name] or "Registry(" in self.text[name]:
                     yield from self.below(node.value)
         if "iter_modules(__path__)" in self.text[name]:
             yield from self.below(name)

@@ -5,11 +5,9 @@ from collections.abc import Mapping
 
 import pytest
 
-from rankscope.monitor.advice import Advice
 from rankscope.monitor.alarms import ALARMS, AlarmSpec, LayerState
-from rankscope.monitor.battery import chosen_metrics
-from rankscope.monitor.references import START_READINGS, References, random_null
-from rankscope.monitor.watching import Watch, chosen_alarms
+from rankscope.monitor.probing import chosen_metrics
+from rankscope.monitor.watching import START_READINGS, Advice, References, Watch, chosen_alarms, random_null
 from rankscope.runs.readings import Alarm, LayerValue
 from rankscope.verdicts.states import COLLAPSED_RESIDUAL
 

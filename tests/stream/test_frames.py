@@ -24,7 +24,7 @@ from rankscope.stream.frames import (
     tensors_in,
     with_output_tensor,
 )
-from rankscope.stream.open_call import OpenCall
+from rankscope.stream.mode import OpenCall
 
 T = Tensor
 X = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(0))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from rankscope.stream.attention_calls import AttentionCall
-from rankscope.stream.origins import CallRecord, Origin, ProbeFrame
+from rankscope.stream.probe import CallRecord, Origin, ProbeFrame
 
 X = torch.zeros(2, 5, 8)
 

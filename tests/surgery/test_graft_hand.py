@@ -11,9 +11,9 @@ from torch import Tensor
 from rankscope._errors import UnsupportedOperationError
 from rankscope.models.stream import Stream
 from rankscope.models.view import BlockCall, BlockPlan, Stack
-from rankscope.stream.open_call import OpenCall
+from rankscope.stream.mode import OpenCall
 from rankscope.surgery.graft import Attended, Graft, Place, Spot
-from rankscope.surgery.graft_hand import GraftHand, spot_of
+from rankscope.surgery.graft_dispatcher import GraftHand, spot_of
 
 BATCH, HEADS, TOKENS, WIDTH = 2, 3, 5, 4
 PLAN = BlockPlan(("attention", "mlp"), ("attention",))

@@ -15,9 +15,8 @@ from rankscope.models.view import BlockCall, BlockPlan, ModelView, Stack
 from rankscope.stream.attention_calls import AttentionCall
 from rankscope.surgery.attention_grafts import AttentionMixing, LengthScale, OutputGate, ValueAnchor, ValueMixing
 from rankscope.surgery.branch_grafts import BranchGains, Contrast, MlpWeightGains, NormGains, PreNorming
-from rankscope.surgery.gains import Gains
-from rankscope.surgery.graft import Attended, Graft, Mixture, Spot
-from rankscope.surgery.graft_attention import (
+from rankscope.surgery.graft import Attended, Gains, Graft, Mixture, Spot
+from rankscope.surgery.graft_dispatcher import (
     for_each_head,
     gained_scores,
     joint_mixture,

@@ -10,8 +10,8 @@ import torch
 
 from rankscope._errors import InputError
 from rankscope.theory.classification import LayerFacts, classify, float_visible_depth, visible_depths
+from rankscope.theory.contraction import heads_factor
 from rankscope.theory.cubic_law import cubic_constant
-from rankscope.theory.row_dependent import heads_factor
 from tests.reference import cubic as reference
 from tests.theory.networks import random_layer, random_tokens
 

@@ -11,10 +11,9 @@ import torch
 from mpmath import mp
 
 from rankscope.theory.attention_weights import head_tensors
-from rankscope.theory.cubic_bounds import cubic_interval, remainder_constants
 from rankscope.theory.cubic_chain import cubic_chain
 from rankscope.theory.cubic_constants import global_cubic_bound, uniform_interval
-from rankscope.theory.cubic_law import leading_term
+from rankscope.theory.cubic_law import cubic_interval, leading_term, remainder_constants
 from rankscope.theory.row_maps import row_map_interval
 from tests.reference import cubic as reference
 from tests.theory.networks import Layer, random_layer, random_tokens

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import rankscope as rs
 from rankscope._types import Status
 from rankscope.monitor.alarms import ALARMS, LayerState
-from rankscope.monitor.battery import layer_values
+from rankscope.monitor.probing import layer_values
 from rankscope.runs.readings import LayerValue
 from rankscope.runs.rows import RowWriter
 from rankscope.verdicts import judge

@@ -16,9 +16,8 @@ from rankscope.exact_arithmetic.registry import refuse
 from rankscope.exact_arithmetic.tensor import Deviation
 from rankscope.models.inputs import Batch
 from rankscope.models.view import Label, ModelView
-from rankscope.stream.follower import Perform, StreamFollower
 from rankscope.stream.frames import first_tensor
-from rankscope.stream.open_call import OpenCall
+from rankscope.stream.mode import OpenCall, Perform, StreamFollower
 from rankscope.stream.sites import SiteRef, SiteSelection
 from rankscope.stream.viewing import undisturbed
 

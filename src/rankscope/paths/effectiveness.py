@@ -21,8 +21,7 @@ from rankscope.paths.capture import freeze_network
 from rankscope.paths.lengths import length_sums, lengths_of_interest
 from rankscope.paths.network import FrozenNetwork
 from rankscope.paths.single import Path, follow, sample_paths
-from rankscope.stream.follower import Perform, StreamFollower
-from rankscope.stream.open_call import OpenCall
+from rankscope.stream.mode import OpenCall, Perform, StreamFollower
 from rankscope.stream.sites import SiteRef
 
 CITES = (Cite("dong2021attention", "sec. 4.2"),)

@@ -18,9 +18,8 @@ from rankscope.paths.maps import Chain, Gain, NormCall, departure, explain, froz
 from rankscope.paths.network import FrozenBlock, Origin, Step
 from rankscope.paths.tokenwise import BlockRun, linearised
 from rankscope.stream.attention_calls import AttentionCall, from_sdpa, from_softmax, listening
-from rankscope.stream.follower import Perform, StreamFollower, unseen
 from rankscope.stream.frames import first_tensor, output_tensor
-from rankscope.stream.open_call import OpenCall
+from rankscope.stream.mode import OpenCall, Perform, StreamFollower, unseen
 from rankscope.stream.operators import is_norm
 from rankscope.stream.sites import SiteRef
 

@@ -18,9 +18,8 @@ from rankscope.models.stream import Stream
 from rankscope.models.view import Label, ModelView
 from rankscope.paths.maps import IDENTITY, Chain, NormCall, departure, explain, tolerance
 from rankscope.paths.network import Step
-from rankscope.stream.follower import Perform, StreamFollower
 from rankscope.stream.frames import output_tensor
-from rankscope.stream.open_call import OpenCall
+from rankscope.stream.mode import OpenCall, Perform, StreamFollower
 from rankscope.stream.operators import is_norm
 
 

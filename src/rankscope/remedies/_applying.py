@@ -14,8 +14,7 @@ from rankscope.models.view import ModelView
 from rankscope.remedies._refusals import check_needs
 from rankscope.remedies._spec import REMEDIES, Case, Remedy, Step
 from rankscope.surgery.graft import Graft
-from rankscope.surgery.grafting import grafting
-from rankscope.surgery.operating import operating
+from rankscope.surgery.operating import grafting, operating
 from rankscope.surgery.operation import Operation
 from rankscope.surgery.session import structure_of
 

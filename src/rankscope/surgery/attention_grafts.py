@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from rankscope._errors import UnsupportedOperationError
 from rankscope.models.view import ModelView
-from rankscope.surgery.gains import Gains
-from rankscope.surgery.graft import Attended, Graft, Mixture, Number, Place, Spot
+from rankscope.surgery.graft import Attended, Gains, Graft, Mixture, Number, Place, Spot
 
 Rule = Callable[[Mapping[str, Number]], Mixture]
 

@@ -12,10 +12,9 @@ from torch import Tensor, nn
 
 from rankscope._errors import UnsupportedOperationError
 from rankscope.models.view import Label, ModelView
-from rankscope.stream.follower import observing
+from rankscope.stream.mode import observing
 from rankscope.stream.operators import is_attention, is_norm
-from rankscope.surgery.gains import Gains
-from rankscope.surgery.graft import Amount, Graft, Place, Spot, amount_at
+from rankscope.surgery.graft import Amount, Gains, Graft, Place, Spot, amount_at
 
 
 class BranchGains(Graft):

@@ -17,8 +17,8 @@ from rankscope.models.stream import Stream, stream_of
 from rankscope.models.view import ModelView
 from rankscope.stream.viewing import known_view, view_of
 from rankscope.surgery.graft import Graft
+from rankscope.surgery.mode import Operator
 from rankscope.surgery.operation import Operation
-from rankscope.surgery.operator import Operator
 
 
 @dataclass

@@ -27,8 +27,7 @@ from torch import Tensor
 
 from rankscope._errors import InputError
 from rankscope.theory.attention_weights import AttentionWeights, HeadTensors, float64_heads
-from rankscope.theory.cubic_law import common_attention, leading_term
-from rankscope.theory.cubic_rounding import rounding_allowance
+from rankscope.theory.cubic_law import common_attention, leading_term, rounding_allowance
 from rankscope.theory.operator_norms import head_norms, query_norms
 from rankscope.theory.scaled import centred_unit, unit
 

@@ -12,11 +12,10 @@ from torch import Tensor
 from rankscope.models.heads import HeadWeights
 from rankscope.theory.attention_graph import attention_graph, least_edge
 from rankscope.theory.attention_weights import HeadTensors
-from rankscope.theory.composite_norms import composite_norm, score_spread
 from rankscope.theory.contraction import Gains, layer_gains
-from rankscope.theory.cubic_bounds import cubic_interval
+from rankscope.theory.cubic_law import cubic_interval
 from rankscope.theory.lipschitz import spectral_bound
-from rankscope.theory.operator_norms import product_norm
+from rankscope.theory.operator_norms import composite_norm, product_norm, score_spread
 from rankscope.theory.scaled import centred
 from rankscope.theory.theorems import MOST_ROUNDING, Passage
 from rankscope.verbs.bound_quantities import stream_state

@@ -12,9 +12,8 @@ from rankscope.models.heads import HeadWeights
 from rankscope.models.mlp_weights import mlp_weights
 from rankscope.paths.maps import Chain, Gain
 from rankscope.paths.network import Step
-from rankscope.theory.composite_norms import composite_residual, inf_norm, one_norm
 from rankscope.theory.lipschitz import LipschitzConstants, gated_constants, mlp_constants
-from rankscope.theory.operator_norms import product_norm
+from rankscope.theory.operator_norms import composite_residual, inf_norm, one_norm, product_norm
 from rankscope.theory.scaled import centred
 from rankscope.theory.theorems import HeadSizes, StreamState
 

@@ -14,10 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rankscope.exact_arithmetic.combining import joined
 from rankscope.exact_arithmetic.registry import refuse, rule
 from rankscope.exact_arithmetic.rounding import moved
-from rankscope.exact_arithmetic.tensor import Deviation
+from rankscope.exact_arithmetic.tensor import Deviation, joined
 from rankscope.exact_arithmetic.terms import Term, exp
 
 aten = torch.ops.aten

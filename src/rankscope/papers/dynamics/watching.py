@@ -14,9 +14,8 @@ from rankscope.metrics import METRICS
 from rankscope.models.inputs import Prepared
 from rankscope.models.loading import LoadedModel
 from rankscope.models.view import ModelView
-from rankscope.monitor.gradients import SITE, gradient_values
+from rankscope.monitor.gradients import SITE, Projections, find_projections, gradient_values
 from rankscope.monitor.isolation import beside_training
-from rankscope.monitor.projections import Projections, find_projections
 from rankscope.papers.dynamics.arms import Arm, Size
 from rankscope.papers.training.fitting import Moment
 from rankscope.runs.rows import STATUS_CODE, RowWriter

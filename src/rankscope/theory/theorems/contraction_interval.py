@@ -6,10 +6,18 @@ import math
 from collections.abc import Sequence
 
 from rankscope.theory.contraction import Gains
-from rankscope.theory.theorems._evaluation import Evaluation, LayerBound, claim, log, log_ratio, powers_of_ten
-from rankscope.theory.theorems._layers import heads_make_it_up, rows_add_up
 from rankscope.theory.theorems._quantities import LayerQuantities, Network
-from rankscope.theory.theorems._spec import theorem
+from rankscope.theory.theorems._spec import (
+    Evaluation,
+    LayerBound,
+    claim,
+    heads_make_it_up,
+    log,
+    log_ratio,
+    powers_of_ten,
+    rows_add_up,
+    theorem,
+)
 
 
 @theorem(

@@ -15,26 +15,49 @@ from torch import Tensor, nn
 from rankscope._errors import UnsupportedOperationError
 from rankscope.models.view import Label, ModelView
 from rankscope.stream.attention_calls import announce, from_sdpa, sdpa_arguments
-from rankscope.stream.follower import Perform, StreamFollower, observing
 from rankscope.stream.frames import first_tensor, output_tensor, with_output_tensor
-from rankscope.stream.open_call import OpenCall
+from rankscope.stream.mode import OpenCall, Perform, StreamFollower, in_backward, observing
 from rankscope.stream.operators import SOFTMAXES, is_attention, is_mixer, is_norm
-from rankscope.stream.recomputation import in_backward
 from rankscope.stream.sites import SiteRef
-from rankscope.surgery.attention_edits import before_kernel, before_softmax, edit_probs, edits_probs, needs_uniform
+from rankscope.surgery.attention_edits import (
+    before_kernel,
+    before_softmax,
+    edit_probs,
+    edits_probs,
+    needs_uniform,
+    run_edited,
+)
 from rankscope.surgery.graft import Graft, Spot
-from rankscope.surgery.graft_attention import (
+from rankscope.surgery.graft_dispatcher import (
+    READERS,
+    GraftHand,
     gained_scores,
     joint_mixture,
     mixed_output,
     mixed_probs,
     score_gain,
+    spot_of,
     with_gain,
 )
-from rankscope.surgery.graft_hand import READERS, GraftHand, spot_of
-from rankscope.surgery.kernels import run_edited
-from rankscope.surgery.norm_edits import normed
 from rankscope.surgery.operation import NormChoice, Operation, joint_edit
+
+
+def normed(x: Tensor, out: Tensor, choice: NormChoice) -> Tensor:
+    """The output of a norm of ``x`` under surgery; ``out`` is what the model's own norm gave.
+
+    A token of zeros stays one.
+    """
+    if choice == "keep":
+        return out
+    if choice == "identity":
+        return x.clone()
+    # The result does not depend on the scale of x: dividing by a constant peak keeps the squares in range.
+    peak = x.detach().abs().amax(dim=-1, keepdim=True)
+    x = x / peak.masked_fill(peak == 0, 1.0)
+    squared = x.square().sum(dim=-1, keepdim=True)
+    if choice == "rms":
+        squared = squared / x.shape[-1]
+    return x * squared.masked_fill(peak == 0, 1.0).rsqrt()
 
 
 class Operator(StreamFollower):
