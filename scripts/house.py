@@ -73,6 +73,7 @@ class Tree:
                 self._visit(child, name, into, found)
 
     def below(self, package: str) -> list[str]:
+        """Every module inside a package."""
         return [name for name in self.files if name.startswith(package + ".")]
 
     def named(self, name: str) -> Iterator[str]:
@@ -143,6 +144,7 @@ class Tree:
         return sum(line.lstrip().startswith("#") for text in self.text.values() for line in text.splitlines())
 
     def lines(self) -> int:
+        """All lines of all files."""
         return sum(len(text.splitlines()) for text in self.text.values())
 
 

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from rankscope.metrics.residual import relative_residual
-from rankscope.paths.decay import LengthReading, decay_orders, path_decay
-from rankscope.paths.single import Interval, follow
+from rankscope.paths.single import Interval, LengthReading, decay_orders, follow, path_decay
 from tests.paths.conftest import Small
 
 

@@ -55,7 +55,7 @@ def test_reasons_name_their_causes() -> None:
 
 
 def test_a_mask_without_its_factor_is_refused() -> None:
-    with pytest.raises(InputError, match="spectral_factor"):
+    with pytest.raises(InputError, match="second eigenvalue"):
         classify(LayerFacts(False, True))
 
 

@@ -117,8 +117,6 @@ class Deviation(Tensor):
         if source is not None:
             if self.write_back is None:
                 refuse(operation, "it writes into a view of a tensor that is still in use")
-            from rankscope.exact_arithmetic.tensor import written
-
             source.overwritten(written(source, parts, self.write_back), operation)
         self.base, self.terms, self.null_axis, self.base_sum = parts.base, parts.terms, parts.null_axis, parts.base_sum
         return self

@@ -31,7 +31,7 @@ by von Neumann's trace inequality, with :math:`s_{h,1} \ge \dots \ge s_{h,n-1}` 
 heads' products matter, so each head's factors may be chosen freely; two choices are tried and the better bound kept.
 
 Heads that attend differently have the linear law :math:`R \to C\sum_h P_hRW_h` at the collapsed point.
-With one attention matrix for all heads the eigenvalues factor (``spectral_law``). With different ones (relative
+With one attention matrix for all heads the eigenvalues factor (``theory.graphs``). With different ones (relative
 biases, ALiBi slopes, rotary) they do not, and the map on n x d matrices is iterated without being formed.
 """
 

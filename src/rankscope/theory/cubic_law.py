@@ -10,9 +10,8 @@ With the collapsed token x known, the first-order effect of the query at x, whic
 .. math:: T_\pi(R) = s \sum_h R A_h \mathrm{Cov}_{\pi_h}(R) W_h , \qquad
           \mathrm{Cov}_\pi(R) = R^T(\mathrm{diag}\,\pi - \pi\pi^T)R .
 
-``cubic_bounds`` has both errors as theorems with explicit constants; ``docs/theory/cubic_law.md`` the derivation.
-
-The law with its error is a lower and an upper bound on the residual after an attention layer.
+Both errors are theorems with explicit constants; ``docs/theory/cubic_law.md`` has the derivation. The law with
+its error is a lower and an upper bound on the residual after an attention layer.
 
 **Theorem.** Complete mask, position-free bilinear scores, no skip; any n, any biases, any centred R. For head h let
 :math:`D_{h,i}` be the spread (largest less smallest entry) of row i of :math:`E_h = s R A_h R^T`, :math:`U_h` that of

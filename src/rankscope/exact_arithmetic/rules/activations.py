@@ -181,11 +181,3 @@ def mish(x: Deviation) -> Deviation:
         return torch.tanh(inner) + t * _sech2(inner) * torch.sigmoid(t)
 
     return smooth(x, F.mish, slope, straight=_STRAIGHT)
-
-
-@rule(aten.log1p)
-def log1p(x: Deviation) -> Deviation:
-    """``log(1 + x)``."""
-    from rankscope.exact_arithmetic.rules.arithmetic import add, log
-
-    return log(add(x, 1.0))
