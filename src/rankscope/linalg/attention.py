@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rankscope._errors import InputError
 from rankscope.linalg.attention_view import AttentionSums, AttentionView
-from rankscope.linalg.tokens import Piece, Tokens, add_columns, join_rows, walk
+from rankscope.linalg.tokens import TokenPiece, Tokens, add_columns, join_rows, walk
 
 
 class AttentionMatrix(AttentionView):
@@ -143,7 +143,7 @@ class AttentionMatrix(AttentionView):
         return value.expand(shape).reshape(self.rows.sequences, self.rows.tokens)
 
 
-def _sums_of_piece(piece: Piece) -> AttentionSums:
+def _sums_of_piece(piece: TokenPiece) -> AttentionSums:
     P = piece.X
     # p log p is 0 at p = 0, and the smallest float stands in for 0 only inside the logarithm.
     logarithm = torch.clamp_min(P, torch.finfo(P.dtype).tiny, out=piece.spare).log_()

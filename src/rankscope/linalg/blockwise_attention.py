@@ -378,7 +378,7 @@ _UNKNOWN = SingularValue(math.nan, math.nan, False, 0)
 
 
 @dataclass(frozen=True)
-class _Matrix:
+class _MatrixSums:
     mass: Tensor
     p_log_p: Tensor
     first_mass: Tensor
@@ -513,14 +513,14 @@ class BlockwiseAttention(AttentionView):
         return [one.top for one in found]
 
     @cached_property
-    def _matrices(self) -> list[_Matrix]:
+    def _matrices(self) -> list[_MatrixSums]:
         return self._read_all(spectrum=self._spectrum)
 
-    def _read_all(self, *, spectrum: bool) -> list[_Matrix]:
+    def _read_all(self, *, spectrum: bool) -> list[_MatrixSums]:
         batch, heads = self.batch_shape
         return [self._read(b, h, spectrum) for b in range(batch) for h in range(heads)]
 
-    def _read(self, b: int, h: int, spectrum: bool) -> _Matrix:
+    def _read(self, b: int, h: int, spectrum: bool) -> _MatrixSums:
         logs = self._logs(b, h)
         passes = self._budget(logs.rows)
         reference, probes = attention_start(logs, directions=spectrum)
@@ -535,7 +535,7 @@ class BlockwiseAttention(AttentionView):
         top = _UNKNOWN
         if spectrum and bool(energy > 0) and bool(energy.isfinite()):
             top = self._top(logs, r, probes, first, float(centred), passes)
-        return _Matrix(first.mass, first.p_log_p, at_first, energy, centred, top)
+        return _MatrixSums(first.mass, first.p_log_p, at_first, energy, centred, top)
 
     def _logs(self, b: int, h: int) -> HeadScores:
         """Logarithms of the probabilities of the rows that count."""

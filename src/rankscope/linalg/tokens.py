@@ -294,7 +294,7 @@ class Mean(NamedTuple):
 
 
 @dataclass
-class Piece:
+class TokenPiece:
     """A few tokens of a few sequences, and memory of the same shape to compute in; both may be written to."""
 
     X: Float[Tensor, "group rows dim"]
@@ -330,7 +330,7 @@ def fitting(room: Tensor, x: Tensor) -> Tensor:
     return room if room.shape == x.shape else room[: x.shape[0], : x.shape[1]]
 
 
-def walk(tokens: Tokens) -> Iterator[Piece]:
+def walk(tokens: Tokens) -> Iterator[TokenPiece]:
     """Every piece of X, with the mean of its sequences; only sequences of many pieces are read twice.
 
     There is one piece at least, if an empty one. Pieces share their memory: use one before the next.
@@ -342,7 +342,7 @@ def walk(tokens: Tokens) -> Iterator[Piece]:
         read = _reader(tokens, group, strips, room)
         mean = _mean(tokens, group, read, spare, n[group])
         for rows, X in read():
-            yield Piece(X, fitting(spare, X), mean, tokens.kept_bits(group, rows))
+            yield TokenPiece(X, fitting(spare, X), mean, tokens.kept_bits(group, rows))
 
 
 def join_rows(tokens: Tokens, parts: list[Tensor]) -> Float[Tensor, "sequences tokens"]:
@@ -466,7 +466,7 @@ def norm_sums(tokens: Tokens) -> NormSums:
     )
 
 
-def _sums_of_piece(piece: Piece) -> NormSums:
+def _sums_of_piece(piece: TokenPiece) -> NormSums:
     X = piece.X
     S = torch.mul(X, X, out=piece.spare)
     row_energy, channel = S.sum(-1), S.sum(-2)

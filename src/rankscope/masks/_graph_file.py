@@ -18,7 +18,7 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from rankscope._errors import InputError
-from rankscope.masks._edges import EDGE_LIMIT, Ints, Rows, distinct, from_codes
+from rankscope.masks._edges import EDGE_LIMIT, EdgeRows, Ints, distinct, from_codes
 
 BYTE_LIMIT = 1 << 28
 """Largest file, and largest sum of what a zip file unpacks to."""
@@ -82,7 +82,7 @@ DIGEST_LENGTH = 16
 _TEXT = {".json", ".txt"}
 
 
-def graph_from_matrix(matrix: NDArray[Any]) -> Rows:
+def graph_from_matrix(matrix: NDArray[Any]) -> EdgeRows:
     """Rows from a square matrix: row i, column j is not zero when i sees j.
 
     Raises:
@@ -98,7 +98,7 @@ def graph_from_matrix(matrix: NDArray[Any]) -> Rows:
     return graph_from_edges(len(matrix), queries, keys)
 
 
-def graph_from_edges(tokens: int, queries: NDArray[Any], keys: NDArray[Any]) -> Rows:
+def graph_from_edges(tokens: int, queries: NDArray[Any], keys: NDArray[Any]) -> EdgeRows:
     """Rows from pairs in any order, repeated or not.
 
     Raises:
@@ -114,7 +114,7 @@ def graph_from_edges(tokens: int, queries: NDArray[Any], keys: NDArray[Any]) -> 
     return from_codes(distinct(queries.astype(np.int64) * tokens + keys.astype(np.int64)), tokens)
 
 
-def read_graph(source: str) -> tuple[Rows, str]:
+def read_graph(source: str) -> tuple[EdgeRows, str]:
     """Rows of the graph in a file, and the digest of its bytes.
 
     Raises:
@@ -156,11 +156,11 @@ def _bytes_of(path: Path) -> bytes:
     return content
 
 
-def _from_npy(content: bytes) -> Rows:
+def _from_npy(content: bytes) -> EdgeRows:
     return graph_from_matrix(array_from_npy(content))
 
 
-def _from_npz(content: bytes) -> Rows:
+def _from_npz(content: bytes) -> EdgeRows:
     held = arrays_from_npz(content, {"format", "shape", "data", "indices", "indptr", "row", "col"})
     tokens = _tokens_of(held)
     values = held["data"]
@@ -196,7 +196,7 @@ def _owners(indptr: NDArray[Any], count: int, tokens: int) -> Ints:
     return np.repeat(np.arange(tokens, dtype=np.int64), np.diff(bounds))
 
 
-def _from_json(content: bytes) -> Rows:
+def _from_json(content: bytes) -> EdgeRows:
     held = json.loads(content)
     if isinstance(held, dict):
         tokens, edges = held["tokens"], held["edges"]
@@ -207,11 +207,11 @@ def _from_json(content: bytes) -> Rows:
     return graph_from_matrix(np.array(held))
 
 
-def _from_txt(content: bytes) -> Rows:
+def _from_txt(content: bytes) -> EdgeRows:
     return graph_from_lines(content.decode("ascii").split("\n"))
 
 
-def graph_from_lines(lines: list[str]) -> Rows:
+def graph_from_lines(lines: list[str]) -> EdgeRows:
     """Rows from lines of 0 and 1, with or without blanks between; empty lines are passed over.
 
     Raises:
@@ -227,7 +227,7 @@ def graph_from_lines(lines: list[str]) -> Rows:
     return graph_from_matrix(digits - ord("0"))
 
 
-_READERS: Mapping[str, Callable[[bytes], Rows]] = {
+_READERS: Mapping[str, Callable[[bytes], EdgeRows]] = {
     ".npy": _from_npy,
     ".npz": _from_npz,
     ".json": _from_json,

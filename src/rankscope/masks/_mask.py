@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rankscope._errors import InputError, MissingExtraError
-from rankscope.masks._edges import EDGE_LIMIT, Bools, Rows, check_edge_count, united
+from rankscope.masks._edges import EDGE_LIMIT, Bools, EdgeRows, check_edge_count, united
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
@@ -60,11 +60,11 @@ class Mask(ABC):
         """An upper bound of the number of pairs that see each other, found without listing them."""
 
     @abstractmethod
-    def rows(self, tokens: int) -> Rows:
+    def rows(self, tokens: int) -> EdgeRows:
         """The keys of each query, listed; never by way of the square matrix where the structure allows."""
 
     @abstractmethod
-    def among(self, rows: Rows, tokens: int) -> Bools:
+    def among(self, rows: EdgeRows, tokens: int) -> Bools:
         """For each edge of ``rows`` whether this mask has it too."""
 
     @abstractmethod
@@ -143,7 +143,7 @@ class Mask(ABC):
             positions = torch.arange(part.start, part.stop, device=device).unsqueeze(1) + (key - query)
             yield part, self.sees(positions, keys)
 
-    def _rows_by_scan(self, tokens: int) -> Rows:
+    def _rows_by_scan(self, tokens: int) -> EdgeRows:
         """The edges of a mask without structure, found by looking at every pair."""
         if tokens * tokens > SCAN_LIMIT:
             raise InputError(
@@ -157,7 +157,7 @@ class Mask(ABC):
             check_edge_count(count)
             lengths.append(seen.sum(1).numpy())
             indices.append(seen.nonzero()[:, 1].numpy())
-        return Rows(np.cumsum(np.concatenate(lengths)), np.concatenate(indices))
+        return EdgeRows(np.cumsum(np.concatenate(lengths)), np.concatenate(indices))
 
     def _sees_nothing(self, query: int, offset: int, key: int) -> InputError:
         return InputError(
@@ -196,13 +196,13 @@ class Either(Mask):
         """The sum over the parts, and no more than all pairs."""
         return min(tokens * tokens, sum(part.most_edges(tokens) for part in self.parts))
 
-    def rows(self, tokens: int) -> Rows:
+    def rows(self, tokens: int) -> EdgeRows:
         """The parts' rows merged; every pair looked at when they are too many to hold side by side."""
         if sum(part.most_edges(tokens) for part in self.parts) > EDGE_LIMIT:
             return self._rows_by_scan(tokens)
         return united([part.rows(tokens) for part in self.parts], tokens)
 
-    def among(self, rows: Rows, tokens: int) -> Bools:
+    def among(self, rows: EdgeRows, tokens: int) -> Bools:
         """Any part."""
         return reduce(np.bitwise_or, (part.among(rows, tokens) for part in self.parts))
 
@@ -238,7 +238,7 @@ class Both(Mask):
         """Those of the narrowest part."""
         return min(part.most_edges(tokens) for part in self.parts)
 
-    def rows(self, tokens: int) -> Rows:
+    def rows(self, tokens: int) -> EdgeRows:
         """The narrowest part's rows, sifted by the others: wide parts are never written out."""
         narrowest = min(self.parts, key=lambda part: part.most_edges(tokens))
         if narrowest.most_edges(tokens) > EDGE_LIMIT:
@@ -249,7 +249,7 @@ class Both(Mask):
                 rows = rows.where(part.among(rows, tokens))
         return rows
 
-    def among(self, rows: Rows, tokens: int) -> Bools:
+    def among(self, rows: EdgeRows, tokens: int) -> Bools:
         """Every part."""
         return reduce(np.bitwise_and, (part.among(rows, tokens) for part in self.parts))
 
@@ -285,11 +285,11 @@ class Complement(Mask):
         """All pairs: a bound of the part from above says nothing here."""
         return tokens * tokens
 
-    def rows(self, tokens: int) -> Rows:
+    def rows(self, tokens: int) -> EdgeRows:
         """Every pair looked at."""
         return self._rows_by_scan(tokens)
 
-    def among(self, rows: Rows, tokens: int) -> Bools:
+    def among(self, rows: EdgeRows, tokens: int) -> Bools:
         """Edges that the part has not."""
         return ~self.part.among(rows, tokens)
 

@@ -5,7 +5,7 @@ from rankscope.metrics._evaluate import (
     DEFAULT_TOKEN_METRICS,
     NORM_METRICS,
     PAIR_METRICS,
-    Reading,
+    MetricValues,
     evaluate,
 )
 from rankscope.metrics._spec import METRICS, Invariance, MetricSpec
@@ -18,6 +18,6 @@ __all__ = [
     "PAIR_METRICS",
     "Invariance",
     "MetricSpec",
-    "Reading",
+    "MetricValues",
     "evaluate",
 ]

@@ -65,7 +65,7 @@ _CODE = {status: code for code, status in enumerate(Status)}
 
 
 @dataclass(frozen=True)
-class Reading:
+class MetricValues:
     """Values of several metrics, on the device they were taken on; moving them to the host is the caller's choice.
 
     Attributes:
@@ -73,11 +73,11 @@ class Reading:
         statuses: index of each value's status in ``list(Status)``.
     """
 
-    values: Float[Tensor, metrics * batch]
-    statuses: Int[Tensor, metrics * batch]
+    values: Float[Tensor, " metrics *batch"]
+    statuses: Int[Tensor, " metrics *batch"]
 
 
-def evaluate(specs: Sequence[MetricSpec], view: Tokens | AttentionView, floor: float) -> Reading:
+def evaluate(specs: Sequence[MetricSpec], view: Tokens | AttentionView, floor: float) -> MetricValues:
     """Take every metric of ``specs`` from one view, sharing its reductions.
 
     Args:
@@ -99,11 +99,11 @@ def evaluate(specs: Sequence[MetricSpec], view: Tokens | AttentionView, floor: f
         )
     if not specs:
         empty = view.count.new_empty((0, *view.batch_shape))
-        return Reading(empty, empty.to(torch.int8))
+        return MetricValues(empty, empty.to(torch.int8))
     values = torch.stack([spec.function(view) for spec in specs])  # type: ignore[arg-type]
     statuses = _statuses(specs, values, view, floor)
     lost = (statuses == _CODE[Status.UNDEFINED]) | (statuses == _CODE[Status.NOT_FINITE])
-    return Reading(values.masked_fill_(lost, torch.nan), statuses)
+    return MetricValues(values.masked_fill_(lost, torch.nan), statuses)
 
 
 def _statuses(specs: Sequence[MetricSpec], values: Tensor, view: Tokens | AttentionView, floor: float) -> Tensor:

@@ -35,7 +35,7 @@ _CROSS = re.compile(r"cross|encoder_attn|EncDec", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
-class Part:
+class ParameterRows:
     """A parameter, or some of its rows along one axis.
 
     Attributes:
@@ -54,15 +54,15 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Projections:
+class BlockProjections:
     """The query, key and value maps of one block."""
 
-    query: Part
-    key: Part
-    value: Part
+    query: ParameterRows
+    key: ParameterRows
+    value: ParameterRows
 
 
-def find_projections(view: ModelView, config: Any | None) -> dict[tuple[str | None, int], Projections]:
+def find_projections(view: ModelView, config: Any | None) -> dict[tuple[str | None, int], BlockProjections]:
     """Stack and layer to its projections; blocks without ones that can be told are left out.
 
     A family description decides where there is one; else the names under which models commonly keep them. A module
@@ -70,7 +70,7 @@ def find_projections(view: ModelView, config: Any | None) -> dict[tuple[str | No
     """
     modules = view.modules()
     family = _family(config)
-    found: dict[tuple[str | None, int], Projections] = {}
+    found: dict[tuple[str | None, int], BlockProjections] = {}
     seen: set[str] = set()
     for stack in view.stacks:
         for call in stack.calls:
@@ -94,7 +94,7 @@ def _family(config: Any | None) -> Family | None:
         return None
 
 
-def _by_family(block: nn.Module, prefix: str, family: Family, config: Any) -> Projections | None:
+def _by_family(block: nn.Module, prefix: str, family: Family, config: Any) -> BlockProjections | None:
     names = dict(block.named_parameters(remove_duplicate=False))
     if family.layout in ("separate", "einsum"):
         suffix = ".weight" if family.layout == "separate" else ""
@@ -109,7 +109,7 @@ def _by_family(block: nn.Module, prefix: str, family: Family, config: Any) -> Pr
         return None
     axis = 1 if family.transposed else 0
     cuts = (heads.W_Q, heads.W_K_groups, heads.W_V_groups)
-    return Projections(*(Part(f"{prefix}.{fused}", cut[:, 0, :].flatten().long(), axis) for cut in cuts))
+    return BlockProjections(*(ParameterRows(f"{prefix}.{fused}", cut[:, 0, :].flatten().long(), axis) for cut in cuts))
 
 
 class _RowNumbers(nn.Module):
@@ -132,7 +132,7 @@ class _RowNumbers(nn.Module):
                 yield name, torch.zeros(shape, dtype=torch.float64)
 
 
-def _by_name(block: nn.Module, prefix: str) -> Projections | None:
+def _by_name(block: nn.Module, prefix: str) -> BlockProjections | None:
     parameters = dict(block.named_parameters(remove_duplicate=False))
     own = {name: p for name, p in parameters.items() if not _CROSS.search(name)}
     for words in _SEPARATE:
@@ -144,16 +144,16 @@ def _by_name(block: nn.Module, prefix: str) -> Projections | None:
     return _stacked(own, prefix)
 
 
-def _stacked(own: Mapping[str, nn.Parameter], prefix: str) -> Projections | None:
+def _stacked(own: Mapping[str, nn.Parameter], prefix: str) -> BlockProjections | None:
     for name, parameter in own.items():
         if _STACKED.search(name) and parameter.dim() == 2 and parameter.shape[0] % 3 == 0:
             thirds = torch.arange(parameter.shape[0]).chunk(3)
-            return Projections(*(Part(f"{prefix}.{name}", rows) for rows in thirds))
+            return BlockProjections(*(ParameterRows(f"{prefix}.{name}", rows) for rows in thirds))
     return None
 
 
-def _whole(prefix: str, paths: list[str]) -> Projections:
-    return Projections(*(Part(f"{prefix}.{path}") for path in paths))
+def _whole(prefix: str, paths: list[str]) -> BlockProjections:
+    return BlockProjections(*(ParameterRows(f"{prefix}.{path}") for path in paths))
 
 
 SITE = "attention.weights"
@@ -161,7 +161,7 @@ RATIO = "qk_to_v_gradient"
 
 
 def gradient_values(
-    model: nn.Module, projections: Mapping[tuple[str | None, int], Projections]
+    model: nn.Module, projections: Mapping[tuple[str | None, int], BlockProjections]
 ) -> tuple[LayerValue, ...]:
     r"""Per layer :math:`\|\nabla W_Q\|`, :math:`\|\nabla W_K\|`, :math:`\|\nabla W_V\|` and one ratio of them.
 
@@ -189,7 +189,7 @@ def _row(metric: str, stack: str | None, layer: int, number: float) -> LayerValu
     return LayerValue(metric, SITE, stack, layer, math.nan, math.nan, math.nan, str(status))
 
 
-def _norm(parameter: nn.Parameter, part: Part) -> float | None:
+def _norm(parameter: nn.Parameter, part: ParameterRows) -> float | None:
     if parameter.grad is None:
         return None
     gradient = part.of(_gathered(parameter.grad.detach()))

@@ -109,7 +109,7 @@ class InsideReader:
         with ExitStack() as stack:
             with guarded(), timed():
                 tracers.append(self._tracer(batch))
-                stack.enter_context(tracers[0].riding())
+                stack.enter_context(tracers[0].active())
             yield
         for tracer in tracers:
             with guarded(), timed():

@@ -22,7 +22,7 @@ from rankscope.models.loading import load
 from rankscope.models.stream import Stream
 from rankscope.models.view import ModelView
 from rankscope.monitor.acting import LOGGER
-from rankscope.monitor.gradients import Projections, find_projections, gradient_values
+from rankscope.monitor.gradients import BlockProjections, find_projections, gradient_values
 from rankscope.monitor.isolation import beside_training, full_precision
 from rankscope.processes.sharded import needs_all_ranks
 from rankscope.remedies import REMEDIES, applied
@@ -52,7 +52,7 @@ def chosen_metrics(names: Sequence[str] | None) -> tuple[MetricSpec, ...]:
     return tuple(METRICS[name] for name in dict.fromkeys(DEFAULT_METRICS if names is None else names))
 
 
-class Battery:
+class ProbeBattery:
     """Reads the streams after every block, and attention, of one forward pass.
 
     Args:
@@ -248,19 +248,19 @@ class Prober:
         caveats: how the probe is not what was given: hashed, random or cut; known once it was prepared.
     """
 
-    def __init__(self, model: nn.Module, plan: ProbePlan, battery: Battery) -> None:
+    def __init__(self, model: nn.Module, plan: ProbePlan, battery: ProbeBattery) -> None:
         self.model = model
         self.battery = battery
         self.caveats: tuple[str, ...] = ()
         self._plan = plan
-        self._ready: tuple[ModelView, Prepared, Mapping[tuple[str | None, int], Projections]] | None = None
+        self._ready: tuple[ModelView, Prepared, Mapping[tuple[str | None, int], BlockProjections]] | None = None
 
     @property
     def needs_all_ranks(self) -> bool:
         """Whether looking is a common effort of all ranks."""
         return needs_all_ranks(self.model)
 
-    def set_up(self) -> tuple[ModelView, Prepared, Mapping[tuple[str | None, int], Projections]]:
+    def set_up(self) -> tuple[ModelView, Prepared, Mapping[tuple[str | None, int], BlockProjections]]:
         """Prepare the probe and find the blocks, the first time."""
         if self._ready is None:
             loaded = load(self.model)

@@ -154,7 +154,7 @@ class _Memory:
     in_a_row: int = 0
 
 
-class Watch:
+class AlarmWatch:
     """Holds every alarm against every reading.
 
     Args:

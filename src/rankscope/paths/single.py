@@ -20,7 +20,7 @@ from rankscope.metrics.residual import relative_residual
 from rankscope.paths.census import census
 from rankscope.paths.lengths import lengths_of_interest
 from rankscope.paths.maps import Chain, FrozenNorm, Gain
-from rankscope.paths.network import FrozenHeads, FrozenNetwork, Step
+from rankscope.paths.network import FrozenHeads, FrozenNetwork, FrozenStep
 
 Path = tuple[int | None, ...]
 """One entry per attention layer: the head a path goes through, or None where it passes over the layer."""
@@ -47,7 +47,7 @@ class PathSample:
 
 
 @dataclass(frozen=True)
-class Interval:
+class MedianInterval:
     """A middle value and where the true one lies with at least this confidence."""
 
     estimate: float
@@ -72,7 +72,7 @@ def follow(network: FrozenNetwork, paths: Sequence[Path]) -> Tensor:
     return x
 
 
-def _chosen(step: Step, x: Tensor, heads: Sequence[int | None]) -> Tensor:
+def _chosen(step: FrozenStep, x: Tensor, heads: Sequence[int | None]) -> Tensor:
     out = torch.empty_like(x)
     for head in set(heads):
         rows = torch.tensor([number for number, other in enumerate(heads) if other == head])
@@ -139,7 +139,7 @@ def _draw(
     return tuple(path), log_probability
 
 
-def median_interval(values: Tensor, confidence: float = 0.95) -> Interval:
+def median_interval(values: Tensor, confidence: float = 0.95) -> MedianInterval:
     """The median of a sample and an interval for the true one, from order statistics; no assumption on the law.
 
     The number of values below the true median is binomial(n, 1/2), whatever their law. Bound (on the confidence).
@@ -151,7 +151,7 @@ def median_interval(values: Tensor, confidence: float = 0.95) -> Interval:
         tail += math.comb(number, cut) / 2**number
         cut += 1
     low, high = (-math.inf, math.inf) if cut == 0 else (ordered[cut - 1], ordered[number - cut])
-    return Interval(statistics.median(ordered) if number else math.nan, low, high, confidence)
+    return MedianInterval(statistics.median(ordered) if number else math.nan, low, high, confidence)
 
 
 _ROUNDING = 1 + 1e-9
@@ -218,7 +218,7 @@ def _used(prefix: Path) -> int:
     return sum(head is not None for head in prefix)
 
 
-def _extended(step: Step, x: Tensor, prefixes: list[Path]) -> tuple[Tensor, list[Path]]:
+def _extended(step: FrozenStep, x: Tensor, prefixes: list[Path]) -> tuple[Tensor, list[Path]]:
     """Every prefix with every choice of one more layer."""
     assert step.heads is not None
     parts = [step.passed(x)] if step.skip is not None else []
@@ -229,7 +229,7 @@ def _extended(step: Step, x: Tensor, prefixes: list[Path]) -> tuple[Tensor, list
     return torch.cat(parts), names
 
 
-def _bounds_ahead(steps: list[Step], length: int | None) -> list[list[float]]:
+def _bounds_ahead(steps: list[FrozenStep], length: int | None) -> list[list[float]]:
     """From each position on, the most a norm can grow; by how many heads were used already when a length is asked."""
     attention = sum(step.heads is not None for step in steps)
     states = 1 if length is None else attention + 1
@@ -263,7 +263,7 @@ def _part_norm(part: FrozenNorm | Gain) -> float:
     return float(part.scale.abs().max()) * (1.0 if part.gain is None else float(part.gain.abs().max()))
 
 
-def head_norms(step: Step) -> list[float]:
+def head_norms(step: FrozenStep) -> list[float]:
     r"""For each head :math:`\max_b \|P_h\|_2 \|W_{V,h} W_{O,h}\|_2`, with the norms around it. Bound."""
     assert step.heads is not None
     around = chain_norm(step.before) * chain_norm(step.after)
@@ -298,8 +298,8 @@ class LengthReading:
     """
 
     length: int
-    residual: Interval
-    norm: Interval
+    residual: MedianInterval
+    norm: MedianInterval
 
 
 def path_decay(

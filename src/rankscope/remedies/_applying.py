@@ -11,7 +11,7 @@ from torch import nn
 
 from rankscope._errors import InputError, UnsupportedOperationError
 from rankscope.models.view import BlockPlan, ModelView
-from rankscope.remedies._spec import REMEDIES, Case, Need, Remedy, Step
+from rankscope.remedies._spec import REMEDIES, Need, Remedy, RemedyCase, Step
 from rankscope.surgery.graft import Graft
 from rankscope.surgery.operating import grafting, operating
 from rankscope.surgery.operation import Operation
@@ -100,7 +100,7 @@ def treatment(view: ModelView, name: str, *, strength: float | None = None, lear
         raise InputError(f"{name} has no numbers that could be learned: leave learnable= out.")
     check_needs(entry, view)
     amount = entry.strength if strength is None else float(strength)
-    return Treatment(entry, amount, entry.prepare(Case(view, amount, learnable)))
+    return Treatment(entry, amount, entry.prepare(RemedyCase(view, amount, learnable)))
 
 
 @contextmanager

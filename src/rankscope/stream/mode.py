@@ -40,7 +40,7 @@ from rankscope.stream.sites import SiteRef
 AttentionKind = Literal["attention", "cross_attention"]
 
 
-class OpenCall(StreamFrame):
+class ActiveBlock(StreamFrame):
     """Follows the stream through one call and checks off what the probe said would happen.
 
     ``taken`` is what the model's own loop adds to what the call gives back, where its skips go around the blocks; the
@@ -215,8 +215,10 @@ def observing() -> Iterator[None]:
         _OBSERVING.reset(token)
 
 
-class StreamFollower(TorchFunctionMode):
-    """Base of everything that rides on the stream. Subclasses override the methods named ``on_...``.
+class StreamMode(TorchFunctionMode):
+    """Base of everything that reads or changes the stream of a running model.
+
+    Subclasses override the methods named ``on_...``.
 
     Args:
         view: the model and its structure.
@@ -225,20 +227,22 @@ class StreamFollower(TorchFunctionMode):
     def __init__(self, view: ModelView) -> None:
         super().__init__()
         self.view = view
-        self._open: OpenCall | None = None
+        self._open: ActiveBlock | None = None
         self._in_pass = False
         self._calls_made: dict[str | None, int] = {}
         self._attention_depth = 0
         self._memory = CallMemory()
         self._pushed = ExitStack()
 
-    def on_enter(self, call: OpenCall, entry: Tensor) -> None:
+    def on_enter(self, call: ActiveBlock, entry: Tensor) -> None:
         """A block call begins."""
 
-    def on_next_block(self, call: OpenCall, stream: Tensor) -> None:
+    def on_next_block(self, call: ActiveBlock, stream: Tensor) -> None:
         """Inside one call, the next block begins."""
 
-    def on_add(self, call: OpenCall, label: Label | None, stream: Tensor, branch: Tensor, perform: Perform) -> Tensor:
+    def on_add(
+        self, call: ActiveBlock, label: Label | None, stream: Tensor, branch: Tensor, perform: Perform
+    ) -> Tensor:
         """A branch is added to the stream; ``perform()`` is the model's own add."""
         result: Tensor = perform()
         return result
@@ -251,15 +255,15 @@ class StreamFollower(TorchFunctionMode):
         """The softmax over keys; ``perform(*args, **kwargs)`` is the model's own."""
         return perform(*args, **kwargs)
 
-    def on_norm(self, call: OpenCall, x: Tensor, out: Tensor) -> Tensor:
+    def on_norm(self, call: ActiveBlock, x: Tensor, out: Tensor) -> Tensor:
         """A norm of the stream gave ``out``."""
         return out
 
-    def on_branch_norm(self, call: OpenCall, x: Tensor, out: Tensor) -> Tensor:
+    def on_branch_norm(self, call: ActiveBlock, x: Tensor, out: Tensor) -> Tensor:
         """A norm function gave ``out`` for something that is not the stream itself."""
         return out
 
-    def on_leave(self, call: OpenCall, out: Tensor) -> None:
+    def on_leave(self, call: ActiveBlock, out: Tensor) -> None:
         """A block call ends."""
 
     def on_final(self, stack: Stack, x: Tensor, out: Tensor) -> Tensor:
@@ -275,7 +279,7 @@ class StreamFollower(TorchFunctionMode):
         return False
 
     @contextmanager
-    def riding(self) -> Iterator[None]:
+    def active(self) -> Iterator[None]:
         """Register the hooks and switch the mode on; take all of it off again, whatever happens."""
         modules = self.view.modules()
         with ExitStack() as stack:
@@ -306,7 +310,9 @@ class StreamFollower(TorchFunctionMode):
         call.pass_on(func, args, out)
         return out
 
-    def _add(self, call: OpenCall, stream: Tensor, branch: Tensor, perform: Perform, target: Tensor | None) -> Tensor:
+    def _add(
+        self, call: ActiveBlock, stream: Tensor, branch: Tensor, perform: Perform, target: Tensor | None
+    ) -> Tensor:
         block, label = call.next_add()
         if block != call.block:
             self.on_next_block(call, stream)
@@ -321,7 +327,7 @@ class StreamFollower(TorchFunctionMode):
         return out
 
     def _attention(
-        self, call: OpenCall, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+        self, call: ActiveBlock, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
         if func is MULTI_HEAD:
             return inside_multi_head(func, args, kwargs, self._fused, self._softmax_inside)
@@ -389,7 +395,7 @@ class StreamFollower(TorchFunctionMode):
             with unseen():
                 taken = stream_in(stack.stream, args, kwargs)
             assert taken is not None
-            call = OpenCall(entry, stack, number, taken)
+            call = ActiveBlock(entry, stack, number, taken)
             self.on_enter(call, taken)
             self._open = call
             if not self._in_pass:

@@ -51,7 +51,7 @@ _MIXER_NAME = re.compile(r"mixer|mamba|ssm|fourier|recurrent|rwkv|rglru|hyena|ls
 _MLP_NAME = re.compile(r"mlp|ffn|feed_?forward|expert|moe|intermediate", re.IGNORECASE)
 
 
-class Origin(IntFlag):
+class Ancestry(IntFlag):
     """Where the values of a tensor come from, seen from one frame. Fresh: from the stream since its last add."""
 
     NONE = 0
@@ -124,7 +124,7 @@ class ProbeFrame(StreamFrame):
         self.adds_to_normed = False
         self.joined: Tensor | None = None
         self._attention_depth = attention_depth
-        self._origins: dict[int, tuple[weakref.ref[Tensor], Origin]] = {}
+        self._ancestries: dict[int, tuple[weakref.ref[Tensor], Ancestry]] = {}
 
     def follow(self, tensor: Tensor) -> None:
         """From now on this object is the stream (as well)."""
@@ -149,22 +149,22 @@ class ProbeFrame(StreamFrame):
         middle = shape[1:-1] if shape[0] == batch else (shape[0],)
         return int(torch.Size(middle).numel())
 
-    def origin(self, tensor: Tensor) -> Origin:
-        """Origin of one tensor object."""
+    def ancestry(self, tensor: Tensor) -> Ancestry:
+        """Ancestry of one tensor object."""
         if self.is_stream(tensor):
-            return Origin.DERIVED | (Origin.FRESH if self._is_in(self._newest, tensor) else Origin.NONE)
-        entry = self._origins.get(id(tensor))
-        return entry[1] if entry is not None and entry[0]() is tensor else Origin.NONE
+            return Ancestry.DERIVED | (Ancestry.FRESH if self._is_in(self._newest, tensor) else Ancestry.NONE)
+        entry = self._ancestries.get(id(tensor))
+        return entry[1] if entry is not None and entry[0]() is tensor else Ancestry.NONE
 
-    def mark(self, tensor: Tensor, origin: Origin) -> None:
-        """Set what is known of a tensor's origin."""
-        self._origins[id(tensor)] = (weakref.ref(tensor), origin)
+    def mark(self, tensor: Tensor, ancestry: Ancestry) -> None:
+        """Set what is known of a tensor's ancestry."""
+        self._ancestries[id(tensor)] = (weakref.ref(tensor), ancestry)
 
     def mark_attention(self, tensor: Tensor, crosses: bool) -> None:
         """This tensor comes out of attention, or out of a module that is one by name."""
         if not self.is_stream(tensor):
-            cross = Origin.CROSS if crosses else Origin.NONE
-            self.mark(tensor, self.origin(tensor) | Origin.DERIVED | Origin.ATTENTION | cross)
+            cross = Ancestry.CROSS if crosses else Ancestry.NONE
+            self.mark(tensor, self.ancestry(tensor) | Ancestry.DERIVED | Ancestry.ATTENTION | cross)
 
     def see_attention(
         self, call: AttentionCall, outputs: Sequence[Tensor], crosses_by_name: bool, *, counts: bool
@@ -176,8 +176,8 @@ class ProbeFrame(StreamFrame):
         foreign = (
             call.query is not None
             and call.key is not None
-            and bool(self.origin(call.query))
-            and not self.origin(call.key)
+            and bool(self.ancestry(call.query))
+            and not self.ancestry(call.key)
         )
         crosses = crosses_by_name or foreign
         if counts:
@@ -191,11 +191,11 @@ class ProbeFrame(StreamFrame):
         if found is None:
             return None
         follows_a_skip = bool(self.record.adds) and self.record.adds[-1] is not None
-        origin = Origin.NONE
+        ancestry = Ancestry.NONE
         for tensor in found.branches:
-            origin |= self.origin(tensor)
-        label = self._label(origin)
-        stale = label is not None and not origin & Origin.FRESH
+            ancestry |= self.ancestry(tensor)
+        label = self._label(ancestry)
+        stale = label is not None and not ancestry & Ancestry.FRESH
         self.record.adds.append(label)
         self.record.joins.append(follows_a_skip and stale)
         self._age()
@@ -206,20 +206,20 @@ class ProbeFrame(StreamFrame):
     def _age(self) -> None:
         """The stream is about to change: nothing known so far is computed from what it becomes."""
         self._newest.clear()
-        self._origins = {key: (ref, origin & ~Origin.FRESH) for key, (ref, origin) in self._origins.items()}
+        self._ancestries = {key: (ref, ancestry & ~Ancestry.FRESH) for key, (ref, ancestry) in self._ancestries.items()}
 
-    def _label(self, origin: Origin) -> Label | None:
-        if not origin & Origin.DERIVED:
+    def _label(self, ancestry: Ancestry) -> Label | None:
+        if not ancestry & Ancestry.DERIVED:
             return None
-        if origin & Origin.ATTENTION:
-            if origin & Origin.OTHER:
+        if ancestry & Ancestry.ATTENTION:
+            if ancestry & Ancestry.OTHER:
                 return "both"
-            return "cross_attention" if origin & Origin.CROSS else "attention"
+            return "cross_attention" if ancestry & Ancestry.CROSS else "attention"
         names = " ".join(self.names_since_add)
         return "mixer" if _MIXER_NAME.search(names) and not _MLP_NAME.search(names) else "mlp"
 
     def spread(self, func: Callable[..., Any], inputs: list[Tensor], outputs: list[Tensor], depth: int) -> None:
-        """Hand origins on from the inputs of a call to its outputs.
+        """Hand ancestries on from the inputs of a call to its outputs.
 
         ``depth`` is how many attention modules are open: outside of them, the sum of a tensor that comes
         from attention and one that does not is the joint branch of a parallel block.
@@ -228,18 +228,18 @@ class ProbeFrame(StreamFrame):
             return
         if func in SHAPED_LIKE:
             inputs = inputs[:1]
-        origins = [self.origin(tensor) for tensor in inputs]
-        union = Origin.NONE
-        for origin in origins:
-            union |= origin
+        ancestries = [self.ancestry(tensor) for tensor in inputs]
+        union = Ancestry.NONE
+        for ancestry in ancestries:
+            union |= ancestry
         if not union:
             return
-        if func in ADDS and depth <= self._attention_depth and len(origins) == 2:
-            from_attention = sum(bool(origin & Origin.ATTENTION) for origin in origins)
-            if from_attention == 1 and all(origin & Origin.DERIVED for origin in origins):
-                union |= Origin.OTHER
+        if func in ADDS and depth <= self._attention_depth and len(ancestries) == 2:
+            from_attention = sum(bool(ancestry & Ancestry.ATTENTION) for ancestry in ancestries)
+            if from_attention == 1 and all(ancestry & Ancestry.DERIVED for ancestry in ancestries):
+                union |= Ancestry.OTHER
                 if not any(self.is_stream(tensor) for tensor in inputs):
-                    self.joined = next(t for t, o in zip(inputs, origins, strict=True) if not o & Origin.ATTENTION)
+                    self.joined = next(t for t, o in zip(inputs, ancestries, strict=True) if not o & Ancestry.ATTENTION)
         for tensor in outputs:
             if not self.is_stream(tensor):
                 self.mark(tensor, union)
@@ -315,7 +315,7 @@ class _Probe(TorchFunctionMode):
         for frame in self._frames:
             frame.spread(func, inputs, outputs, len(self._attention_modules))
             frame.pass_on(func, args, out)
-            if func in NORMS and frame.origin(inputs[0]):
+            if func in NORMS and frame.ancestry(inputs[0]):
                 frame.record.norms_at.append(len(frame.record.adds))
             if frame.joined is not None:
                 frame.record.parallel_mlp = self._weighty_giver_of(frame.joined)
@@ -407,7 +407,7 @@ class _Probe(TorchFunctionMode):
         if not is_norm(module) or x is None:
             return
         for frame in self._frames:
-            if frame.origin(x):
+            if frame.ancestry(x):
                 frame.record.norms_at.append(len(frame.record.adds))
             if frame.is_stream(x):
                 frame.follow_normed(out)

@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from rankscope.models.inputs import sequences_in_pass
 from rankscope.models.view import Label, ModelView, Stack
 from rankscope.stream.attention_calls import AttentionCall, from_sdpa, from_softmax, listening, sdpa_arguments
-from rankscope.stream.mode import OpenCall, Perform, StreamFollower, unseen
+from rankscope.stream.mode import ActiveBlock, Perform, StreamMode, unseen
 from rankscope.stream.sites import SiteRef, SiteSelection
 
 _KERNEL = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
@@ -75,11 +75,11 @@ def trace(view: ModelView, selection: SiteSelection, observe: Observer) -> Itera
     Raises:
         SiteError: in a forward pass in which a block or a skip add does not show up as discovered.
     """
-    with Tracer(view, selection, observe).riding():
+    with Tracer(view, selection, observe).active():
         yield
 
 
-class Tracer(StreamFollower):
+class Tracer(StreamMode):
     """Shows the selected sites to an observer."""
 
     def __init__(self, view: ModelView, selection: SiteSelection, observe: Observer) -> None:
@@ -95,20 +95,22 @@ class Tracer(StreamFollower):
         with unseen():
             self._observe(ref, value)
 
-    def _show(self, call: OpenCall, site: str, tensor: Tensor) -> None:
+    def _show(self, call: ActiveBlock, site: str, tensor: Tensor) -> None:
         ref = call.ref(site)
         if ref in self._selection:
             self._tell(ref, call.canonical(tensor))
 
-    def on_enter(self, call: OpenCall, entry: Tensor) -> None:
+    def on_enter(self, call: ActiveBlock, entry: Tensor) -> None:
         """Show the stream as it enters a block."""
         self._show(call, "block.in", entry)
 
-    def on_next_block(self, call: OpenCall, stream: Tensor) -> None:
+    def on_next_block(self, call: ActiveBlock, stream: Tensor) -> None:
         """Show the stream between two blocks of one call."""
         self._show(call, "block.out", stream)
 
-    def on_add(self, call: OpenCall, label: Label | None, stream: Tensor, branch: Tensor, perform: Perform) -> Tensor:
+    def on_add(
+        self, call: ActiveBlock, label: Label | None, stream: Tensor, branch: Tensor, perform: Perform
+    ) -> Tensor:
         """Show the branch and the sum."""
         if label is not None:
             self._show(call, f"{label}.out", branch)
@@ -139,7 +141,7 @@ class Tracer(StreamFollower):
             self._tell(ref, from_softmax(out, self._open.batch_and_tokens()[1]))
         return out
 
-    def on_leave(self, call: OpenCall, out: Tensor) -> None:
+    def on_leave(self, call: ActiveBlock, out: Tensor) -> None:
         """Show the stream as it leaves a block."""
         if call.last_sum is None:
             self._show(call, "block.out", out)

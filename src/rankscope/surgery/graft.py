@@ -129,7 +129,7 @@ class Graft(nn.Module):
         return {"graft": type(self).__name__}
 
 
-class Gains(nn.Module):
+class BlockGains(nn.Module):
     """One number per block for each name.
 
     Args:

@@ -1,4 +1,4 @@
-"""The hand that carries out grafts: asks each one at its places, in order, and follows values through attention."""
+"""Carries out grafts: asks each one at its places, in order, and follows values through attention."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from rankscope._errors import UnsupportedOperationError
 from rankscope.models.view import Label
 from rankscope.stream.attention_calls import HIDES, AttentionCall
-from rankscope.stream.mode import OpenCall, Perform
+from rankscope.stream.mode import ActiveBlock, Perform
 from rankscope.stream.operators import MULTI_HEAD, SAME_VALUES
 from rankscope.surgery.attention_edits import UNIFORM, before_kernel, run_kernel, uniform_on
 from rankscope.surgery.graft import ATTENTION_PLACES, Attended, Graft, Mixture, Number, Place, Spot
@@ -108,13 +108,13 @@ READERS: frozenset[Callable[..., Any]] = PRODUCTS | {
 }  # fmt: skip
 
 
-def spot_of(call: OpenCall) -> Spot:
+def spot_of(call: ActiveBlock) -> Spot:
     """The block that is running."""
     return Spot(call.stack.name, call.layer, call.stack.depth)
 
 
-class GraftHand:
-    """Asks the grafts. The list may grow and shrink while the hand is at work.
+class GraftDispatcher:
+    """Asks the grafts. The list may grow and shrink while it is at work.
 
     Args:
         grafts: in their order.
@@ -149,17 +149,17 @@ class GraftHand:
         for graft in self._grafts:
             graft.reset()
 
-    def read(self, call: OpenCall, args: Sequence[Any]) -> tuple[Any, ...]:
+    def read(self, call: ActiveBlock, args: Sequence[Any]) -> tuple[Any, ...]:
         """The arguments of a matrix product, with the stream among them as the grafts want it read."""
         return tuple(self._read_one(call, value) if call.is_stream(value) else value for value in args)
 
-    def _read_one(self, call: OpenCall, x: Tensor) -> Tensor:
+    def _read_one(self, call: ActiveBlock, x: Tensor) -> Tensor:
         for graft in self.at("reads"):
             x = graft.read(spot_of(call), x)
             self._reads += 1
         return x
 
-    def add(self, call: OpenCall, label: Label, stream: Tensor, branch: Tensor) -> tuple[Tensor, Tensor]:
+    def add(self, call: ActiveBlock, label: Label, stream: Tensor, branch: Tensor) -> tuple[Tensor, Tensor]:
         """What is added to what; where a parallel branch joins, the stream already went through the first add."""
         if self.at("reads") and not self._reads:
             raise UnsupportedOperationError(
@@ -172,7 +172,7 @@ class GraftHand:
             stream = stream if call.joins else own
         return stream, branch
 
-    def sum(self, call: OpenCall, label: Label, total: Tensor) -> Tensor:
+    def sum(self, call: ActiveBlock, label: Label, total: Tensor) -> Tensor:
         """The stream after an add."""
         for graft in self.at("sums"):
             new = graft.sum(spot_of(call), label, call.canonical(total), self.seen)
@@ -185,7 +185,7 @@ class GraftHand:
             value = graft.values(at, value)
         return value
 
-    def attended(self, call: OpenCall, at: Spot, out: Tensor, value: Tensor) -> Tensor:
+    def attended(self, call: ActiveBlock, at: Spot, out: Tensor, value: Tensor) -> Tensor:
         """What attention gives back, ``batch heads query dim``."""
         given = None if self.attention_input is None else self.attention_input()
         read = None if given is None else call.canonical(given)
@@ -207,7 +207,7 @@ class GraftHand:
         """Whether this call is the product of the probabilities and the values."""
         return func in PRODUCTS and len(args) == 2 and self._is_probs(args[0])
 
-    def product(self, call: OpenCall, func: Callable[..., Any], args: Sequence[Any]) -> Tensor:
+    def product(self, call: ActiveBlock, func: Callable[..., Any], args: Sequence[Any]) -> Tensor:
         """The product of probabilities and values, with the values and the result as the grafts want them."""
         assert self._probs is not None
         at, shape = self._probs[1], args[1].shape

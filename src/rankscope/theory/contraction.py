@@ -129,7 +129,7 @@ ROW_SUMS = 64 * _EPS
 
 
 @dataclass(frozen=True)
-class Interval:
+class GainInterval:
     """From lower to upper."""
 
     lower: float
@@ -140,7 +140,7 @@ class Interval:
 
 
 @dataclass(frozen=True, eq=False)
-class Gains:
+class LayerGains:
     r"""Gains of a layer on centred residuals.
 
     Attributes:
@@ -157,8 +157,8 @@ class Gains:
             where the rows of attention add up to one.
     """
 
-    any_residual: Interval
-    given_values: Interval
+    any_residual: GainInterval
+    given_values: GainInterval
     rms: float
     measured: float
     ends: LanczosEnds | None
@@ -176,7 +176,7 @@ def layer_gains(
     skip_gain: float = 0.0,
     steps: int = 60,
     seed: int = 0,
-) -> Gains:
+) -> LayerGains:
     r"""Bounds on :math:`\|gR + R'\|_F/\|R\|_F` for the layer with these attention matrices, and the value itself.
 
     **Bound.** Singular values are LAPACK's in float64, widened by its backward error: 16 times the larger side times
@@ -229,7 +229,7 @@ def layer_gains(
     apply, transpose = _centred_maps(B, W_V, W_O, skip_gain)
     ends = lanczos_ends(apply, transpose, *R.shape, steps=steps, seed=seed) if steps else None
     leak = float(torch.linalg.vector_norm(leaked)) * (1 + _MARGIN * max(P.shape) * _EPS) / size if size > 0 else 0.0
-    return Gains(
+    return LayerGains(
         free.with_skip(skip_gain, leak),
         given.with_skip(skip_gain, leak),
         _rms(B, W_V, W_O, skip_gain),
@@ -267,10 +267,10 @@ class _Tightest:
     def take(self, lower: float, upper: float) -> None:
         self.lower, self.upper = max(self.lower, lower), min(self.upper, upper)
 
-    def with_skip(self, gain: float, leak: float) -> Interval:
+    def with_skip(self, gain: float, leak: float) -> GainInterval:
         size = abs(gain)
         lower = max(size - self.upper, self.lower - size) if gain else self.lower
-        return Interval(max(lower - leak, 0.0), size + self.upper + leak)
+        return GainInterval(max(lower - leak, 0.0), size + self.upper + leak)
 
 
 def _factorings(W_V: Tensor, W_O: Tensor) -> list[tuple[Tensor, Tensor]]:

@@ -29,7 +29,7 @@ class Projections:
 
 
 @dataclass(frozen=True)
-class _Matrix:
+class _Linear:
     """A linear map stored as (out, in), with its bias."""
 
     weight: torch.Tensor
@@ -80,17 +80,17 @@ def _cut_output(weight: torch.Tensor, heads: int) -> torch.Tensor:
     return weight.reshape(weight.shape[0], heads, -1).permute(1, 2, 0)
 
 
-def _unstacked(family: Family, fused: _Matrix, heads: int, width: int) -> list[_Matrix]:
+def _unstacked(family: Family, fused: _Linear, heads: int, width: int) -> list[_Linear]:
     """All queries, then all keys, then all values."""
     rest = fused.weight.shape[0] - heads * width
     if rest <= 0 or rest % (2 * width):
         raise _unfit(family, f"a fused matrix of {fused.weight.shape[0]} rows for {heads} heads of width {width}")
     sizes = [heads * width, rest // 2, rest // 2]
     pairs = zip(torch.split(fused.weight, sizes), torch.split(fused.bias, sizes), strict=True)
-    return [_Matrix(weight, bias) for weight, bias in pairs]
+    return [_Linear(weight, bias) for weight, bias in pairs]
 
 
-def _grouped(family: Family, fused: _Matrix, output: _Matrix, heads: int, width: int) -> Projections:
+def _grouped(family: Family, fused: _Linear, output: _Linear, heads: int, width: int) -> Projections:
     """Group by group: the queries of the group, its key, its value."""
     rows = _divided(family, fused.weight.shape[0], width) - heads
     if rows <= 0 or rows % 2 or heads % (rows // 2):
@@ -129,13 +129,13 @@ def _einsum(family: Family, block: torch.nn.Module, heads: int) -> Projections:
     )
 
 
-def _matrix(family: Family, block: torch.nn.Module, path: str) -> _Matrix:
+def _matrix(family: Family, block: torch.nn.Module, path: str) -> _Linear:
     weight = _parameter(family, block, f"{path}.weight")
     if weight.ndim != 2 or not weight.is_floating_point():
         raise _unfit(family, f"{path}.weight of shape {tuple(weight.shape)} and dtype {weight.dtype}")
     weight = weight.T if family.transposed else weight
     bias = dict(block.named_parameters(remove_duplicate=False)).get(f"{path}.bias")
-    return _Matrix(weight, weight.new_zeros(weight.shape[0]) if bias is None else bias.detach())
+    return _Linear(weight, weight.new_zeros(weight.shape[0]) if bias is None else bias.detach())
 
 
 def _parameter(family: Family, block: torch.nn.Module, path: str) -> torch.Tensor:

@@ -13,7 +13,7 @@ from rankscope._errors import InputError
 from rankscope._types import kind_of
 from rankscope.models.inputs.padding import content_of, is_mask_like, is_pattern
 from rankscope.models.inputs.record import Batch, InputPlan, Prepared
-from rankscope.models.inputs.rows import Rows, all_or_some, kept_tokens, special_ids
+from rankscope.models.inputs.rows import TokenRows, all_or_some, kept_tokens, special_ids
 from rankscope.models.loading import LoadedModel
 
 
@@ -138,8 +138,8 @@ def _keep(
     else:
         return None
     if isinstance(ids, torch.Tensor):
-        return all_or_some(kept_tokens(Rows(ids, content), plan.policy, special))
-    return all_or_some(kept_tokens(Rows(content.long(), content), plan.policy, None))
+        return all_or_some(kept_tokens(TokenRows(ids, content), plan.policy, special))
+    return all_or_some(kept_tokens(TokenRows(content.long(), content), plan.policy, None))
 
 
 def _first_sequences(parts: tuple[Batch, ...], most: int | None) -> tuple[Batch, ...]:

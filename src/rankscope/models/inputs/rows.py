@@ -156,7 +156,7 @@ LARGEST_TEXT = 2**28
 
 
 @dataclass(frozen=True)
-class Rows:
+class TokenRows:
     """Token ids, padded on the right: ``ids`` and ``content`` (True where not padding), both (sequences, tokens)."""
 
     ids: torch.Tensor
@@ -191,7 +191,7 @@ def read_text(path: Path) -> str:
     return text
 
 
-def rows_from_texts(texts: Sequence[str], encoder: TextEncoder, tokens: int, pad: int) -> tuple[Rows, int]:
+def rows_from_texts(texts: Sequence[str], encoder: TextEncoder, tokens: int, pad: int) -> tuple[TokenRows, int]:
     """One row per text, cut at ``tokens``, and how many texts were longer."""
     room = _room(encoder, tokens)
     encoded, longer = [], 0
@@ -204,7 +204,7 @@ def rows_from_texts(texts: Sequence[str], encoder: TextEncoder, tokens: int, pad
     return padded(encoded, pad), longer
 
 
-def rows_from_stream(text: str, encoder: TextEncoder, sequences: int, tokens: int, pad: int) -> tuple[Rows, int]:
+def rows_from_stream(text: str, encoder: TextEncoder, sequences: int, tokens: int, pad: int) -> tuple[TokenRows, int]:
     """Consecutive windows of one long text, as many as it fills, at most ``sequences``; and how many tokens it has."""
     room = _room(encoder, tokens)
     ids = encoder.encode(text)
@@ -215,7 +215,7 @@ def rows_from_stream(text: str, encoder: TextEncoder, sequences: int, tokens: in
     return padded([[*encoder.prefix, *window, *encoder.suffix] for window in windows], pad), len(ids)
 
 
-def rows_from_cycle(text: str, encoder: TextEncoder, sequences: int, tokens: int, pad: int) -> tuple[Rows, bool]:
+def rows_from_cycle(text: str, encoder: TextEncoder, sequences: int, tokens: int, pad: int) -> tuple[TokenRows, bool]:
     """Exactly ``sequences`` full windows; a text that is too short is gone through again from a shifted start.
 
     Returns:
@@ -232,15 +232,15 @@ def rows_from_cycle(text: str, encoder: TextEncoder, sequences: int, tokens: int
     return padded(rows, pad), sequences * room > len(ids)
 
 
-def random_rows(ordinary: Sequence[int], sequences: int, tokens: int, seed: int) -> Rows:
+def random_rows(ordinary: Sequence[int], sequences: int, tokens: int, seed: int) -> TokenRows:
     """Ids drawn uniformly from ``ordinary``, the same for the same seed."""
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.randint(len(ordinary), (sequences, tokens), generator=generator)
     ids = torch.as_tensor(ordinary)[drawn]
-    return Rows(ids, torch.ones_like(ids, dtype=torch.bool))
+    return TokenRows(ids, torch.ones_like(ids, dtype=torch.bool))
 
 
-def padded(rows: Sequence[Sequence[int]], pad: int) -> Rows:
+def padded(rows: Sequence[Sequence[int]], pad: int) -> TokenRows:
     """Rows of one length; what was added is not content."""
     longest = max(len(row) for row in rows)
     ids = torch.full((len(rows), longest), pad, dtype=torch.long)
@@ -248,10 +248,10 @@ def padded(rows: Sequence[Sequence[int]], pad: int) -> Rows:
     for index, row in enumerate(rows):
         ids[index, : len(row)] = torch.tensor(row, dtype=torch.long)
         content[index, : len(row)] = True
-    return Rows(ids, content)
+    return TokenRows(ids, content)
 
 
-def kept_tokens(rows: Rows, policy: TokensPolicy, special: frozenset[int] | None) -> torch.Tensor:
+def kept_tokens(rows: TokenRows, policy: TokensPolicy, special: frozenset[int] | None) -> torch.Tensor:
     """Which tokens count under ``policy``, (sequences, tokens).
 
     Raises:

@@ -19,8 +19,8 @@ from rankscope.models.inputs.given import (
 )
 from rankscope.models.inputs.record import InputPlan, Prepared
 from rankscope.models.inputs.rows import (
-    Rows,
     TextEncoder,
+    TokenRows,
     all_or_some,
     kept_tokens,
     ordinary_ids,
@@ -86,7 +86,7 @@ def prepare_text(
 
 def _read(
     config: Any, encoder: TextEncoder, given: Any, plan: InputPlan, notes: list[str], caveats: list[str]
-) -> tuple[Rows, str]:
+) -> tuple[TokenRows, str]:
     """Ids of the texts, the file or the sample; remarks are appended to ``notes`` and ``caveats``."""
     pad = special_ids(config).get("pad", (0,))[0]
     if given is None:
@@ -113,14 +113,14 @@ def _read(
     return rows, f"{count}{of} {'text' if len(texts) == 1 else 'texts'} given by the caller"
 
 
-def _random(config: Any, encoder: TextEncoder, plan: InputPlan) -> tuple[Rows, str]:
+def _random(config: Any, encoder: TextEncoder, plan: InputPlan) -> tuple[TokenRows, str]:
     special = encoder.special.union(*special_ids(config).values())
     rows = random_rows(ordinary_ids(config, special), plan.wanted, plan.tokens, plan.seed)
     return rows, f"random tokens, seed {plan.seed}"
 
 
 def _batched(
-    loaded: LoadedModel, rows: Rows, encoder: TextEncoder, source: str, plan: InputPlan, notes: list[str]
+    loaded: LoadedModel, rows: TokenRows, encoder: TextEncoder, source: str, plan: InputPlan, notes: list[str]
 ) -> Prepared:
     refuse_ids_without_embedding(loaded.model, rows.ids)
     keep = kept_tokens(rows, plan.policy, encoder.special)

@@ -17,7 +17,7 @@ from rankscope.models.loading.affording import refuse_unaffordable
 from rankscope.models.loading.config import config_from_json, config_hash, model_class_named
 from rankscope.models.loading.dtypes import default_dtype, parse_dtype
 from rankscope.models.loading.folder import weights_from_folder, weights_from_hub
-from rankscope.models.loading.pretrained import Request, Weights, placement_of
+from rankscope.models.loading.pretrained import PretrainedWeights, Request, placement_of
 from rankscope.models.loading.quiet import quiet_transformers
 from rankscope.models.loading.spreading import distributed
 from rankscope.models.presets import PRESETS, InputKind, preset
@@ -167,7 +167,7 @@ def transformers_config(model: torch.nn.Module) -> Any | None:
     return model.config if isinstance(model, PreTrainedModel) else None
 
 
-def _folder_or_gguf(path: Path, request: Request) -> Weights:
+def _folder_or_gguf(path: Path, request: Request) -> PretrainedWeights:
     if path.is_dir():
         return weights_from_folder(path, request)
     if path.suffix == ".gguf":
@@ -239,7 +239,7 @@ def _build(config: Any, class_name: str, request: Request, dtype: torch.dtype) -
     return model
 
 
-def _from_weights(found: Weights, spec: str, origin: Origin, seed: int) -> LoadedModel:
+def _from_weights(found: PretrainedWeights, spec: str, origin: Origin, seed: int) -> LoadedModel:
     drawn = seed if found.notes else None
     return described(
         found.model, spec, origin, tokenizer=found.tokenizer, revision=found.revision, seed=drawn, notes=found.notes

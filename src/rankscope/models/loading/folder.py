@@ -8,12 +8,18 @@ from typing import Any
 from rankscope._errors import LoadError
 from rankscope.models.loading.config import config_from_json, refuse_remote_kernels
 from rankscope.models.loading.gguf import gguf_config, only_gguf, refuse_other_shapes
-from rankscope.models.loading.pretrained import Request, Weights, from_pretrained, hub_answers, refuse_too_large
+from rankscope.models.loading.pretrained import (
+    PretrainedWeights,
+    Request,
+    from_pretrained,
+    hub_answers,
+    refuse_too_large,
+)
 from rankscope.models.loading.shard_files import indexed_files, safetensors_in
 from rankscope.models.loading.tokenizer import has_tokenizer, read_tokenizer
 
 
-def weights_from_folder(folder: Path, request: Request, gguf: str | None = None) -> Weights:
+def weights_from_folder(folder: Path, request: Request, gguf: str | None = None) -> PretrainedWeights:
     """The model in a local folder; nothing is fetched, nothing but declared formats is opened."""
     gguf = gguf or only_gguf(folder)
     arguments: dict[str, Any] = {"local_files_only": True}
@@ -30,9 +36,9 @@ def weights_from_folder(folder: Path, request: Request, gguf: str | None = None)
     if gguf is not None:
         refuse_other_shapes(model, folder / gguf)
     if gguf is None and not has_tokenizer(folder):
-        return Weights(model, None, None, notes)
+        return PretrainedWeights(model, None, None, notes)
     tokenizer, remark = read_tokenizer(str(folder), arguments, trust_remote_code=request.trust_remote_code)
-    return Weights(model, tokenizer, None, notes + remark)
+    return PretrainedWeights(model, tokenizer, None, notes + remark)
 
 
 def _has_safetensors(folder: Path, allow_pickle: bool) -> bool:
@@ -54,7 +60,7 @@ def _has_safetensors(folder: Path, allow_pickle: bool) -> bool:
     return False
 
 
-def weights_from_hub(name: str, request: Request) -> Weights:
+def weights_from_hub(name: str, request: Request) -> PretrainedWeights:
     """The model a hub id names, safetensors only unless pickles were allowed."""
     import transformers
 
@@ -71,7 +77,7 @@ def weights_from_hub(name: str, request: Request) -> Weights:
         arguments["use_safetensors"] = True
     model, notes = from_pretrained(name, request, arguments)
     tokenizer, remark = read_tokenizer(name, where, trust_remote_code=request.trust_remote_code)
-    return Weights(model, tokenizer, getattr(config, "_commit_hash", None), notes + remark)
+    return PretrainedWeights(model, tokenizer, getattr(config, "_commit_hash", None), notes + remark)
 
 
 def _hub_error(name: str, error: Exception) -> LoadError:

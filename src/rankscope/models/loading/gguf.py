@@ -53,12 +53,12 @@ def read_gguf_header(path: Path) -> GgufHeader:
         raise LoadError(f"{path} is no regular file, or a link that leads to none. Fetch the model again.")
     try:
         with path.open("rb") as stream:
-            return _Reader(path, stream, path.stat().st_size).header()
+            return _HeaderReader(path, stream, path.stat().st_size).header()
     except OSError as error:
         raise LoadError(f"{path} could not be read: {error.strerror}.") from error
 
 
-class _Reader:
+class _HeaderReader:
     def __init__(self, path: Path, stream: BinaryIO, size: int) -> None:
         self.path, self.stream, self.size = path, stream, size
         self.place = self.values = 0
@@ -166,7 +166,7 @@ class _Reader:
         return LoadError(f"{self.path} is no whole GGUF file: {why}. Fetch it again.")
 
 
-def _alignment(metadata: dict[str, Any], reader: _Reader) -> int:
+def _alignment(metadata: dict[str, Any], reader: _HeaderReader) -> int:
     found = metadata.get("general.alignment", 32)
     if type(found) is not int or not 0 < found <= LARGEST_ALIGNMENT or found & (found - 1):
         raise reader._wrong(f"an alignment of {found!r:.80}, which is no power of two")

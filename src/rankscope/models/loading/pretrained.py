@@ -31,7 +31,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Weights:
+class PretrainedWeights:
     """A model with weights, its tokenizer if there is one, and remarks worth keeping."""
 
     model: torch.nn.Module

@@ -48,7 +48,7 @@ def reach_of_many(sees: Any, sources: Ints, most_layers: int) -> Floats:
 
 
 @dataclass(frozen=True, eq=False)
-class _Rows:
+class _PatternRows:
     """A dense pattern row by row, as a csr array holds it."""
 
     indptr: Ints
@@ -69,7 +69,7 @@ def reach_of_all(edges: NDArray[np.bool_]) -> Floats:
     n = len(edges)
     rows, columns = np.nonzero(edges | np.eye(n, dtype=np.bool_))
     starts = np.searchsorted(rows, np.arange(n + 1))
-    return reach_of_many(_Rows(starts, columns, (n, n)), np.arange(n), n - 1)
+    return reach_of_many(_PatternRows(starts, columns, (n, n)), np.arange(n), n - 1)
 
 
 def _reach(sees: Any, sources: Ints, most_layers: int) -> Floats:
