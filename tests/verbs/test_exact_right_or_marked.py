@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rankscope.models.loading import load
+from rankscope.runs.exactness import exact_curves
 from rankscope.runs.run import Run
 from rankscope.verbs.exacting import exact
 
@@ -190,6 +191,8 @@ def test_heads_that_cancel_give_an_exact_zero() -> None:
     run = exactly(Stack(*(Heads(8) for _ in range(3))).double(), tokens(5, 8, 7))
     assert read(run) == ([-math.inf] * 3, ["ok"] * 3)
     assert set(read(run, "order")[1]) == {"undefined"}
+    assert exact_curves(run.table, "log10_relative_residual", None)["exact"].mean.tolist() == [-math.inf] * 3
+    assert str(run).count(" -inf ") >= 3
 
 
 @pytest.mark.parametrize("count", [2, 3, 5, 7])

@@ -64,6 +64,8 @@ def _at(line: Curve, layer: int) -> tuple[float, bool]:
 
 def _power(line: Curve, layer: int) -> str:
     value, at_floor = _at(line, layer)
+    if np.isneginf(value):
+        return "-inf"
     if not np.isfinite(value):
         return "floor*" if at_floor else ""
     return f"{value:.3f}" + ("*" if at_floor else "")
