@@ -16,7 +16,7 @@ from rankscope._types import Status
 from rankscope.runs.exactness import exact_curves, order_of
 from rankscope.runs.summary import stacks_of
 from rankscope.verdicts.battery import Battery, Flags, Floats, residual_battery
-from rankscope.verdicts.reading import StackReading, read
+from rankscope.verdicts.reading import Reading, read
 from rankscope.verdicts.sentences import in_words
 from rankscope.verdicts.states import State
 from rankscope.verdicts.verdict import Verdict
@@ -72,9 +72,7 @@ def _grid(table: pa.Table, stack: str | None, metric: str) -> tuple[NDArray[np.i
     return layers, values, undefined
 
 
-def _sentence(
-    table: pa.Table, stack: str | None, floors: Mapping[str, float], reading: StackReading, logs: Floats
-) -> str:
+def _sentence(table: pa.Table, stack: str | None, floors: Mapping[str, float], reading: Reading, logs: Floats) -> str:
     layers = reading.battery.layers
     seen = _stops_seeing(layers, logs, floors)
     count = f" {reading.count().rstrip()}" if reading.count() else ""

@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 
 from rankscope.runs.run import Run
 from rankscope.verdicts.battery import Floats, residual_battery
-from rankscope.verdicts.reading import StackReading, read
+from rankscope.verdicts.reading import Reading, read
 from rankscope.verdicts.sentences import in_words
 
 
@@ -26,7 +26,7 @@ def with_state(run: Run, depth: int) -> Run:
     return replace(run, verdict=f"{run.verdict} State within {depth} blocks: {state}.", code=reading.state.code)
 
 
-def read_logs(logs: Floats) -> StackReading:
+def read_logs(logs: Floats) -> Reading:
     """Judge log10 of relative residuals after each block, ``(blocks, sequences)``; minus infinity is an exact zero."""
     with np.errstate(under="ignore"):
         residuals = np.power(10.0, logs)
