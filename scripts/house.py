@@ -91,7 +91,10 @@ class Tree:
         return [name for name in names if self.files[name].name == "__init__.py"] if folders else names
 
     def named(self, name: str) -> Iterator[str]:
-        """Modules that ``name`` names in strings: places (``module:name``), homes of names, packages of registries."""
+        """Modules that ``name`` names in strings: places (``module:name``), homes of names, packages of registries.
+
+        Where places are put together from strings, a string that is the name of a module beside it counts.
+        """
         for node in ast.walk(self.parsed[name]):
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Registry" and len(node.args) == 2:
                 package = getattr(node.args[1], "value", "")
@@ -102,6 +105,10 @@ class Tree:
                     yield from (module for module in near if module in self.files)
                 elif node.value in self.files:
                     yield node.value
+                elif 'resolve(f"' in self.text[name] and f"{name.rpartition('.')[0]}.{node.value}" in self.files:
+                    yield f"{name.rpartition('.')[0]}.{node.value}"
+            elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "declare":
+                yield from self.inside(name)  # a folder that declares itself: its files are found by their names
         if "iter_modules(__path__)" in self.text[name]:
             yield from self.inside(name)
 
