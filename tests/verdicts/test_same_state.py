@@ -20,7 +20,7 @@ from rankscope.linalg.precision import float_floor
 from rankscope.linalg.tokens import Tokens
 from rankscope.metrics import METRICS, evaluate
 from rankscope.monitor.alarms import ALARMS, LayerState
-from rankscope.monitor.battery import layer_values
+from rankscope.monitor.probing import layer_values
 from rankscope.runs.readings import LayerValue
 from rankscope.runs.rows import RowWriter
 from rankscope.verbs.ablate.judge import judge_ablation

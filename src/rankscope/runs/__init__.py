@@ -1,0 +1,31 @@
+"""Runs: rows with statuses, their provenance, how they are stored, and what is read from them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rankscope._deferred import names_of
+
+if TYPE_CHECKING:
+    from rankscope.runs.curves import Curve
+    from rankscope.runs.provenance import Provenance
+    from rankscope.runs.reruns import judge_rerun
+    from rankscope.runs.run import Run, load_run
+
+__all__ = [
+    "Curve",
+    "Provenance",
+    "Run",
+    "judge_rerun",
+    "load_run",
+]
+
+_HOME = {
+    "Curve": "rankscope.runs.curves",
+    "Provenance": "rankscope.runs.provenance",
+    "Run": "rankscope.runs.run",
+    "judge_rerun": "rankscope.runs.reruns",
+    "load_run": "rankscope.runs.run",
+}
+
+__getattr__ = names_of(__name__, _HOME)

@@ -20,7 +20,7 @@ SEEN_OR_NOT = (State.COLLAPSED, State.FLOOR)
 
 
 @dataclass(frozen=True, eq=False)
-class Reading:
+class StackReading:
     """The sequences of one stack; collects what a sentence cites.
 
     Attributes:
@@ -44,7 +44,7 @@ class Reading:
     total: int
     floor_relative: float | None
     null: Mapping[str, Any]
-    besides: list[Reading] = field(default_factory=list)
+    besides: list[StackReading] = field(default_factory=list)
     cited: list[tuple[str, int]] = field(default_factory=list)
 
     @property
@@ -129,7 +129,7 @@ class Reading:
 
 def read(
     battery: Battery, floor_relative: float | None, null: Mapping[str, Any], states: NDArray[np.int64] | None = None
-) -> Reading:
+) -> StackReading:
     """Name the sequences of a battery after a state, and keep a reading of what is not in it.
 
     Beside a zero stream the other blocks are read; beside a collapse in some of the sequences the other sequences.
@@ -139,7 +139,7 @@ def read(
     by_sequence = overall(states, falling)
     state = headline(by_sequence)
     members = _members(states, falling, by_sequence, state)
-    reading = Reading(battery, states, falling, state, members, members.size, floor_relative, null)
+    reading = StackReading(battery, states, falling, state, members, members.size, floor_relative, null)
     if state is State.VANISHED:
         rest = np.where(states == State.VANISHED, int(State.UNKNOWN), states)
         if rest.any():

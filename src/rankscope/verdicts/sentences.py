@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from rankscope.verdicts.reading import SEEN_OR_NOT, Reading
+from rankscope.verdicts.reading import SEEN_OR_NOT, StackReading
 from rankscope.verdicts.states import COLLAPSED_RESIDUAL, SHARED_RESIDUAL, State
 from rankscope.views import number
 
@@ -35,12 +35,12 @@ ON_THE_WAY = (State.MEAN_OFFSET, State.SAME_DIRECTION, State.CLUSTERS, State.COP
 HARM = "This describes the activations; whether it hurts depends on your task."
 
 
-def sentence_for(reading: Reading) -> str:
+def sentence_for(reading: StackReading) -> str:
     """The sentence for the state of a reading, then what is told beside it."""
     return _SENTENCES[reading.state](reading) + _besides(reading) + _minority(reading) + _rest(reading)
 
 
-def _collapsed(r: Reading) -> str:
+def _collapsed(r: StackReading) -> str:
     rows = r.rows(*SEEN_OR_NOT)
     seen = r.rows(State.COLLAPSED)
     row = r.worst("spread", [row for row in seen if row in rows] or seen, highest=False)
@@ -54,7 +54,7 @@ def _collapsed(r: Reading) -> str:
     return f"{text}.{_afterwards(r, rows)} {HARM}"
 
 
-def _at_floor(r: Reading) -> str:
+def _at_floor(r: StackReading) -> str:
     rows = r.rows(State.FLOOR)
     row = r.worst("spread", rows, highest=True)
     values = [words for words in (r.cite("spread", row), _floor_words(r)) if words]
@@ -65,14 +65,14 @@ def _at_floor(r: Reading) -> str:
     )
 
 
-def _vanished(r: Reading) -> str:
+def _vanished(r: StackReading) -> str:
     return (
         f"Vanished: {r.count()}{r.span(State.VANISHED)} the stream is exactly zero, so that nothing relative to its "
         "size is defined."
     )
 
 
-def _collapsing(r: Reading) -> str:
+def _collapsing(r: StackReading) -> str:
     found = [trend for trend, member in zip(r.trends, r.members, strict=True) if trend is not None and member]
     factor, first, last = (float(np.median([getattr(t, name) for t in found])) for name in ("factor", "first", "last"))
     crossing = int(np.median([trend.crossing for trend in found]))
@@ -87,7 +87,7 @@ def _collapsing(r: Reading) -> str:
     )
 
 
-def _copies(r: Reading) -> str:
+def _copies(r: StackReading) -> str:
     row = r.worst("cluster_share", r.rows(State.COPIES), highest=True)
     share = r.value("cluster_share", row)
     text = (
@@ -99,7 +99,7 @@ def _copies(r: Reading) -> str:
     return f"{text}{f', and {other} speaks of the few others' if other else ''}. {HARM}"
 
 
-def _clusters(r: Reading) -> str:
+def _clusters(r: StackReading) -> str:
     row = r.worst("distinct", r.rows(State.CLUSTERS), highest=False)
     count = r.value("distinct", row)
     number_of = f"{round(count)} distinct vectors" if math.isfinite(count) else "few distinct vectors"
@@ -109,7 +109,7 @@ def _clusters(r: Reading) -> str:
     )
 
 
-def _same_direction(r: Reading) -> str:
+def _same_direction(r: StackReading) -> str:
     part = "direction" if "direction" in r.battery.played_by else "cosine"
     row = r.worst(part, r.rows(State.SAME_DIRECTION), highest=part == "cosine")
     if "spread" in r.battery.played_by or "typical" in r.battery.played_by:
@@ -123,7 +123,7 @@ def _same_direction(r: Reading) -> str:
     )
 
 
-def _huge_token(r: Reading) -> str:
+def _huge_token(r: StackReading) -> str:
     row = r.worst("token_share", r.rows(State.HUGE_TOKEN), highest=True)
     share = r.value("token_share", row)
     text = (
@@ -138,7 +138,7 @@ def _huge_token(r: Reading) -> str:
     return f"{text}.{_others_words(r, row)}{_elsewhere(r, State.HUGE_TOKEN)} {advice}"
 
 
-def _huge_channel(r: Reading) -> str:
+def _huge_channel(r: StackReading) -> str:
     row = r.worst("channel_share", r.rows(State.HUGE_CHANNEL), highest=True)
     share = r.value("channel_share", row)
     fooled = r.cite("dimension", row)
@@ -156,7 +156,7 @@ def _huge_channel(r: Reading) -> str:
     return f"{text}; {differ}{r.cite_all(row, 'spread', 'cosine')}.{_elsewhere(r, State.HUGE_CHANNEL)}"
 
 
-def _mean_offset(r: Reading) -> str:
+def _mean_offset(r: StackReading) -> str:
     row = r.worst("spread", r.rows(State.MEAN_OFFSET), highest=False)
     common = 1.0 - float(r.spread()[row]) ** 2
     text = (
@@ -168,7 +168,7 @@ def _mean_offset(r: Reading) -> str:
     return f"{text}.{_elsewhere(r, State.MEAN_OFFSET)}"
 
 
-def _few_directions(r: Reading) -> str:
+def _few_directions(r: StackReading) -> str:
     part = "centred_dimension" if "centred_dimension" in r.battery.played_by else "directions"
     row = r.worst(part, r.rows(State.FEW_DIRECTIONS), highest=False)
     return (
@@ -178,7 +178,7 @@ def _few_directions(r: Reading) -> str:
     )
 
 
-def _healthy(r: Reading) -> str:
+def _healthy(r: StackReading) -> str:
     spread = r.spread()
     rows = r.rows(State.HEALTHY)
     checks = [
@@ -198,13 +198,13 @@ def _healthy(r: Reading) -> str:
     )
 
 
-def _unknown(r: Reading) -> str:
+def _unknown(r: StackReading) -> str:
     if r.battery.tokens is not None and (r.battery.tokens < 2).all():
         return "No verdict: the sequences have one token each, and a residual needs two."
     return f"No verdict: every value at {r.battery.site} is undefined or not finite."
 
 
-_SENTENCES: Mapping[State, Callable[[Reading], str]] = {
+_SENTENCES: Mapping[State, Callable[[StackReading], str]] = {
     State.UNKNOWN: _unknown,
     State.HEALTHY: _healthy,
     State.MEAN_OFFSET: _mean_offset,
@@ -231,23 +231,23 @@ def percent(share: float) -> str:
     return f"{value:.0f}%" if value >= 9.95 else f"{value:.2g}%"
 
 
-def _course(r: Reading, rows: list[int]) -> str:
+def _course(r: StackReading, rows: list[int]) -> str:
     """Where a collapse came from, unless it was there from the first block on."""
     first = r.spread()[0]
     return "" if rows[0] == 0 or math.isnan(first) else f", down from {percent(first)} at block {r.battery.layers[0]}"
 
 
-def _median_direction(r: Reading, row: int) -> float:
+def _median_direction(r: StackReading, row: int) -> float:
     known = r.battery.direction()[row, r.members]
     known = known[np.isfinite(known)]
     return float(np.median(known)) if known.size else math.nan
 
 
-def _floor_words(r: Reading) -> str:
+def _floor_words(r: StackReading) -> str:
     return "float floor" if r.floor_relative is None else f"float floor {number(r.floor_relative)}"
 
 
-def _afterwards(r: Reading, rows: list[int]) -> str:
+def _afterwards(r: StackReading, rows: list[int]) -> str:
     """Whether the stream spreads again after the last collapsed block."""
     spread, last = r.spread(), r.battery.layers.size - 1
     if rows[-1] == last or not math.isfinite(spread[last]):
@@ -258,7 +258,7 @@ def _afterwards(r: Reading, rows: list[int]) -> str:
     return f"{text}."
 
 
-def _elsewhere(r: Reading, state: State) -> str:
+def _elsewhere(r: StackReading, state: State) -> str:
     spread = r.spread()
     held = set(r.rows(*(other for other in State if other >= state)))
     rows = [row for row in range(spread.size) if row not in held and math.isfinite(spread[row])]
@@ -269,7 +269,7 @@ def _elsewhere(r: Reading, state: State) -> str:
     return f" Elsewhere the tokens differ from their mean by {span} of their size."
 
 
-def _others_words(r: Reading, row: int) -> str:
+def _others_words(r: StackReading, row: int) -> str:
     """What numbers that weigh all tokens alike say of the others."""
     typical = r.cite("typical", row)
     if typical is not None:
@@ -283,7 +283,7 @@ def _others_words(r: Reading, row: int) -> str:
     )
 
 
-def _besides(r: Reading) -> str:
+def _besides(r: StackReading) -> str:
     """Milder states of the same sequences in other blocks, and blocks in which nothing is defined."""
     found = []
     for state, (part, words) in BESIDES.items():
@@ -301,7 +301,7 @@ def _besides(r: Reading) -> str:
     return "".join(found)
 
 
-def in_words(r: Reading) -> str:
+def in_words(r: StackReading) -> str:
     """The state in a few words, for a sentence about several networks."""
     if r.state is State.COLLAPSING:
         found = [trend for trend in r.trends if trend is not None]
@@ -315,7 +315,7 @@ def in_words(r: Reading) -> str:
     return words if r.is_everywhere else f"{words} {r.count().rstrip()}"
 
 
-def _minority(r: Reading) -> str:
+def _minority(r: StackReading) -> str:
     """Sequences that are in a graver state than the one that half of them reach."""
     if r.state.is_grave or r.state is State.UNKNOWN:
         return ""
@@ -342,7 +342,7 @@ _HOLD: Mapping[State, str] = {
 }
 
 
-def _rest(r: Reading) -> str:
+def _rest(r: StackReading) -> str:
     """What is not in the state a verdict is named after: other blocks, or other sequences."""
     words = []
     for beside in r.besides:
@@ -356,7 +356,7 @@ def _rest(r: Reading) -> str:
     return "".join(words)
 
 
-def not_excluded(readings: Sequence[Reading]) -> str:
+def not_excluded(readings: Sequence[StackReading]) -> str:
     """What the battery could not exclude because it was not measured."""
     open_ones = [r for r in readings if State.UNKNOWN < r.state < State.COPIES and r.state is not State.HUGE_TOKEN]
     missing = [words for part, words in LOOKALIKES.items() if any(part not in r.battery.played_by for r in open_ones)]

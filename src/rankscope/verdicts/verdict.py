@@ -13,7 +13,7 @@ from rankscope.runs._frozen import freeze, thaw
 from rankscope.runs.not_finite import CODE, first_not_finite
 from rankscope.runs.summary import stacks_of
 from rankscope.verdicts.battery import PARTS, read_battery
-from rankscope.verdicts.reading import Reading, read
+from rankscope.verdicts.reading import StackReading, read
 from rankscope.verdicts.sentences import not_excluded, sentence_for
 from rankscope.verdicts.states import State
 
@@ -121,7 +121,7 @@ def _judge_finite(
     dim: int | None,
     model: str | None,
 ) -> Verdict:
-    readings: dict[str | None, Reading] = {}
+    readings: dict[str | None, StackReading] = {}
     for stack in stacks_of(table):
         battery = read_battery(table, stack, lengths=lengths.get(stack), dim=dim)
         if battery is not None:
@@ -139,7 +139,7 @@ def _judge_finite(
     return Verdict(" ".join(words).strip(), evidence, gravest.code, steps_for(gravest, model))
 
 
-def _evidence(reading: Reading, stack: str | None) -> list[dict[str, Any]]:
+def _evidence(reading: StackReading, stack: str | None) -> list[dict[str, Any]]:
     """What the sentence cited, also about sequences that are told of beside; call it after the sentence was made."""
     battery = reading.battery
     counted = {"sequences": int(reading.members.sum()), "of_sequences": reading.total}

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from rankscope._errors import MissingExtraError
 from rankscope.monitor.hosts.hosting import HostedGauge
-from rankscope.monitor.protocol import Sink
+from rankscope.monitor.outlets import Sink
 from rankscope.runs.readings import Reading
 
 try:
@@ -22,6 +22,8 @@ try:
     from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 except ImportError as error:
     raise MissingExtraError("The Lightning callback", "lightning", "lightning") from error
+
+__all__ = ["GaugeCallback"]
 
 
 class GaugeCallback(HostedGauge, Callback):

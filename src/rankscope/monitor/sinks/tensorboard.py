@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rankscope._errors import MissingExtraError
-from rankscope.monitor.sinks.pictures import Painter
-from rankscope.monitor.sinks.wording import ALARM_NAME, as_markdown
+from rankscope.monitor.sinks.pictures import ALARM_NAME, Painter, as_markdown
 from rankscope.runs.readings import Alarm, Heatmap
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
+
+__all__ = ["TensorBoardSink"]
 
 
 class TensorBoardSink:

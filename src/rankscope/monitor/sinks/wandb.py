@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from rankscope._errors import InputError, MissingExtraError
-from rankscope.monitor.sinks.pictures import Painter
-from rankscope.monitor.sinks.wording import ALARM_NAME, title
+from rankscope.monitor.sinks.pictures import ALARM_NAME, Painter, title
 from rankscope.runs.readings import Alarm, Heatmap
 
 if TYPE_CHECKING:
     from wandb import Run
+
+__all__ = ["WandbSink"]
 
 STEP_NAME = "rankscope/step"
 _LONGEST_TITLE = 63

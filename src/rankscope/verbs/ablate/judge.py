@@ -14,7 +14,7 @@ from rankscope.runs.not_finite import CODE, Lost, first_not_finite
 from rankscope.runs.rows import of_stack, only
 from rankscope.runs.summary import stacks_of
 from rankscope.verdicts.battery import read_battery
-from rankscope.verdicts.reading import Reading, read
+from rankscope.verdicts.reading import StackReading, read
 from rankscope.verdicts.sentences import in_words
 from rankscope.verdicts.states import COLLAPSED_RESIDUAL, State
 from rankscope.verdicts.verdict import Verdict
@@ -96,7 +96,7 @@ def judge_ablation(
     """
     lost = lost_networks(table)
     gone = {(network.weights, network.mask, network.variant) for network in lost}
-    groups: dict[tuple[str, str, str | None], dict[str, tuple[Arm, Reading]]] = {}
+    groups: dict[tuple[str, str, str | None], dict[str, tuple[Arm, StackReading]]] = {}
     for arm in arms(table):
         networks = groups.setdefault((arm.weights, arm.mask, arm.stack), {})
         if (arm.weights, arm.mask, arm.variant) not in gone or np.isfinite(arm.line.mean).all():
@@ -119,7 +119,7 @@ def judge_ablation(
     return Verdict(finite or "No verdict: the relative residual was not measured.", tuple(evidence), code, steps)
 
 
-def _evidence(arm: Arm, reading: Reading) -> dict[str, Any]:
+def _evidence(arm: Arm, reading: StackReading) -> dict[str, Any]:
     return {
         "metric": MEASURE,
         "weights": arm.weights,
@@ -138,7 +138,7 @@ def _evidence_of(network: LostNetwork) -> dict[str, Any]:
 
 
 def _next_steps(
-    groups: Mapping[tuple[str, str, str | None], Mapping[str, tuple[Arm, Reading]]], model: str | None
+    groups: Mapping[tuple[str, str, str | None], Mapping[str, tuple[Arm, StackReading]]], model: str | None
 ) -> tuple[str, ...]:
     """How fast pure attention falls below the float floor, and what keeps a whole model from collapsing."""
     states = {name: reading.state for networks in groups.values() for name, (_, reading) in networks.items()}
@@ -161,7 +161,7 @@ def _sentence(
     weights: str,
     mask: str,
     stack: str | None,
-    networks: Mapping[str, tuple[Arm, Reading]],
+    networks: Mapping[str, tuple[Arm, StackReading]],
     floor: float | None,
     *,
     alone: bool,
@@ -180,7 +180,7 @@ def _sentence(
     return f"{where}{'; '.join(parts)}."
 
 
-def _roles(networks: Mapping[str, tuple[Arm, Reading]]) -> list[str]:
+def _roles(networks: Mapping[str, tuple[Arm, StackReading]]) -> list[str]:
     """What each component alone does."""
     added = {name: network for name, network in networks.items() if name in COMPONENTS}
     named = {name: f"{COMPONENTS[name]} ({_end(arm)}{_state_words(r)})" for name, (arm, r) in added.items()}
@@ -193,13 +193,13 @@ def _roles(networks: Mapping[str, tuple[Arm, Reading]]) -> list[str]:
     return [sentence for sentence, names in zip(words, (keep, fall), strict=True) if names]
 
 
-def _state_words(reading: Reading) -> str:
+def _state_words(reading: StackReading) -> str:
     """The state, where it is more than a number says: a common vector and no collapse go without saying."""
     plain = (State.HEALTHY, State.MEAN_OFFSET, State.COLLAPSED, State.UNKNOWN)
     return "" if reading.state in plain and reading.is_everywhere else f", {in_words(reading)}"
 
 
-def _fate(name: str, arm: Arm, reading: Reading, floor: float | None) -> str:
+def _fate(name: str, arm: Arm, reading: StackReading, floor: float | None) -> str:
     count = reading.count().rstrip()
     count = f" {count}" if count else ""
     if reading.state in (State.FLOOR, State.COLLAPSED):

@@ -20,14 +20,20 @@ from rankscope.models.mlp_weights import mlp_weights
 from rankscope.models.view import ModelView
 from rankscope.paths.capture import run_frozen
 from rankscope.paths.maps import Chain, Gain
-from rankscope.paths.network import FrozenBlock, SeenAttention, Step
+from rankscope.paths.network import FrozenBlock, FrozenStep, SeenAttention
 from rankscope.theory.attention_graph import attention_graph, least_edge
 from rankscope.theory.attention_weights import HeadTensors
-from rankscope.theory.composite_norms import composite_norm, composite_residual, inf_norm, one_norm, score_spread
-from rankscope.theory.contraction import Gains, layer_gains
-from rankscope.theory.cubic_bounds import cubic_interval
+from rankscope.theory.contraction import LayerGains, layer_gains
+from rankscope.theory.cubic_law import cubic_interval
 from rankscope.theory.lipschitz import LipschitzConstants, gated_constants, mlp_constants, spectral_bound
-from rankscope.theory.operator_norms import product_norm
+from rankscope.theory.operator_norms import (
+    composite_norm,
+    composite_residual,
+    inf_norm,
+    one_norm,
+    product_norm,
+    score_spread,
+)
 from rankscope.theory.scaled import centred
 from rankscope.theory.theorems import MOST_ROUNDING, HeadSizes, LayerQuantities, Network, Passage, StreamState
 
@@ -72,7 +78,7 @@ class StepFacts:
         turns = [(True, False), (False, True)] * (len(self.kinds) // 2)
         return not self.any_skip and self.kinds == turns
 
-    def see(self, steps: Sequence[Step], weights: HeadWeights) -> None:
+    def see(self, steps: Sequence[FrozenStep], weights: HeadWeights) -> None:
         """One block more."""
         attends = [step for step in steps if step.heads is not None]
         self.bare &= all(step.before.is_identity and step.after.is_identity for step in attends)
@@ -92,7 +98,7 @@ class Found:
     facts: StepFacts = field(default_factory=StepFacts)
 
 
-def _is_nothing(step: Step) -> bool:
+def _is_nothing(step: FrozenStep) -> bool:
     """Whether the stream passes as it is: what is left of a branch that surgery took out."""
     return step.skip is not None and step.skip.is_identity and not step.constants()
 
@@ -158,7 +164,7 @@ def _farthest(X: Tensor) -> float:
     return float((own[:, None] + own - 2 * gram).max().clamp_min(0.0).sqrt())
 
 
-def skip_gain_of(step: Step) -> float | None:
+def skip_gain_of(step: FrozenStep) -> float | None:
     """The gain of the skip where stream plus branch is a linear map of the residual alone; None elsewhere."""
     if step.skip is None or not step.before.is_identity or not step.after.is_identity or step.source is not None:
         return None
@@ -357,7 +363,7 @@ def _cubic(R: Tensor, read: Tensor, tensors: HeadTensors) -> tuple[float, float]
     return float(found.log_lower_bound), float(found.log_upper_bound)
 
 
-def _gains(R: Tensor, P: Tensor, tensors: HeadTensors, shared: Tensor, gain: float, steps: int) -> Gains:
+def _gains(R: Tensor, P: Tensor, tensors: HeadTensors, shared: Tensor, gain: float, steps: int) -> LayerGains:
     return layer_gains(R, P, tensors.W_V, tensors.W_O, shared=shared, skip_gain=gain, steps=steps)
 
 
@@ -529,7 +535,7 @@ class BoundReader:
         )
 
 
-def _seen(step: Step, seen: SeenAttention, entry: Tensor, out: Tensor, number: int, keep: Tensor) -> SeenLayer:
+def _seen(step: FrozenStep, seen: SeenAttention, entry: Tensor, out: Tensor, number: int, keep: Tensor) -> SeenLayer:
     """One sequence of a step, without padding."""
 
     def of(x: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ from rankscope.runs.run import Run
 from rankscope.stream.viewing import need_plain_stream
 from rankscope.surgery.session import operations_on
 from rankscope.theory.attention_graph import AttentionGraph
-from rankscope.theory.contraction import Gains, Interval
+from rankscope.theory.contraction import GainInterval, LayerGains
 from rankscope.theory.lanczos import LanczosEnds
 from rankscope.theory.lipschitz import LipschitzConstants
 from rankscope.theory.theorems import (
@@ -360,9 +360,9 @@ _KINDS = {
     for kind in (
         AttentionGraph,
         Found,
-        Gains,
+        LayerGains,
         HeadSizes,
-        Interval,
+        GainInterval,
         LanczosEnds,
         LayerQuantities,
         LipschitzConstants,

@@ -16,7 +16,7 @@ from rankscope.runs.curves import Curve, curve, names_in
 from rankscope.runs.rows import of_stack, only
 from rankscope.runs.summary import stacks_of
 from rankscope.verdicts.battery import Battery, Flags, Floats, residual_battery
-from rankscope.verdicts.reading import Reading, read
+from rankscope.verdicts.reading import StackReading, read
 from rankscope.verdicts.sentences import in_words
 from rankscope.verdicts.states import State
 from rankscope.verdicts.verdict import Verdict
@@ -157,7 +157,9 @@ def _grid(table: pa.Table, stack: str | None, metric: str) -> tuple[NDArray[np.i
     return layers, values, undefined
 
 
-def _sentence(table: pa.Table, stack: str | None, floors: Mapping[str, float], reading: Reading, logs: Floats) -> str:
+def _sentence(
+    table: pa.Table, stack: str | None, floors: Mapping[str, float], reading: StackReading, logs: Floats
+) -> str:
     layers = reading.battery.layers
     seen = _stops_seeing(layers, logs, floors)
     count = f" {reading.count().rstrip()}" if reading.count() else ""

@@ -17,8 +17,7 @@ from rankscope._errors import InputError
 from rankscope.exact_arithmetic.tensor import Deviation
 from rankscope.masks import parse_mask
 from rankscope.runs.prediction import AGREEMENT, Agreement
-from rankscope.theory.designs.design import CHOICES, COUNTS, Design, parameter_names
-from rankscope.theory.designs.narrowing import narrowed
+from rankscope.theory.designs.design import CHOICES, COUNTS, Design, narrowed, parameter_names
 from rankscope.theory.designs.sampling import Sampler, span_of_rows
 from rankscope.theory.oracles._spec import ORACLES, answer_of
 
