@@ -10,11 +10,13 @@ if TYPE_CHECKING:
     from rankscope.runs.curves import Curve
     from rankscope.runs.provenance import Provenance
     from rankscope.runs.reruns import judge_rerun
+    from rankscope.runs.rows import RowWriter
     from rankscope.runs.run import Run, load_run
 
 __all__ = [
     "Curve",
     "Provenance",
+    "RowWriter",
     "Run",
     "judge_rerun",
     "load_run",
@@ -23,6 +25,7 @@ __all__ = [
 _HOME = {
     "Curve": "rankscope.runs.curves",
     "Provenance": "rankscope.runs.provenance",
+    "RowWriter": "rankscope.runs.rows",
     "Run": "rankscope.runs.run",
     "judge_rerun": "rankscope.runs.reruns",
     "load_run": "rankscope.runs.run",
