@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from rankscope._errors import InputError
-from rankscope.sweeps.parts import Checkpoint, sized
-from rankscope.sweeps.plan import plan_of
+from rankscope.sweeps.plan import Checkpoint, plan_of, sized
 
 
 def plan(**given: Any) -> dict[str, Any]:

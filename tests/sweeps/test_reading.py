@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankscope._errors import InputError
-from rankscope.sweeps.reading import LARGEST_PLAN, read_plan_data
+from rankscope.sweeps.plan import LARGEST_PLAN, read_plan_data
 
 LEVELS = zip("abcdefg", "bcdefgh", strict=True)
 BOMB = "a: &a [x, x]\n" + "".join(f"{new}: &{new} [{', '.join([f'*{old}'] * 9)}]\n" for old, new in LEVELS)

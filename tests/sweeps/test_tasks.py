@@ -12,9 +12,8 @@ import pytest
 
 from rankscope._errors import InputError, LoadError, UnknownNameError
 from rankscope.sweeps import tasks as tasks_module
-from rankscope.sweeps.identity import differs, identity_of
 from rankscope.sweeps.plan import plan_of
-from rankscope.sweeps.tasks import Task, tasks_of
+from rankscope.sweeps.tasks import Task, differs, identity_of, tasks_of
 
 
 def tasks(**given: Any) -> list[Task]:

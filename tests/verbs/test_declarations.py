@@ -21,7 +21,7 @@ from rankscope.metrics import METRICS
 from rankscope.options import INPUTS, RESULT, SURGERY
 from rankscope.remedies import REMEDIES
 from rankscope.runs.run import Run
-from rankscope.sweeps.parts import Inputs, Variant, options_in_plans
+from rankscope.sweeps.plan import Inputs, Variant, options_in_plans
 from rankscope.verbs._spec import VERBS, Verb, function_at, verbs_in_order
 
 WITH_RUNS = [verb for verb in verbs_in_order() if verb.makes_runs]

@@ -18,8 +18,7 @@ import pyarrow as pa
 from rankscope._errors import RankscopeError
 from rankscope.options import WEIGHTS_ONLY
 from rankscope.runs._frozen import thaw
-from rankscope.sweeps.identity import differs, identity_of
-from rankscope.sweeps.tasks import Task
+from rankscope.sweeps.tasks import Task, differs, identity_of
 from rankscope.verbs._spec import VERBS, Verb, function_at
 
 if TYPE_CHECKING:
