@@ -24,9 +24,9 @@ from rankscope.linalg.attention import AttentionMatrix
 from rankscope.linalg.blockwise_attention import BlockwiseAttention
 from rankscope.linalg.precision import float_floor
 from rankscope.linalg.tokens import Tokens
-from rankscope.metrics import METRICS, Reading, evaluate
+from rankscope.metrics import METRICS, MetricValues, evaluate
 from rankscope.stream.attention_calls import AttentionCall
-from rankscope.stream.kernel_sums import watching_kernel
+from rankscope.stream.tracer import watching_kernel
 from rankscope.verbs.attention_choice import AttentionChoice
 
 EVERY = [spec for spec in METRICS.values() if spec.side == "attention"]
@@ -40,7 +40,7 @@ def layers(count: int, heads: int, tokens: int, dim: int, dtype: torch.dtype) ->
     return [(q, k, v) for q, k, v in drawn]
 
 
-def measured(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Reading:
+def measured(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> MetricValues:
     """The kernel as the tracer runs it, and the reader's work, with the one walk that 32,768 tokens get."""
     with watching_kernel(q, k) as told:
         out = F.scaled_dot_product_attention(q, k, v, is_causal=causal)

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 NOT_SHIPPED = ("tests/", "docs/", "benchmarks/")
 PROBE = """
 import importlib.metadata, pathlib, sys, rankscope
-from rankscope.models.inputs.sample_text import sample_text
+from rankscope.models.inputs.text import sample_text
 home = pathlib.Path(rankscope.__file__).resolve()
 assert str(home).startswith(sys.prefix), f"rankscope comes from {home}, not from the archive"
 assert importlib.metadata.version("rankscope") == rankscope.__version__

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rankscope.models.inputs.sample_text import sample_text
+from rankscope.models.inputs.text import sample_text
 from rankscope.monitor import Gauge, Record, read_record
 from rankscope.surgery.operating import operate
 

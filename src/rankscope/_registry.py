@@ -34,6 +34,10 @@ class Registry(Mapping[str, T], Generic[T]):
             raise ValueError(f"the {self._kind} {name!r} is registered twice")
         self._entries[name] = entry
 
+    def registered(self, name: str) -> T:
+        """An entry that was added already; the package is not imported for it, so that its modules may ask."""
+        return self._entries[name]
+
     def _load(self) -> None:
         if self._loaded:
             return

@@ -19,9 +19,8 @@ from rankscope.models.loading.quiet import quiet_transformers
 from rankscope.models.presets import TINY_PRESETS
 from rankscope.models.view import ModelView
 from rankscope.stream.attention_calls import AttentionCall
-from rankscope.stream.fastpath import without_fastpath
 from rankscope.stream.frames import tensors_in
-from rankscope.stream.operators import is_norm
+from rankscope.stream.operators import is_norm, without_fastpath
 from rankscope.stream.sites import SITES, SiteRef, SiteSelection
 from rankscope.stream.tracer import trace
 from rankscope.stream.viewing import view_of

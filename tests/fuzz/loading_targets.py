@@ -92,7 +92,7 @@ def _gguf(architecture: str, quantized: bool) -> bytes:
 
 
 def _gguf_header(data: bytes, folder: Path) -> None:
-    from rankscope.models.loading.gguf_header import read_gguf_header
+    from rankscope.models.loading.gguf import read_gguf_header
 
     (folder / "m.gguf").write_bytes(data)
     header = read_gguf_header(folder / "m.gguf")

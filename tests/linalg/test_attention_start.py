@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rankscope.linalg.attention_start import _some_places
+from rankscope.linalg.blockwise_attention import _some_places
 
 
 @pytest.mark.parametrize("rows", [1000, 5000, 40_000])

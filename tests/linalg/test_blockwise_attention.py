@@ -16,7 +16,7 @@ from rankscope._types import Status
 from rankscope.linalg import blockwise_attention, score_tiles
 from rankscope.linalg.attention import AttentionMatrix
 from rankscope.linalg.blockwise_attention import BlockwiseAttention
-from rankscope.metrics import METRICS, Reading, evaluate
+from rankscope.metrics import METRICS, MetricValues, evaluate
 from rankscope.stream.attention_calls import AttentionCall
 
 EVERY = [spec for spec in METRICS.values() if spec.side == "attention"]
@@ -32,23 +32,23 @@ def heads(seed: int, queries: int, keys: int, *, sharp: float = 1.0, key_heads: 
     return q * sharp, k
 
 
-def dense(call: AttentionCall, keep: Tensor | None = None, specs: list = EVERY) -> Reading:
+def dense(call: AttentionCall, keep: Tensor | None = None, specs: list = EVERY) -> MetricValues:
     return evaluate(specs, AttentionMatrix(call.probs(), call.support(), keep), 1e-15)
 
 
-def by_tiles(call: AttentionCall, keep: Tensor | None = None, specs: list = EVERY, **options: object) -> Reading:
+def by_tiles(call: AttentionCall, keep: Tensor | None = None, specs: list = EVERY, **options: object) -> MetricValues:
     view = BlockwiseAttention(
         call.query, call.key, mask=call.mask, is_causal=call.is_causal, scale=call.scale, keep=keep, **options
     )
     return evaluate(specs, view, 1e-15)
 
 
-def assert_equal(got: Reading, want: Reading, rtol: float = 1e-10) -> None:
+def assert_equal(got: MetricValues, want: MetricValues, rtol: float = 1e-10) -> None:
     """Same statuses and values; what is at the float floor, there rounding alone, need only be as small."""
     assert torch.equal(got.statuses, want.statuses)
     floor = want.statuses == list(Status).index(Status.FLOOR)
     assert bool((got.values[floor].abs() < 1e-13).all())
-    got, want = (Reading(one.values.masked_fill(floor, 0.0), one.statuses) for one in (got, want))
+    got, want = (MetricValues(one.values.masked_fill(floor, 0.0), one.statuses) for one in (got, want))
     exact = [i for i in range(len(got.values)) if i != BOUND]
     torch.testing.assert_close(got.values[exact], want.values[exact], rtol=rtol, atol=0, equal_nan=True)
     if len(got.values) > BOUND:
@@ -108,7 +108,7 @@ def test_float32_is_as_near_the_truth_as_dense_float32() -> None:
     q, k = heads(2, 600, 300)
     truth = dense(AttentionCall(query=q, key=k)).values
     call = AttentionCall(query=q.float(), key=k.float())
-    assert_equal(by_tiles(call), Reading(truth, dense(call).statuses), rtol=2e-6)
+    assert_equal(by_tiles(call), MetricValues(truth, dense(call).statuses), rtol=2e-6)
 
 
 def test_log_sums_of_the_kernel_save_a_walk_and_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rankscope.linalg import centring, tiles
+from rankscope.linalg import tiles, tokens
 from rankscope.linalg.attention import AttentionMatrix
 from rankscope.linalg.tokens import Tokens
 from rankscope.metrics import DEFAULT_ATTENTION_METRICS, METRICS, NORM_METRICS, evaluate
@@ -31,21 +31,21 @@ def test_a_walk_passes_every_token_once(monkeypatch: pytest.MonkeyPatch, budget:
     x, keep = ragged(dtype)
     view = Tokens(x, keep)
     plain, centred, columns, means = [], [], [], []
-    for piece in centring.walk(view):
+    for piece in tokens.walk(view):
         plain.append(piece.X.sum(-1))
         columns.append(piece.X.square().sum(-2))
         means.append(piece.mean)
         centred.append(piece.centre_().square().sum(-1))
-    mean = centring.join_means(view, means).value * view.scale[:, None, None]
+    mean = tokens.join_means(view, means).value * view.scale[:, None, None]
     exact = x.double().masked_fill(~keep.unsqueeze(-1), 0.0)
     want = exact.sum(-2, keepdim=True) / keep.sum(-1)[:, None, None]
     deviation = (exact - want).masked_fill(~keep.unsqueeze(-1), 0.0)
     scale = view.scale.unsqueeze(-1)
     for got, true in (
         (mean, want),
-        (centring.join_rows(view, plain) * scale, exact.sum(-1)),
-        (centring.join_rows(view, centred) * scale**2, deviation.square().sum(-1)),
-        (centring.add_columns(view, columns) * scale**2, exact.square().sum(-2)),
+        (tokens.join_rows(view, plain) * scale, exact.sum(-1)),
+        (tokens.join_rows(view, centred) * scale**2, deviation.square().sum(-1)),
+        (tokens.add_columns(view, columns) * scale**2, exact.square().sum(-2)),
     ):
         torch.testing.assert_close(got, true, rtol=1e-14, atol=1e-14)
 
@@ -54,7 +54,7 @@ def test_float64_means_are_kept_to_more_than_float64() -> None:
     """Three tokens 1, 1, 1 + eps: the mean 1 + eps/3 rounds to 1, and only the tail tells the difference."""
     eps = torch.finfo(torch.float64).eps
     view = Tokens(torch.tensor([[1.0], [1.0], [1.0 + eps]], dtype=torch.float64))
-    (piece,) = centring.walk(view)
+    (piece,) = tokens.walk(view)
     assert piece.mean.value.item() == 1.0
     assert piece.mean.tail is not None
     assert piece.mean.tail.item() == pytest.approx(eps / 3, rel=1e-15, abs=0)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rankscope._errors import InputError, RankscopeError, UnknownNameError
 from rankscope.masks import MASKS, mask_from_description, parse_mask
-from rankscope.masks._composed import Both, Complement, Either
+from rankscope.masks._mask import Both, Complement, Either
 
 CAUSAL, NEAR, FIRST = MASKS["causal"](), MASKS["window"](2), MASKS["sink"](1)
 

@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 
 from rankscope._errors import InputError
 from rankscope.masks import MASKS, mask_from_description, parse_mask
-from rankscope.masks._graph_bytes import array_from_npy
-from rankscope.masks._graph_file import read_graph
+from rankscope.masks._graph_file import array_from_npy, read_graph
 
 MATRIX = np.array([[1, 0, 1, 0], [1, 1, 0, 0], [0, 1, 0, 1], [0, 0, 0, 1]])
 EDGES = {"tokens": 4, "edges": [[0, 2], [0, 0], [1, 0], [1, 1], [2, 3], [2, 1], [3, 3], [3, 3]]}
@@ -200,7 +199,7 @@ def test_a_file_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2])
 def test_a_zip_bomb_is_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: int) -> None:
-    monkeypatch.setattr("rankscope.masks._graph_bytes.BYTE_LIMIT", 1_000_000)
+    monkeypatch.setattr("rankscope.masks._graph_file.BYTE_LIMIT", 1_000_000)
     monkeypatch.setattr(zipfile.ZipFile, "read", lambda *_: pytest.fail("it was unpacked"))
     with zipfile.ZipFile(tmp_path / "bomb.npz", "w", method) as file:
         file.writestr("shape.npy", npy(np.array([4, 4])))

@@ -10,7 +10,7 @@ import torch
 
 from rankscope._errors import LoadError
 from rankscope.models.loading import load
-from rankscope.models.loading.gguf_header import read_gguf_header
+from rankscope.models.loading.gguf import read_gguf_header
 from tests.fuzz.loading_targets import gguf_seeds
 
 pytest.importorskip("gguf")

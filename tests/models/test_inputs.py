@@ -10,9 +10,9 @@ import torch
 
 from rankscope._errors import InputError
 from rankscope.models.inputs import prepare_inputs
-from rankscope.models.inputs.hashed_words import hash_tokenizer, special_ids
-from rankscope.models.inputs.sample_text import sample_text
+from rankscope.models.inputs.rows import hash_tokenizer, special_ids
 from rankscope.models.inputs.synthetic import chirps, smooth_images
+from rankscope.models.inputs.text import sample_text
 from rankscope.models.loading import LoadedModel, load
 
 TEXTS = ["The cat sat.", "A much longer sentence about a river, a bridge and a boat."]

@@ -12,7 +12,8 @@ import torch
 
 from rankscope._errors import LoadError, UnknownNameError
 from rankscope.models.inputs import prepare_inputs
-from rankscope.models.loading import hub, load
+from rankscope.models.loading import folder as folder_module
+from rankscope.models.loading import load
 from rankscope.models.loading.dtypes import parse_dtype
 from rankscope.models.loading.quiet import quiet_transformers
 from rankscope.models.presets import TINY_PRESETS
@@ -169,7 +170,7 @@ def test_errors_say_what_to_do(folder: Path, tmp_path: Path, monkeypatch: pytest
         load("init:tiny-bert", dtype="float31")
     with pytest.raises(LoadError, match="not a model class"):
         load("init:tiny-bert", model_class="os")
-    monkeypatch.setattr(hub, "hub_answers", lambda: False)
+    monkeypatch.setattr(folder_module, "hub_answers", lambda: False)
     with pytest.raises(LoadError, match=r"hub cannot be reached.*init:gpt2"):
         load("gpt2")
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from rankscope.models.loading.meta import on_meta
+from rankscope.models.loading.affording import on_meta
 
 
 def test_tensors_made_inside_have_no_numbers() -> None:
@@ -25,6 +25,9 @@ def test_the_device_is_given_back_when_the_body_raises() -> None:
 
 def test_modeling_code_may_be_imported_first_inside() -> None:
     """In a process of its own, because an import happens once."""
-    code = "from rankscope.models.loading.meta import on_meta\nwith on_meta():\n    from transformers import BertModel"
+    code = (
+        "from rankscope.models.loading.affording import on_meta\n"
+        "with on_meta():\n    from transformers import BertModel"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -13,7 +13,7 @@ from rankscope._errors import InputError, LoadError
 from rankscope.models.inputs import prepare_inputs
 from rankscope.models.loading import load
 from rankscope.models.loading.foreign import is_rust_panic, refusing
-from rankscope.models.loading.tokenizer_files import refuse_dangerous_tokenizer
+from rankscope.models.loading.tokenizer import refuse_dangerous_tokenizer
 
 VOCABULARY = {"[UNK]": 0, "a": 1, "b": 2}
 WHOLE: dict[str, Any] = {

@@ -5,11 +5,9 @@ from collections.abc import Mapping
 
 import pytest
 
-from rankscope.monitor.advice import Advice
 from rankscope.monitor.alarms import ALARMS, AlarmSpec, LayerState
-from rankscope.monitor.battery import chosen_metrics
-from rankscope.monitor.references import START_READINGS, References, random_null
-from rankscope.monitor.watching import Watch, chosen_alarms
+from rankscope.monitor.probing import chosen_metrics
+from rankscope.monitor.watching import START_READINGS, Advice, AlarmWatch, References, chosen_alarms, random_null
 from rankscope.runs.readings import Alarm, LayerValue
 from rankscope.verdicts.states import COLLAPSED_RESIDUAL
 
@@ -105,13 +103,13 @@ def one_tried(spec: AlarmSpec, stack: str | None) -> Advice:
     return Advice(("neutreno",), "neutreno brings it to 0.9.")
 
 
-def look(watch: Watch, step: int, residuals: Mapping[int, float], component: str = "skip") -> tuple[Alarm, ...]:
+def look(watch: AlarmWatch, step: int, residuals: Mapping[int, float], component: str = "skip") -> tuple[Alarm, ...]:
     states = {(None, layer): state({"relative_residual": value}) for layer, value in residuals.items()}
     return watch.look(step, states, lambda stack, layer: component, one_tried)
 
 
 def test_alarm_needs_two_readings_in_a_row_and_is_raised_once() -> None:
-    watch = Watch(chosen_alarms(["token_collapse"]))
+    watch = AlarmWatch(chosen_alarms(["token_collapse"]))
     values = [0.05, 0.8, 0.05, 0.05, 0.05, 0.05]
     found = [look(watch, step, {0: value}) for step, value in enumerate(values)]
     assert [len(alarms) for alarms in found] == [0, 0, 0, 1, 0, 0]
@@ -119,7 +117,7 @@ def test_alarm_needs_two_readings_in_a_row_and_is_raised_once() -> None:
 
 
 def test_alarm_is_over_only_well_below_the_threshold_and_for_two_readings() -> None:
-    watch = Watch(chosen_alarms(["token_collapse"]))
+    watch = AlarmWatch(chosen_alarms(["token_collapse"]))
     for step in range(2):
         look(watch, step, {0: 0.05})
     just_below = {0: 0.1}  # severity 0.8: between release and 1
@@ -135,7 +133,7 @@ def test_alarm_is_over_only_well_below_the_threshold_and_for_two_readings() -> N
 
 
 def test_alarm_tells_first_layer_worst_layer_component_and_remedies() -> None:
-    watch = Watch(chosen_alarms(["token_collapse"]))
+    watch = AlarmWatch(chosen_alarms(["token_collapse"]))
     look(watch, 10, {0: 0.9, 1: 0.05, 2: 1e-4, 3: 0.9})
     (alarm,) = look(watch, 20, {0: 0.9, 1: 0.05, 2: 1e-4, 3: 0.9}, component="attention")
     assert (alarm.layer, alarm.step, alarm.component) == (1, 20, "attention")
@@ -148,7 +146,7 @@ def test_alarm_tells_first_layer_worst_layer_component_and_remedies() -> None:
 
 
 def test_stacks_are_watched_apart() -> None:
-    watch = Watch(chosen_alarms(["token_collapse"]))
+    watch = AlarmWatch(chosen_alarms(["token_collapse"]))
     healthy, bad = state({"relative_residual": 0.9}), state({"relative_residual": 0.01})
     for step in range(3):
         found = watch.look(

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from rankscope._errors import InputError, SiteError, UnknownNameError
 from rankscope.metrics import METRICS
 from rankscope.monitor import Alarm, CollapseError, CollapseWarning, Gauge, Heatmap, read_record
-from rankscope.monitor.battery import DEFAULT_METRICS
 from rankscope.monitor.outlets import HEATMAP_EVERY
+from rankscope.monitor.probing import DEFAULT_METRICS
 from rankscope.surgery.operating import operate
 from rankscope.verbs.measuring import measure
 from rankscope.verbs.remedying import remedy

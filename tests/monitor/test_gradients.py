@@ -10,14 +10,13 @@ from torch import Tensor, nn
 from rankscope.models.inputs import prepare_inputs
 from rankscope.models.loading import load
 from rankscope.monitor import Gauge
-from rankscope.monitor.gradients import gradient_values
-from rankscope.monitor.projections import Projections, find_projections
+from rankscope.monitor.gradients import BlockProjections, find_projections, gradient_values
 from rankscope.stream.viewing import view_of
 from rankscope.surgery.operating import operate
 from tests.monitor.trainings import batches, bert, gpt2, plain, probe
 
 
-def found(model: nn.Module, given: Any) -> dict[tuple[str | None, int], Projections]:
+def found(model: nn.Module, given: Any) -> dict[tuple[str | None, int], BlockProjections]:
     loaded = load(model)
     return find_projections(view_of(model, prepare_inputs(loaded, given)[0]), loaded.config)
 

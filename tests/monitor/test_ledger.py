@@ -10,7 +10,7 @@ import torch
 from rankscope.models.inputs import prepare_inputs
 from rankscope.models.loading import load
 from rankscope.monitor.isolation import beside_training
-from rankscope.monitor.ledger import Entry, likely_component, read_ledger
+from rankscope.monitor.probing import Entry, likely_component, read_ledger
 from rankscope.runs.gauge_history import History
 from rankscope.runs.readings import Alarm, LayerValue, Reading
 from rankscope.stream.viewing import view_of

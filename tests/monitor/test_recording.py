@@ -13,7 +13,7 @@ import pytest
 
 from rankscope._errors import InputError, ResultError
 from rankscope.monitor import Alarm, LayerValue, Reading, read_record
-from rankscope.monitor.record_writing import RecordWriter
+from rankscope.monitor.outlets import RecordWriter
 
 NAN = math.nan
 
@@ -107,7 +107,7 @@ def test_full_segment_is_followed_by_another(tmp_path: Path) -> None:
 WRITES_AND_DIES = """
 import os, signal, sys
 from pathlib import Path
-from rankscope.monitor.record_writing import RecordWriter
+from rankscope.monitor.outlets import RecordWriter
 from tests.monitor.test_recording import reading
 writer = RecordWriter(Path(sys.argv[1]), {})
 for step in range(50):

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from rankscope.metrics.residual import relative_residual
-from rankscope.paths.decay import LengthReading, decay_orders, path_decay
-from rankscope.paths.single import Interval, follow
+from rankscope.paths.single import LengthReading, MedianInterval, decay_orders, follow, path_decay
 from tests.paths.conftest import Small
 
 
@@ -34,6 +33,7 @@ def test_intervals_hold_the_median_of_all_paths(small: Small) -> None:
 
 def test_orders() -> None:
     readings = [
-        LengthReading(k, Interval(r, r, r, 0.95), Interval(1, 1, 1, 0.95)) for k, r in enumerate((0.1, 1e-3, 1e-9))
+        LengthReading(k, MedianInterval(r, r, r, 0.95), MedianInterval(1, 1, 1, 0.95))
+        for k, r in enumerate((0.1, 1e-3, 1e-9))
     ]
     assert decay_orders(readings) == pytest.approx([3.0, 3.0])

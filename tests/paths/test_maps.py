@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rankscope.paths.beam import chain_norm
 from rankscope.paths.maps import IDENTITY, Chain, FrozenNorm, Gain, NormCall, departure, explain, frozen_norm, tolerance
+from rankscope.paths.single import chain_norm
 
 F64 = torch.float64
 

@@ -9,10 +9,9 @@ import pytest
 import torch
 
 from rankscope._errors import InputError
-from rankscope.paths.beam import chain_norm, head_norms, top_paths
 from rankscope.paths.census import census
 from rankscope.paths.lengths import length_sums
-from rankscope.paths.single import follow, median_interval, sample_paths
+from rankscope.paths.single import chain_norm, follow, head_norms, median_interval, sample_paths, top_paths
 from tests.paths.conftest import Small
 
 LAYERS, HEADS = 3, 2

@@ -9,7 +9,7 @@ from torch import nn
 from rankscope._errors import DiscoveryError
 from rankscope.models.view import BlockPlan, Label, ModelView
 from rankscope.stream.discovery import _cut_into_blocks, discover
-from rankscope.stream.origins import CallRecord
+from rankscope.stream.probe import CallRecord
 from tests.own_models import GPT, Block, InlineGPT, ids
 
 

@@ -24,7 +24,7 @@ from rankscope.stream.frames import (
     tensors_in,
     with_output_tensor,
 )
-from rankscope.stream.open_call import OpenCall
+from rankscope.stream.mode import ActiveBlock
 
 T = Tensor
 X = torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(0))
@@ -137,8 +137,8 @@ def test_a_batch_that_is_not_in_the_stream_is_refused() -> None:
     stack = Stack(None, (BlockCall("layers.0", 0, (BlockPlan((), ()),)),), Stream("tokens batch dim"), None)
 
     class Opens(nn.Module):
-        def forward(self, x: Tensor) -> OpenCall:
-            return OpenCall(x, stack, 0)
+        def forward(self, x: Tensor) -> ActiveBlock:
+            return ActiveBlock(x, stack, 0)
 
     assert Batch({}, None, 0, 5, (X,)).run(Opens()).batch_and_tokens() == (5, 2)
     with pytest.raises(SiteError, match=r"Block 0 \(layers.0\) took a tensor of shape \(2, 5, 8\).* hold 4 sequences"):
@@ -166,7 +166,7 @@ def test_a_call_checks_off_what_the_probe_saw() -> None:
     stack = Stack(
         "encoder", (BlockCall("layers.0", 3, (plan, plan), final_norm_inside=True),), Stream("tokens batch dim"), None
     )
-    call = OpenCall(X, stack, 0)
+    call = ActiveBlock(X, stack, 0)
     assert call.batch_and_tokens() == (5, 2)
     assert call.canonical(X.reshape(10, 8)).shape == (5, 2, 8)
     assert (call.layer, call.is_joined, call.adds_are_over) == (3, False, False)

@@ -8,11 +8,10 @@ import torch.nn.functional as F
 
 from rankscope.models.inputs import prepare_inputs
 from rankscope.models.loading import load
-from rankscope.stream import kernel_sums
+from rankscope.stream import tracer
 from rankscope.stream.attention_calls import AttentionCall
-from rankscope.stream.kernel_sums import KernelSums, watching_kernel
 from rankscope.stream.sites import SiteSelection
-from rankscope.stream.tracer import trace
+from rankscope.stream.tracer import KernelSums, trace, watching_kernel
 from rankscope.stream.viewing import undisturbed, view_of
 
 
@@ -48,7 +47,7 @@ def test_short_sequences_are_not_watched() -> None:
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
 def test_the_tracer_hands_them_on_and_shows_what_is_mixed(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel_sums, "_WORTH_ENTRIES", 1)
+    monkeypatch.setattr(tracer, "_WORTH_ENTRIES", 1)
     loaded = load(f"init:tiny-{family}")
     prepared = prepare_inputs(loaded, None, sequences=2, tokens=12, batch=2, tokens_policy="content", seed=0)
     seen: dict[str, object] = {}

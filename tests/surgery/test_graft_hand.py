@@ -11,9 +11,9 @@ from torch import Tensor
 from rankscope._errors import UnsupportedOperationError
 from rankscope.models.stream import Stream
 from rankscope.models.view import BlockCall, BlockPlan, Stack
-from rankscope.stream.open_call import OpenCall
+from rankscope.stream.mode import ActiveBlock
 from rankscope.surgery.graft import Attended, Graft, Place, Spot
-from rankscope.surgery.graft_hand import GraftHand, spot_of
+from rankscope.surgery.graft_dispatcher import GraftDispatcher, spot_of
 
 BATCH, HEADS, TOKENS, WIDTH = 2, 3, 5, 4
 PLAN = BlockPlan(("attention", "mlp"), ("attention",))
@@ -58,14 +58,14 @@ class Noting(Graft):
         return heard.out + 1
 
 
-def opened(x: Tensor, layout: str = "batch tokens dim", plan: BlockPlan = PLAN) -> OpenCall:
-    return OpenCall(x, Stack("decoder", (BlockCall("layers.4", 4, (plan,)),), Stream(layout), None), 0)
+def opened(x: Tensor, layout: str = "batch tokens dim", plan: BlockPlan = PLAN) -> ActiveBlock:
+    return ActiveBlock(x, Stack("decoder", (BlockCall("layers.4", 4, (plan,)),), Stream(layout), None), 0)
 
 
 @pytest.mark.parametrize("flat", [False, True])
 def test_probabilities_meet_their_values_in_either_shape(flat: bool) -> None:
     graft = Noting("values")
-    hand, x = GraftHand([graft]), numbers(BATCH, TOKENS, 6)
+    hand, x = GraftDispatcher([graft]), numbers(BATCH, TOKENS, 6)
     call, at = opened(x), Spot("decoder", 4, 1)
     shape = (BATCH * HEADS,) if flat else (BATCH, HEADS)
     probs, value = numbers(*shape, TOKENS, TOKENS).softmax(-1), numbers(*shape, TOKENS, WIDTH, seed=1)
@@ -86,7 +86,7 @@ def test_probabilities_meet_their_values_in_either_shape(flat: bool) -> None:
 
 
 def test_the_probabilities_are_not_followed_through_what_changes_them() -> None:
-    hand, probs = GraftHand([Noting("values")]), numbers(1, 1, 3, 3)
+    hand, probs = GraftDispatcher([Noting("values")]), numbers(1, 1, 3, 3)
     hand.follow_probs(probs, Spot(None, 0, 1))
     hand.pass_on(torch.tanh, (probs,), probs.tanh())
     hand.pass_on(Tensor.clone, (probs.clone(),), probs.clone())
@@ -96,20 +96,20 @@ def test_the_probabilities_are_not_followed_through_what_changes_them() -> None:
 
 
 def test_values_that_were_never_seen_are_said() -> None:
-    hand = GraftHand([Noting("values")])
+    hand = GraftDispatcher([Noting("values")])
     for layer in (7, 2):
         hand.owe_values(Spot("decoder", layer, 9))
     with pytest.raises(UnsupportedOperationError, match="could not be seen in block 2, 7,"):
         hand.check_values()
     hand.check_values()
-    other = GraftHand([Noting("probs")])
+    other = GraftDispatcher([Noting("probs")])
     other.owe_values(Spot("decoder", 2, 9))
     other.check_values()
 
 
 def test_a_graft_hears_what_the_attention_module_was_given() -> None:
     graft, x = Noting("values"), numbers(TOKENS, BATCH, 6)
-    hand, call = GraftHand([graft]), opened(x, "tokens batch dim")
+    hand, call = GraftDispatcher([graft]), opened(x, "tokens batch dim")
     out, value = numbers(BATCH, HEADS, TOKENS, WIDTH), numbers(BATCH, 1, TOKENS, WIDTH, seed=1)
     hand.attended(call, spot_of(call), out, value)
     assert graft.given is None
@@ -123,7 +123,7 @@ def test_a_graft_hears_what_the_attention_module_was_given() -> None:
 def test_what_is_read_and_what_is_added() -> None:
     x, branch, weight = numbers(BATCH, TOKENS, 6), numbers(BATCH, TOKENS, 6, seed=1), numbers(6, 6, seed=2)
     reads, adds = Noting("reads"), Noting("adds")
-    hand, call = GraftHand([reads, adds]), opened(x)
+    hand, call = GraftDispatcher([reads, adds]), opened(x)
     with pytest.raises(UnsupportedOperationError, match="Block 4: the matrix product by which its mlp branch reads"):
         hand.add(call, "mlp", x, branch)
     new, same = hand.read(call, (x, weight))
@@ -135,7 +135,7 @@ def test_what_is_read_and_what_is_added() -> None:
     with pytest.raises(UnsupportedOperationError, match="its mlp branch reads"):
         hand.add(call, "mlp", x, branch)
     joined = opened(x, plan=BlockPlan(("attention", "mlp"), ("attention",), joins=(False, True)))
-    hand = GraftHand([adds])
+    hand = GraftDispatcher([adds])
     for factor in (2, 1):
         joined.next_add()
         assert torch.equal(hand.add(joined, "mlp", x, branch)[0], factor * x), "the one skip is scaled once"
@@ -146,7 +146,7 @@ def test_sums_are_shown_as_batch_tokens_dim(layout: str) -> None:
     x = numbers(BATCH, TOKENS, 6)
     total = x if layout == "batch tokens dim" else x.transpose(0, 1).contiguous()
     graft = Noting("sums")
-    out = GraftHand([graft]).sum(opened(total, layout), "mlp", total)
+    out = GraftDispatcher([graft]).sum(opened(total, layout), "mlp", total)
     expected = 2 * x + torch.arange(TOKENS)[:, None]
     assert torch.equal(out, expected if layout == "batch tokens dim" else expected.transpose(0, 1))
     assert graft.shown == [(BATCH, TOKENS, 6)]
@@ -154,11 +154,11 @@ def test_sums_are_shown_as_batch_tokens_dim(layout: str) -> None:
 
 def test_who_is_asked() -> None:
     grafts = [Noting("adds"), Noting("values", "adds")]
-    hand = GraftHand(grafts)
+    hand = GraftDispatcher(grafts)
     assert hand.at("adds") == hand.grafts == grafts
     assert hand.at("values") == grafts[1:]
     assert hand.touches_attention
-    assert not GraftHand(grafts[:1]).touches_attention
+    assert not GraftDispatcher(grafts[:1]).touches_attention
     hand.seen = torch.ones(1)
     hand.reset()
     assert hand.seen is None

@@ -14,8 +14,7 @@ from rankscope._errors import UnsupportedOperationError
 from rankscope.surgery.attention_grafts import AttentionMixing, LengthScale, OutputGate, ValueMixing
 from rankscope.surgery.branch_grafts import BranchGains, Contrast, NormGains
 from rankscope.surgery.graft import Graft, Mixture
-from rankscope.surgery.grafting import grafting
-from rankscope.surgery.operating import operate
+from rankscope.surgery.operating import grafting, operate
 from rankscope.surgery.session import _SESSIONS, structure_of
 from tests.surgery.written_out import CARRIERS, DIM, WIDTH, Attention, Model, build, split
 

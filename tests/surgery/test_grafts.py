@@ -15,9 +15,8 @@ from rankscope.models.view import BlockCall, BlockPlan, ModelView, Stack
 from rankscope.stream.attention_calls import AttentionCall
 from rankscope.surgery.attention_grafts import AttentionMixing, LengthScale, OutputGate, ValueAnchor, ValueMixing
 from rankscope.surgery.branch_grafts import BranchGains, Contrast, MlpWeightGains, NormGains, PreNorming
-from rankscope.surgery.gains import Gains
-from rankscope.surgery.graft import Attended, Graft, Mixture, Spot
-from rankscope.surgery.graft_attention import (
+from rankscope.surgery.graft import Attended, BlockGains, Graft, Mixture, Spot
+from rankscope.surgery.graft_dispatcher import (
     for_each_head,
     gained_scores,
     joint_mixture,
@@ -45,12 +44,12 @@ def spot(layer: int) -> Spot:
 
 
 def test_gains_are_constants_or_parameters_by_block() -> None:
-    fixed = Gains(view(), {"a": 0.5, "b": lambda at: at.layer + 10.0 * at.depth}, learnable=False)
+    fixed = BlockGains(view(), {"a": 0.5, "b": lambda at: at.layer + 10.0 * at.depth}, learnable=False)
     assert [fixed.at(spot(layer), "b") for layer in range(3)] == [30.0, 31.0, 32.0]
     assert fixed.at(spot(2), "a") == 0.5
     assert list(fixed.parameters()) == []
     assert fixed.describe() == {"a": 0.5, "b": "by block"}
-    learned = Gains(view(), {"a": 0.5, "b": lambda at: at.layer + 10.0 * at.depth}, learnable=True)
+    learned = BlockGains(view(), {"a": 0.5, "b": lambda at: at.layer + 10.0 * at.depth}, learnable=True)
     assert learned.describe() == {"vision_tower/a": [0.5] * 3, "vision_tower/b": [30.0, 31.0, 32.0]}
     assert {p.dtype for p in learned.parameters()} == {torch.float64}
     number = learned.at(spot(1), "b")

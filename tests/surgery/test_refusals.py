@@ -14,8 +14,7 @@ from rankscope.masks import parse_mask
 from rankscope.models.stream import Stream
 from rankscope.models.view import BlockCall, BlockPlan, Carry, ModelView, Stack
 from rankscope.surgery.graft import Graft
-from rankscope.surgery.grafting import _check_places
-from rankscope.surgery.operating import operate
+from rankscope.surgery.operating import _check_places, operate
 from rankscope.surgery.operation import Operation
 from rankscope.surgery.refusals import check_operable
 from tests.own_models import GPT, ids

@@ -10,8 +10,8 @@ import torch
 
 from rankscope._errors import InputError
 from rankscope.theory.classification import LayerFacts, classify, float_visible_depth, visible_depths
+from rankscope.theory.contraction import heads_factor
 from rankscope.theory.cubic_law import cubic_constant
-from rankscope.theory.row_dependent import heads_factor
 from tests.reference import cubic as reference
 from tests.theory.networks import random_layer, random_tokens
 
@@ -55,7 +55,7 @@ def test_reasons_name_their_causes() -> None:
 
 
 def test_a_mask_without_its_factor_is_refused() -> None:
-    with pytest.raises(InputError, match="spectral_factor"):
+    with pytest.raises(InputError, match="second eigenvalue"):
         classify(LayerFacts(False, True))
 
 

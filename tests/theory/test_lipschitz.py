@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from rankscope._errors import InputError
-from rankscope.theory.composite_norms import composite_norm
 from rankscope.theory.lipschitz import SLOPES, gated_constants, mlp_constants, spectral_bound
+from rankscope.theory.operator_norms import composite_norm
 
 FUNCTIONS = {
     "relu": torch.relu,

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rankscope._errors import InputError
-from rankscope.theory.row_dependent import heads_factor, heads_gain, heads_map
+from rankscope.theory.contraction import heads_factor, heads_gain, heads_map
 from rankscope.theory.stability import largest_gain, stability_factor
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import rankscope as rs
 from rankscope._types import Status
 from rankscope.monitor.alarms import ALARMS, LayerState
-from rankscope.monitor.battery import layer_values
+from rankscope.monitor.probing import layer_values
 from rankscope.runs.readings import LayerValue
 from rankscope.runs.rows import RowWriter
 from rankscope.verdicts import judge
@@ -293,7 +293,7 @@ def test_the_gauge_sees_a_stream_of_zeros() -> None:
 
 
 def test_the_tolerance_of_copies_is_the_threshold_of_collapse() -> None:
-    from rankscope.linalg.pairs import NEAR
+    from rankscope.linalg.tokens import NEAR
 
     assert pytest.approx(math.sqrt(2) * COLLAPSED_RESIDUAL) == NEAR
     assert State.COLLAPSED.is_grave

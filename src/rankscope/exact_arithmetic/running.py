@@ -16,9 +16,8 @@ from rankscope.exact_arithmetic.registry import refuse
 from rankscope.exact_arithmetic.tensor import Deviation
 from rankscope.models.inputs import Batch
 from rankscope.models.view import Label, ModelView
-from rankscope.stream.follower import Perform, StreamFollower
 from rankscope.stream.frames import first_tensor
-from rankscope.stream.open_call import OpenCall
+from rankscope.stream.mode import ActiveBlock, Perform, StreamMode
 from rankscope.stream.sites import SiteRef, SiteSelection
 from rankscope.stream.viewing import undisturbed
 
@@ -78,7 +77,7 @@ def deviating(
     """
     follower = _Deviator(view, keep, observe, sites, log_shrink)
     try:
-        with WideArithmetic(), follower.riding():
+        with WideArithmetic(), follower.active():
             yield
     except _LastBlockDone:
         pass
@@ -104,7 +103,7 @@ def single_sequences(batch: Batch) -> Iterator[Batch]:
         )
 
 
-class _Deviator(StreamFollower):
+class _Deviator(StreamMode):
     """Turns the stream into a deviation where it enters a block, and shows it."""
 
     def __init__(
@@ -123,7 +122,7 @@ class _Deviator(StreamFollower):
         self._calls_left = sum(len(stack.calls) for stack in view.stacks)
 
     @contextmanager
-    def riding(self) -> Iterator[None]:
+    def active(self) -> Iterator[None]:
         """Also change the arguments of blocks, before any other hook sees them."""
         modules = self.view.modules()
         names = {call.module_name for stack in self.view.stacks for call in stack.calls}
@@ -131,7 +130,7 @@ class _Deviator(StreamFollower):
             for name in names:
                 handle = modules[name].register_forward_pre_hook(self._deviate, prepend=True, with_kwargs=True)
                 stack.callback(handle.remove)
-            stack.enter_context(super().riding())
+            stack.enter_context(super().active())
             yield
 
     def _deviate(
@@ -158,7 +157,7 @@ class _Deviator(StreamFollower):
             return None
         return torch.nn.functional.pad(self._keep, (0, rows - self._keep.numel()), value=False)
 
-    def _show(self, call: OpenCall, site: str, x: Tensor) -> None:
+    def _show(self, call: ActiveBlock, site: str, x: Tensor) -> None:
         ref = call.ref(site)
         if ref in self._sites:
             seen = call.canonical(x)
@@ -166,15 +165,17 @@ class _Deviator(StreamFollower):
                 refuse(f"what happens before {ref}", "the stream comes back as a plain tensor, its deviation lost")
             self._observe(ref, seen, self._fitting(seen))
 
-    def on_enter(self, call: OpenCall, entry: Tensor) -> None:
+    def on_enter(self, call: ActiveBlock, entry: Tensor) -> None:
         """Show the stream that comes in."""
         self._show(call, "block.in", entry)
 
-    def on_next_block(self, call: OpenCall, stream: Tensor) -> None:
+    def on_next_block(self, call: ActiveBlock, stream: Tensor) -> None:
         """Show the stream between two blocks of one call."""
         self._show(call, "block.out", stream)
 
-    def on_add(self, call: OpenCall, label: Label | None, stream: Tensor, branch: Tensor, perform: Perform) -> Tensor:
+    def on_add(
+        self, call: ActiveBlock, label: Label | None, stream: Tensor, branch: Tensor, perform: Perform
+    ) -> Tensor:
         """Show branch and sum."""
         if label is not None:
             self._show(call, f"{label}.out", branch)
@@ -185,7 +186,7 @@ class _Deviator(StreamFollower):
             self._show(call, f"{label}.sum", out)
         return out
 
-    def on_leave(self, call: OpenCall, out: Tensor) -> None:
+    def on_leave(self, call: ActiveBlock, out: Tensor) -> None:
         """Show the stream that leaves, and stop when it was the last block."""
         self._show(call, "block.out", out if call.last_sum is None else call.last_sum)
         self._calls_left -= 1

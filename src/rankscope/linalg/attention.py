@@ -9,9 +9,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rankscope._errors import InputError
-from rankscope.linalg import centring
 from rankscope.linalg.attention_view import AttentionSums, AttentionView
-from rankscope.linalg.tokens import Tokens
+from rankscope.linalg.tokens import TokenPiece, Tokens, add_columns, join_rows, walk
 
 
 class AttentionMatrix(AttentionView):
@@ -78,12 +77,12 @@ class AttentionMatrix(AttentionView):
     @cached_property
     def sums(self) -> AttentionSums:
         """Mass, p log p and squares, from one walk over P."""
-        parts = [_sums_of_piece(piece) for piece in centring.walk(self.rows)]
+        parts = [_sums_of_piece(piece) for piece in walk(self.rows)]
         return AttentionSums(
-            mass=centring.join_rows(self.rows, [part.mass for part in parts]),
-            p_log_p=centring.join_rows(self.rows, [part.p_log_p for part in parts]),
-            energy=centring.add_columns(self.rows, [part.energy for part in parts]),
-            centred_energy=centring.add_columns(self.rows, [part.centred_energy for part in parts]),
+            mass=join_rows(self.rows, [part.mass for part in parts]),
+            p_log_p=join_rows(self.rows, [part.p_log_p for part in parts]),
+            energy=add_columns(self.rows, [part.energy for part in parts]),
+            centred_energy=add_columns(self.rows, [part.centred_energy for part in parts]),
         )
 
     @cached_property
@@ -144,7 +143,7 @@ class AttentionMatrix(AttentionView):
         return value.expand(shape).reshape(self.rows.sequences, self.rows.tokens)
 
 
-def _sums_of_piece(piece: centring.Piece) -> AttentionSums:
+def _sums_of_piece(piece: TokenPiece) -> AttentionSums:
     P = piece.X
     # p log p is 0 at p = 0, and the smallest float stands in for 0 only inside the logarithm.
     logarithm = torch.clamp_min(P, torch.finfo(P.dtype).tiny, out=piece.spare).log_()

@@ -1,23 +1,373 @@
-"""Attention of long sequences: the reductions of every attention metric, without a matrix of queries by keys."""
+r"""Attention of long sequences: the reductions of every attention metric, without a matrix of queries by keys.
+
+One walk over the tiles yields all sums and a product with the matrix. Everything is taken
+of :math:`D = P - 1r^T` with a reference row r near the mean row: CP = CD, and sums of squares of D
+do not cancel when rows are nearly equal, as those of P would. The exponentials are :math:`\tilde P = \mathrm{diag}(m)P`
+with masses m that differ from 1 by the rounding of each row's log-sum. What that does is undone on the small results:
+
+.. math:: D = \mathrm{diag}(1/m)\tilde D - e r^T, \qquad \tilde D = \tilde P - 1r^T, \quad e = 1 - 1/m .
+
+A walk begins with a row near the mean row, and directions near the top ones. Both are taken of a few rows,
+each standing for those around it. Half of them lie evenly over the sequence, half are
+denser towards its beginning, where rows of a causal mask are short, large and unlike each other. How well the rows are
+chosen costs steps, or width of an interval, never truth.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rankscope._errors import InputError
-from rankscope.linalg.attention_pass import PassSums, attention_pass
-from rankscope.linalg.attention_start import attention_start
 from rankscope.linalg.attention_view import AttentionSums, AttentionView
 from rankscope.linalg.largest_singular_value import SingularValue, largest_singular_value, singular_value_within
 from rankscope.linalg.precision import float64_home, is_wide
-from rankscope.linalg.score_tiles import HeadScores, row_log_sums
-from rankscope.linalg.support_rows import SupportRows
+from rankscope.linalg.score_tiles import HIDES, HeadScores, Strip, row_log_sums
+
+_STRIP_ENTRIES = 1 << 22
+
+
+class SupportRows:
+    """Mask and causal order together.
+
+    Args:
+        shape: ``(batch, heads, query, key)``.
+        device: where results lie.
+        mask: broadcastable to ``shape``; True where a key is visible, or what is added to scores.
+        is_causal: a row sees keys up to its own place.
+
+    Raises:
+        InputError: a mask that does not broadcast.
+    """
+
+    def __init__(
+        self, shape: tuple[int, int, int, int], device: torch.device, mask: Tensor | None, *, is_causal: bool
+    ) -> None:
+        self._shape, self._device, self.is_causal = shape, device, is_causal
+        self._mask: Tensor | None = None
+        if mask is not None:
+            padded = (1,) * (4 - mask.ndim) + tuple(mask.shape)
+            if len(padded) != 4 or any(m not in (1, s) for m, s in zip(padded, shape, strict=True)):
+                raise InputError(
+                    f"The attention mask has the shape {tuple(mask.shape)}. Expected one that broadcasts to {shape}."
+                )
+            # Batch and heads stay as they are: what all of them share is counted once.
+            self._mask = mask.reshape(padded).expand(*padded[:2], *shape[2:])
+
+    def mask_of(self, b: int, h: int) -> Tensor | None:
+        """The mask of one matrix, ``(query, key)``."""
+        return None if self._mask is None else self._mask.expand(self._shape)[b, h]
+
+    @cached_property
+    def size(self) -> Float[Tensor, "matrices query"]:
+        """Number of keys each row may see."""
+        if self._mask is None:
+            every = torch.full((self._shape[2],), self._shape[3], dtype=torch.float64, device=self._device)
+            if self.is_causal:
+                every = torch.minimum(every, torch.arange(1.0, self._shape[2] + 1, dtype=torch.float64).to(every))
+            return self._by_matrix(every.expand(1, 1, -1))
+        return self._by_matrix(torch.cat([seen.sum(-1) for seen in self._strips()], -1).double())
+
+    @cached_property
+    def first_key(self) -> Int[Tensor, "batch heads"]:
+        """The first key that any row may see: padding may stand on the left."""
+        if self._mask is None:
+            return torch.zeros(self._shape[:2], dtype=torch.int64, device=self._device)
+        seen = torch.zeros(*self._mask.shape[:2], self._shape[3], dtype=torch.bool, device=self._device)
+        for strip in self._strips():
+            seen |= strip.any(-2)
+        return seen.to(torch.uint8).argmax(-1).expand(self._shape[:2])
+
+    @cached_property
+    def sees_first(self) -> Bool[Tensor, "matrices query"]:
+        """Whether a row may see the first key."""
+        if self._mask is None:
+            return torch.ones(self._shape[0] * self._shape[1], self._shape[2], dtype=torch.bool, device=self._device)
+        first = self.first_key[: self._mask.shape[0], : self._mask.shape[1], None, None]
+        column = self._mask.gather(-1, first.expand(-1, -1, self._shape[2], 1)).squeeze(-1)
+        seen = _visible(column)
+        if self.is_causal:
+            seen &= torch.arange(self._shape[2], device=self._device) >= first.squeeze(-1)
+        return self._by_matrix(seen)
+
+    def _strips(self) -> Iterator[Bool[Tensor, "batch heads strip key"]]:
+        assert self._mask is not None
+        batch, heads, queries, keys = self._mask.shape
+        height = max(1, _STRIP_ENTRIES // max(1, batch * heads * keys))
+        for start in range(0, queries, height):
+            seen = _visible(self._mask[:, :, start : start + height])
+            if self.is_causal:
+                place = torch.arange(start, start + seen.shape[2], device=self._device)
+                seen = seen & (torch.arange(keys, device=self._device) <= place.unsqueeze(-1))
+            yield seen
+
+    def _by_matrix(self, value: Tensor) -> Tensor:
+        return value.expand(*self._shape[:3]).flatten(0, 1)
+
+
+def _visible(mask: Tensor) -> Tensor:
+    return mask if mask.dtype == torch.bool else mask > HIDES
+
+
+BLOCK = 6
+"""Directions taken through one walk: a product with so few costs less than the exponentials."""
+
+_ROWS_FOR_MEAN = 32
+_ROWS_FOR_DIRECTIONS = 256
+_SEED = 0
+_NEAR_EQUAL = 0.3
+"""Relative deviation of the rows above which sums of squares lose no digit that matters without a reference row."""
+
+
+def attention_start(
+    logs: HeadScores, *, directions: bool
+) -> tuple[Float[Tensor, " keys"], Float[Tensor, "keys block"]]:
+    """A reference row, and orthonormal directions; none where they are not wanted.
+
+    The directions are the top right singular vectors of the sampled rows, centred, and one drawn at random, so that
+    no singular vector is orthogonal to all of them.
+
+    Args:
+        logs: logarithms of probabilities.
+        directions: whether to choose directions.
+    """
+    if logs.rows == 0:
+        zero = torch.zeros(logs.keys, dtype=torch.float64, device=logs.query.device)
+        return zero, zero.new_zeros(logs.keys, 0)
+    places, weights = _some_places(logs.rows, _ROWS_FOR_DIRECTIONS if directions else _ROWS_FOR_MEAN, logs.query.device)
+    P = _some_rows(logs, places)
+    mean = ((weights / weights.sum()).to(P) @ P).double()
+    energy = _weighted_squares(P, weights)
+    D = P.sub_(mean.to(P))
+    is_near_equal = _weighted_squares(D, weights) <= _NEAR_EQUAL**2 * energy
+    reference = mean if is_near_equal else torch.zeros_like(mean)
+    if not directions:
+        return reference, reference.new_zeros(logs.keys, 0)
+    return reference, _directions(D.mul_(weights.sqrt().to(D).unsqueeze(-1)), min(BLOCK, logs.keys))
+
+
+def _weighted_squares(rows: Float[Tensor, "some keys"], weights: Float[Tensor, " some"]) -> float:
+    return float(weights @ torch.linalg.vector_norm(rows, dim=-1).double().square())
+
+
+def _some_places(rows: int, most: int, device: torch.device) -> tuple[Int[Tensor, " some"], Float[Tensor, " some"]]:
+    """Some of the rows, and how many each stands for."""
+    if rows <= most:
+        return torch.arange(rows, device=device), torch.ones(rows, dtype=torch.float64, device=device)
+    even = torch.linspace(0, rows - 1, most // 2, dtype=torch.float64)
+    dense = torch.logspace(0, math.log10(rows), most - most // 2, dtype=torch.float64) - 1
+    spread = torch.cat([even, dense]).round().long().clamp(0, rows - 1)
+    places = torch.tensor(sorted(set(spread.tolist())))
+    between = (places[1:] + places[:-1]).double() / 2
+    ends = torch.cat([between.new_tensor([-0.5]), between, between.new_tensor([rows - 0.5])])
+    return places.to(device), ends.diff().to(device)
+
+
+def _some_rows(logs: HeadScores, places: Int[Tensor, " some"]) -> Float[Tensor, "some keys"]:
+    sample = logs.pick(places)
+    strip = sample.strip(slice(0, places.numel()))
+    P = logs.query.new_zeros(places.numel(), logs.tiles * logs.width)
+    for tile in range(strip.tiles):
+        L = P.new_empty(strip.height, logs.width)
+        sample.put_log(L, strip, tile)
+        torch.exp(L, out=P[:, tile * logs.width : (tile + 1) * logs.width])
+    mass = P.sum(-1, keepdim=True)
+    return P.div_(mass.masked_fill_(mass < 0.5, 1.0))[:, : logs.keys]
+
+
+def _directions(D: Float[Tensor, "some keys"], count: int) -> Float[Tensor, "keys block"]:
+    found = D.new_zeros(D.shape[1], 0, dtype=torch.float64)
+    gram = (D @ D.T).double()
+    if bool(gram.isfinite().all()):
+        vectors = torch.linalg.eigh(gram).eigenvectors[:, -(count - 1) :] if count > 1 else gram[:, :0]
+        images = (D.T @ vectors.to(D)).double()
+        lengths = torch.linalg.vector_norm(images, dim=0)
+        found = (images / lengths)[:, lengths > 0]
+    generator = torch.Generator().manual_seed(_SEED)
+    chance = torch.randn(D.shape[1], count - found.shape[1], dtype=torch.float64, generator=generator)
+    orthonormal: Tensor = torch.linalg.qr(torch.cat([found, chance.to(D.device)], 1)).Q
+    return orthonormal
+
+
+_STRIPS_PER_FLUSH = 8
+_LEAST_MASS = 0.5
+"""Rows were divided by their own sums, so that a mass is about 1, or 0 and rounding where no key is visible."""
+
+
+@dataclass(frozen=True)
+class PassSums:
+    """What one walk gives, in float64.
+
+    Attributes:
+        mass: sum of each row of the exponentials, 1 up to rounding of the log-sums, 0 for a row that sees nothing.
+        p_log_p: sum of p log p of each row of the exponentials.
+        energy: sum of squares of D.
+        column: sum of each column of D.
+        total: sum of each column of DZ, Z the probes.
+        gram: :math:`(DZ)^TDZ`.
+        image: :math:`D^TDZ`, where it was asked for.
+    """
+
+    mass: Float[Tensor, " rows"]
+    p_log_p: Float[Tensor, " rows"]
+    energy: Float[Tensor, ""]
+    column: Float[Tensor, " keys"]
+    total: Float[Tensor, " probes"]
+    gram: Float[Tensor, "probes probes"]
+    image: Float[Tensor, "keys probes"] | None
+
+
+def attention_pass(
+    scores: HeadScores,
+    reference: Float[Tensor, " keys"],
+    probes: Float[Tensor, "keys probes"],
+    *,
+    sums: bool = True,
+    image: bool = False,
+) -> PassSums:
+    """Walk over all tiles once; tiles that no row of a strip sees are not computed.
+
+    Tiles are in the format of ``scores``, and so are sums along a row within one tile; everything else is float64.
+
+    Args:
+        scores: logarithms of probabilities, see :meth:`HeadScores.less`.
+        reference: a row near the mean row of P, in float64.
+        probes: Z, in float64; no column where no product is wanted.
+        sums: also take ``p_log_p`` and ``energy``, which a later walk needs no more.
+        image: also multiply back, for which a strip of rows by all keys is kept at a time.
+    """
+    walk = _Walk(scores, reference, probes, image=image)
+    rows = [walk.strip(strip, sums) for strip in scores.strips(held=image)]
+    mass, p_log_p = (torch.cat(parts) for parts in zip(*rows, strict=True)) if rows else (walk.empty, walk.empty)
+    columns = walk.columns()
+    found = columns[:, :-1] if image else None
+    return PassSums(mass, p_log_p, walk.energy, columns[:, -1], walk.total, walk.gram, found)
+
+
+class _Walk:
+    """Small results of a walk, gathered strip by strip."""
+
+    def __init__(self, scores: HeadScores, reference: Tensor, probes: Tensor, *, image: bool) -> None:
+        self._scores, self._image = scores, image
+        like = scores.query
+        tiles, width, count = scores.tiles, scores.width, probes.shape[1]
+        padding = tiles * width - scores.keys
+        # What D is really computed with is the reference as rounded to the tiles' format.
+        r = torch.nn.functional.pad(reference.to(like), (0, padding))
+        self._r = r.view(tiles, width)
+        self._shifts = bool(r.any())
+        small = torch.cat([probes.to(like), like.new_ones(scores.keys, 1)], -1)
+        small = torch.cat([torch.nn.functional.pad(small, (0, 0, 0, padding)), r.unsqueeze(-1)], -1)
+        # Few rows times a transposed tile is the faster order of this product.
+        self._small = small.view(tiles, width, count + 2).transpose(1, 2).contiguous()
+        by_tile = torch.einsum("tw,tcw->tc", self._r.double(), self._small.double())
+        # r times the probes, 1 and r, summed over all tiles from one on: what hidden keys add.
+        self._beyond = torch.cat([by_tile.flip(0).cumsum(0).flip(0), by_tile.new_zeros(1, count + 2)])
+        self._room = like.new_empty(tiles if image else 1, scores.height(held=image), width)
+        self._recent = like.new_zeros(tiles, count + 1 if image else 1, width)
+        self._sum = torch.zeros_like(self._recent, dtype=torch.float64)
+        self._hidden = by_tile.new_zeros(tiles + 1, self._recent.shape[1])
+        self._excess = by_tile.new_zeros(self._recent.shape[1])
+        self._strips = 0
+        self.empty = by_tile.new_zeros(0)
+        self.energy = by_tile.new_zeros(())
+        self.total = by_tile.new_zeros(count)
+        self.gram = by_tile.new_zeros(count, count)
+
+    def strip(self, strip: Strip, sums: bool) -> tuple[Tensor, Tensor]:
+        """Take in a few rows; their masses and sums of p log p."""
+        products, squares, p_log_p = self._tiles(strip, sums)
+        beyond, whole = self._beyond[strip.tiles], self._beyond[0]
+        products = products - beyond
+        mass = products[:, -2] + whole[-2]
+        mass = mass.masked_fill(mass < _LEAST_MASS, 0.0)
+        inverse = torch.where(mass == 0, 1.0, 1 / mass)
+        excess = 1 - inverse
+        if sums:
+            # Squares were summed over the strip; each row's own mass would change that by rounding of rounding.
+            self.energy += inverse.square().mean() * (squares + strip.height * beyond[-1])
+            self.energy += (excess.square() * whole[-1] - 2 * inverse * excess * products[:, -1]).sum()
+        W = inverse.unsqueeze(-1) * products[:, :-2] - excess.unsqueeze(-1) * whole[:-2]
+        self.total += W.sum(0)
+        self.gram += W.T @ W
+        if self._image:
+            self._multiply_back(strip, torch.cat([W, W.new_ones(strip.height, 1)], -1), inverse, excess)
+        else:
+            self._hidden[strip.tiles] += strip.height
+            self._excess += excess.sum()
+        self._strips += 1
+        if self._strips % _STRIPS_PER_FLUSH == 0:
+            self._flush()
+        return mass, p_log_p
+
+    def columns(self) -> Float[Tensor, "keys probes+1"]:
+        r"""D^T times DZ, where it was asked for, and 1.
+
+        Without, the columns of :math:`\tilde D` were summed as they are, and :math:`\sum_i e_i \tilde P_{ij}` is taken
+        for its mean part: deviations of e and of the column are rounding times the small, and are left out.
+        """
+        self._flush()
+        r = self._r.double().unsqueeze(1)
+        whole = self._sum - self._hidden.cumsum(0)[:-1].unsqueeze(-1) * r
+        if self._image:
+            whole = whole - self._excess.unsqueeze(-1) * r
+        else:
+            whole = whole - self._excess * (r + whole / max(1, self._scores.rows))
+        return whole.transpose(1, 2).reshape(-1, whole.shape[1])[: self._scores.keys]
+
+    def _tiles(self, strip: Strip, sums: bool) -> tuple[Tensor, Tensor, Tensor]:
+        """Exponentials minus the reference, tile by tile: products with the small matrix, squares, sums of p log p.
+
+        Sums are taken as products with ones and with itself: on a processor that is twice as fast as reductions.
+        """
+        tiles, height, like = strip.tiles, strip.height, self._r
+        L = like.new_empty(height, self._scores.width)
+        ones, across = like.new_ones(1, height), like.new_ones(1, self._scores.width)
+        products = like.new_empty(tiles, self._small.shape[1], height)
+        squares, p_log_p = [like.new_zeros(())], like.new_zeros(tiles, 1, height)
+        # Views are made beforehand: one costs as much as a tenth of the work on a tile.
+        rooms = (self._room[:tiles] if self._image else self._room.expand(tiles, -1, -1))[:, :height]
+        views = zip(rooms, self._small, self._r, products, p_log_p, self._recent, strict=False)
+        LT, D = L.T, rooms[0]
+        flat, DT = D.view(-1), D.T
+        for tile, (room, small, r, product, row_sum, column) in enumerate(views):
+            if self._image:
+                D, flat, DT = room, room.view(-1), room.T
+            self._scores.put_log(L, strip, tile)
+            torch.exp(L, out=D)
+            if sums:
+                L.mul_(D)
+                torch.mm(across, LT, out=row_sum)
+            if self._shifts:
+                D.sub_(r)
+            if sums:
+                squares.append(torch.dot(flat, flat))
+            torch.mm(small, DT, out=product)
+            if not self._image:
+                column.addmm_(ones, D)
+        by_row = products.sum(0, dtype=torch.float64).T
+        return by_row, torch.stack(squares).sum(dtype=torch.float64), p_log_p.sum((0, 1), dtype=torch.float64)
+
+    def _multiply_back(
+        self, strip: Strip, W: Float[Tensor, "height probes+1"], inverse: Tensor, excess: Tensor
+    ) -> None:
+        D = self._room[: strip.tiles, : strip.height]
+        # Rounded once, here: hidden tiles must get the weights that the others get.
+        left = (inverse.unsqueeze(-1) * W).to(D).T.contiguous()
+        self._hidden[strip.tiles] += left.double().sum(-1)
+        self._excess += excess @ W
+        self._recent[: strip.tiles].baddbmm_(left.expand(strip.tiles, -1, -1), D)
+
+    def _flush(self) -> None:
+        self._sum += self._recent
+        self._recent.zero_()
+
 
 PASS_ENTRIES = 1 << 30
 """Probabilities of one head that iterations for its largest singular value may go through by default."""
@@ -28,7 +378,7 @@ _UNKNOWN = SingularValue(math.nan, math.nan, False, 0)
 
 
 @dataclass(frozen=True)
-class _Matrix:
+class _MatrixSums:
     mass: Tensor
     p_log_p: Tensor
     first_mass: Tensor
@@ -163,14 +513,14 @@ class BlockwiseAttention(AttentionView):
         return [one.top for one in found]
 
     @cached_property
-    def _matrices(self) -> list[_Matrix]:
+    def _matrices(self) -> list[_MatrixSums]:
         return self._read_all(spectrum=self._spectrum)
 
-    def _read_all(self, *, spectrum: bool) -> list[_Matrix]:
+    def _read_all(self, *, spectrum: bool) -> list[_MatrixSums]:
         batch, heads = self.batch_shape
         return [self._read(b, h, spectrum) for b in range(batch) for h in range(heads)]
 
-    def _read(self, b: int, h: int, spectrum: bool) -> _Matrix:
+    def _read(self, b: int, h: int, spectrum: bool) -> _MatrixSums:
         logs = self._logs(b, h)
         passes = self._budget(logs.rows)
         reference, probes = attention_start(logs, directions=spectrum)
@@ -185,7 +535,7 @@ class BlockwiseAttention(AttentionView):
         top = _UNKNOWN
         if spectrum and bool(energy > 0) and bool(energy.isfinite()):
             top = self._top(logs, r, probes, first, float(centred), passes)
-        return _Matrix(first.mass, first.p_log_p, at_first, energy, centred, top)
+        return _MatrixSums(first.mass, first.p_log_p, at_first, energy, centred, top)
 
     def _logs(self, b: int, h: int) -> HeadScores:
         """Logarithms of the probabilities of the rows that count."""

@@ -1,18 +1,39 @@
-"""The tokens of a batch of sequences, and the float64 reductions every token metric is made of."""
+r"""The tokens of a batch of sequences, and the float64 reductions every token metric is made of.
+
+Gram matrices of X and of CX are taken on the smaller side. CX is formed first and its Gram matrix taken; that
+of X follows by adding the terms of the mean m,
+
+.. math:: XX^T = (CX)(CX)^T + a 1^T + 1 a^T + \|m\|^2 11^T, \quad a = CX\,m, \qquad X^TX = (CX)^T(CX) + n\,m m^T .
+
+The other way round, subtracting the mean from the Gram matrix of X, cancels every digit exactly under collapse.
+
+Distances between pairs of tokens are relative to the pair itself. Sums over all tokens speak of the largest ones. A
+pair has its own scale, so that medians and counts over pairs are the
+same whether or not a few other tokens are huge. The same is done for channels: one whose energy is far beyond that of
+the others is scaled down first (winsorised), because a large constant channel would make every pair look equal.
+
+With unit vectors :math:`v_i` and lengths :math:`l_i` of the tokens after that, and
+:math:`r = \min(l_i, l_j) / \max(l_i, l_j)`,
+
+.. math:: \delta_{ij} = \|x_i - x_j\| / \max(l_i, l_j) = \sqrt{(1 - r)^2 + r\,\|v_i - v_j\|^2}.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rankscope._errors import InputError
-from rankscope.linalg import centring, channels, grams, pairs, reductions, tiles
+from rankscope.linalg import spectrum, tiles
 from rankscope.linalg.precision import float64_home, is_wide, power_of_two_below
+from rankscope.linalg.triangular_factor import chunks, is_tall, triangular_factor
 
 _SLAB_ENTRIES = 1 << 21
 
@@ -105,53 +126,53 @@ class Tokens:
         above = self.relative_deviation > floor
         unclear = ~above & self.finite & (self.energies.row.sum(-1) > 0)
         if bool(unclear.any()):
-            above |= unclear & channels.is_resolved(self, floor)
+            above |= unclear & is_resolved(self, floor)
         return above
 
     @property
-    def energies(self) -> reductions.Energies:
+    def energies(self) -> Energies:
         """Sums of squares along rows and columns."""
         return self._norm_sums.energies
 
     @property
-    def linear_sums(self) -> reductions.LinearSums:
+    def linear_sums(self) -> LinearSums:
         """Sums of absolute values along rows and columns, and of directions."""
         return self._norm_sums.linear
 
     @cached_property
-    def column_ranges(self) -> reductions.ColumnRanges:
+    def column_ranges(self) -> ColumnRanges:
         """Extremes of each column."""
-        return reductions.column_ranges(self)
+        return column_ranges(self)
 
     @cached_property
     def column_median_deviation(self) -> Float[Tensor, "sequences dim"]:
         """Sum over each column of the distances from its median."""
-        return reductions.column_median_deviation(self)
+        return column_median_deviation(self)
 
     @cached_property
-    def gram_energies(self) -> grams.GramEnergies:
+    def gram_energies(self) -> GramEnergies:
         """Sums of fourth powers of the singular values of X and of CX, without computing any of them."""
-        return grams.gram_energies(self)
+        return gram_energies(self)
 
     @cached_property
     def singular_values(self) -> Float[Tensor, "sequences side"]:
         """Singular values of X, largest first, zero beyond the rank its shape allows."""
-        return grams.singular_values(self, centred=False)
+        return singular_values(self, centred=False)
 
     @cached_property
     def centred_singular_values(self) -> Float[Tensor, "sequences side"]:
         """Singular values of CX, largest first, zero beyond the rank its shape allows."""
-        return grams.singular_values(self, centred=True)
+        return singular_values(self, centred=True)
 
     @cached_property
-    def kept_grams(self) -> list[grams.GramBlock]:
+    def kept_grams(self) -> list[GramBlock]:
         """Gram matrices, kept only where they are small."""
-        return list(grams.gram_blocks(self))
+        return list(gram_blocks(self))
 
     @cached_property
-    def pairs(self) -> pairs.Pairs:
+    def pairs(self) -> Pairs:
         """Medians and counts over the distances of pairs of tokens."""
-        return pairs.pairs(self)
+        return pairs(self)
 
     def rank_limit(self, *, centred: bool) -> Float[Tensor, " sequences"]:
         """The largest rank the shape of X allows, or that of CX, which has lost one token."""
@@ -194,7 +215,7 @@ class Tokens:
     def centred_piece(self, group: slice, rows: slice, room: Tensor | None = None) -> Tensor:
         """The same piece of CX."""
         X = self.piece(group, rows, room)
-        return centring.centre_(X, self._norm_sums.mean.of(group), self.kept_bits(group, rows))
+        return centre_(X, self._norm_sums.mean.of(group), self.kept_bits(group, rows))
 
     def slabs(self, group: slice) -> Iterator[slice]:
         """The channels, a few at a time, of all tokens of a group: for what needs whole columns."""
@@ -205,7 +226,7 @@ class Tokens:
         """A few channels of X in float64 and in units of the scale, zero where tokens are dropped."""
         x = self._x[group, :, channels]
         X = torch.empty(x.shape, dtype=torch.float64, device=self.device).copy_(x)
-        centring.clear_(X, self.kept_bits(group, slice(None)))
+        clear_(X, self.kept_bits(group, slice(None)))
         return X.div_(self.scale[group, None, None]) if is_wide(self.dtype) else X
 
     def sample(self, group: slice, size: int) -> tuple[Tensor, Tensor | None]:
@@ -242,8 +263,8 @@ class Tokens:
         return None if self._kept_bits is None else self._kept_bits[group, rows]
 
     @cached_property
-    def _norm_sums(self) -> reductions.NormSums:
-        return reductions.norm_sums(self)
+    def _norm_sums(self) -> NormSums:
+        return norm_sums(self)
 
     @cached_property
     def _kept_bits(self) -> Tensor | None:
@@ -251,5 +272,536 @@ class Tokens:
 
     def _read(self, group: slice, rows: slice, room: Tensor | None) -> Tensor:
         x = self._x[group, rows]
-        X = torch.empty(x.shape, dtype=torch.float64, device=self.device) if room is None else centring.fitting(room, x)
-        return centring.clear_(X.copy_(x), self.kept_bits(group, rows))
+        X = torch.empty(x.shape, dtype=torch.float64, device=self.device) if room is None else fitting(room, x)
+        return clear_(X.copy_(x), self.kept_bits(group, rows))
+
+
+Reader = Callable[[], Iterable[tuple[slice, Tensor]]]
+
+
+class Mean(NamedTuple):
+    """The mean token of each sequence.
+
+    ``tail`` is what rounding it to float64 left out: near collapse of float64 tokens CX would show it.
+    """
+
+    value: Float[Tensor, "sequences 1 dim"]
+    tail: Float[Tensor, "sequences 1 dim"] | None
+
+    def of(self, group: slice) -> Mean:
+        """The means of a few of the sequences."""
+        return Mean(self.value[group], None if self.tail is None else self.tail[group])
+
+
+@dataclass
+class TokenPiece:
+    """A few tokens of a few sequences, and memory of the same shape to compute in; both may be written to."""
+
+    X: Float[Tensor, "group rows dim"]
+    spare: Float[Tensor, "group rows dim"]
+    mean: Mean
+    kept_bits: Int[Tensor, "group rows 1"] | None
+
+    def centre_(self) -> Tensor:
+        """Turn X into CX, in place."""
+        return centre_(self.X, self.mean, self.kept_bits)
+
+
+def centre_(X: Tensor, mean: Mean, kept_bits: Tensor | None) -> Tensor:
+    """Turn X into CX, in place; dropped tokens stay zero."""
+    X.sub_(mean.value)
+    if mean.tail is not None:
+        X.sub_(mean.tail)
+    return clear_(X, kept_bits)
+
+
+def clear_(X: Tensor, kept_bits: Tensor | None) -> Tensor:
+    """Set dropped tokens to zero, in place, whatever they hold: NaN has no bit left either.
+
+    On a processor ``masked_fill_`` takes several times as long.
+    """
+    if kept_bits is not None:
+        X.view(torch.int64).bitwise_and_(kept_bits)
+    return X
+
+
+def fitting(room: Tensor, x: Tensor) -> Tensor:
+    """As much of ``room`` as has the shape of ``x``."""
+    return room if room.shape == x.shape else room[: x.shape[0], : x.shape[1]]
+
+
+def walk(tokens: Tokens) -> Iterator[TokenPiece]:
+    """Every piece of X, with the mean of its sequences; only sequences of many pieces are read twice.
+
+    There is one piece at least, if an empty one. Pieces share their memory: use one before the next.
+    """
+    room, spare = tokens.room(), tokens.room()
+    strips = list(tokens.strips()) or [slice(0, 0)]
+    n = tokens.count.clamp_min(1.0)[:, None, None]
+    for group in list(tokens.groups()) or [slice(0, 0)]:
+        read = _reader(tokens, group, strips, room)
+        mean = _mean(tokens, group, read, spare, n[group])
+        for rows, X in read():
+            yield TokenPiece(X, fitting(spare, X), mean, tokens.kept_bits(group, rows))
+
+
+def join_rows(tokens: Tokens, parts: list[Tensor]) -> Float[Tensor, "sequences tokens"]:
+    """One number per token, from those of the pieces of a walk: whole sequences, or strip after strip of them."""
+    return torch.cat(parts, -1 if _strips(tokens) > 1 else 0).reshape(tokens.sequences, tokens.tokens)
+
+
+def add_columns(tokens: Tokens, parts: list[Tensor]) -> Float[Tensor, "sequences ..."]:
+    """Sums over all tokens of a sequence, from the sums over those of the pieces of a walk."""
+    sums = torch.cat(parts)
+    return sums.view(tokens.sequences, _strips(tokens), *sums.shape[1:]).sum(1)
+
+
+def join_means(tokens: Tokens, parts: list[Mean]) -> Mean:
+    """The means of all sequences, from those that came with the pieces of a walk."""
+    values, tails = zip(*parts[:: _strips(tokens)], strict=True)
+    return Mean(torch.cat(values), None if tails[0] is None else torch.cat(tails))
+
+
+def _strips(tokens: Tokens) -> int:
+    return max(1, len(list(tokens.strips())))
+
+
+def _reader(tokens: Tokens, group: slice, strips: list[slice], room: Tensor) -> Reader:
+    """The pieces of a group, as often as called for; read once where one piece is the whole."""
+    if len(strips) == 1:
+        held = [(strips[0], tokens.piece(group, strips[0], room))]
+        return lambda: held
+    return lambda: ((rows, tokens.piece(group, rows, room)) for rows in strips)
+
+
+def _mean(tokens: Tokens, group: slice, read: Reader, spare: Tensor, n: Tensor) -> Mean:
+    mean = _total(X.sum(-2, keepdim=True) for _, X in read()).div_(n)
+    if not is_wide(tokens.dtype):
+        return Mean(mean, None)
+    deviations = (
+        clear_(torch.sub(X, mean, out=fitting(spare, X)), tokens.kept_bits(group, rows)).sum(-2, keepdim=True)
+        for rows, X in read()
+    )
+    return Mean(mean, _total(deviations).div_(n))
+
+
+def _total(parts: Iterable[Tensor]) -> Tensor:
+    first, *others = parts
+    for other in others:
+        first.add_(other)
+    return first
+
+
+# A sum of squares below this has lost digits to underflow. Only float64 tokens can be so small and not be zero.
+_LEAST_ENERGY = 2.0**-960
+
+
+@dataclass(frozen=True)
+class Energies:
+    """Sums of squares of X along rows and columns and of CX along rows."""
+
+    row: Float[Tensor, "sequences tokens"]
+    centred_row: Float[Tensor, "sequences tokens"]
+    channel: Float[Tensor, "sequences dim"]
+
+
+@dataclass(frozen=True)
+class LinearSums:
+    """Sums of absolute values of X and of CX along columns and rows, and sums of their rows scaled to unit length.
+
+    The largest column and row sums are the 1- and the inf-norm. Zero rows have no direction and add nothing.
+    """
+
+    column: Float[Tensor, "sequences dim"]
+    row: Float[Tensor, "sequences tokens"]
+    direction: Float[Tensor, "sequences dim"]
+    centred_column: Float[Tensor, "sequences dim"]
+    centred_row: Float[Tensor, "sequences tokens"]
+    centred_direction: Float[Tensor, "sequences dim"]
+
+
+@dataclass(frozen=True)
+class NormSums:
+    """All sums together, from one walk: a second one would have to read X and centre it again."""
+
+    mean: Mean
+    energies: Energies
+    linear: LinearSums
+
+
+@dataclass(frozen=True)
+class ColumnRanges:
+    """Per column: half the distance between its extremes, and the larger of them in absolute value."""
+
+    half_width: Float[Tensor, "sequences dim"]
+    largest_entry: Float[Tensor, "sequences dim"]
+
+
+def largest(values: Float[Tensor, "sequences width"]) -> Float[Tensor, " sequences"]:
+    """The largest along the last axis, NaN where there is none."""
+    if values.shape[-1] == 0:
+        return values.sum(-1) * torch.nan
+    return values.amax(-1)
+
+
+def norm_sums(tokens: Tokens) -> NormSums:
+    """Mean, sums of squares, of absolute values and of directions."""
+    parts = [_sums_of_piece(piece) for piece in walk(tokens)]
+    energies, linear = [part.energies for part in parts], [part.linear for part in parts]
+    return NormSums(
+        join_means(tokens, [part.mean for part in parts]),
+        Energies(
+            row=join_rows(tokens, [e.row for e in energies]),
+            centred_row=join_rows(tokens, [e.centred_row for e in energies]),
+            channel=add_columns(tokens, [e.channel for e in energies]),
+        ),
+        LinearSums(
+            column=add_columns(tokens, [s.column for s in linear]),
+            row=join_rows(tokens, [s.row for s in linear]),
+            direction=add_columns(tokens, [s.direction for s in linear]),
+            centred_column=add_columns(tokens, [s.centred_column for s in linear]),
+            centred_row=join_rows(tokens, [s.centred_row for s in linear]),
+            centred_direction=add_columns(tokens, [s.centred_direction for s in linear]),
+        ),
+    )
+
+
+def _sums_of_piece(piece: TokenPiece) -> NormSums:
+    X = piece.X
+    S = torch.mul(X, X, out=piece.spare)
+    row_energy, channel = S.sum(-1), S.sum(-2)
+    wide = piece.mean.tail is not None
+    direction = _sum_of_directions(X, row_energy, wide=wide)
+    A = torch.abs(X, out=piece.spare)
+    column, row = A.sum(-2), A.sum(-1)
+    C = piece.centre_()
+    centred_row_energy = torch.linalg.vector_norm(C, dim=-1).square_()
+    centred_direction = _sum_of_directions(C, centred_row_energy, wide=wide)
+    C.abs_()
+    return NormSums(
+        piece.mean,
+        Energies(row_energy, centred_row_energy, channel),
+        LinearSums(column, row, direction, C.sum(-2), C.sum(-1), centred_direction),
+    )
+
+
+def column_ranges(tokens: Tokens) -> ColumnRanges:
+    """Extremes of each column."""
+    least, most = tokens.zeros(tokens.dim) + torch.inf, tokens.zeros(tokens.dim) - torch.inf
+    for group, rows in tokens.pieces():
+        X = tokens.piece(group, rows)
+        drop = tokens.dropped(group, rows)
+        low, high = (X, X) if drop is None else (X.masked_fill(drop, torch.inf), X.masked_fill(drop, -torch.inf))
+        least[group] = torch.minimum(least[group], low.amin(-2))
+        most[group] = torch.maximum(most[group], high.amax(-2))
+    return ColumnRanges(half_width=(most - least) / 2, largest_entry=torch.maximum(most, -least))
+
+
+def column_median_deviation(tokens: Tokens) -> Float[Tensor, "sequences dim"]:
+    """Distances from the column median, summed; an even count has many medians, all with the same sum."""
+    if tokens.tokens == 0:
+        return tokens.zeros(tokens.dim)
+    middle = ((tokens.count - 1) / 2).floor().clamp_min(0.0).long()
+    found = tokens.zeros(tokens.dim)
+    for group in tokens.groups():
+        drop = tokens.dropped(group, slice(None))
+        for channels in tokens.slabs(group):
+            X = tokens.slab(group, channels)
+            if drop is None:
+                median = X.median(-2, keepdim=True).values
+            else:
+                ordered = X.masked_fill(drop, torch.inf).sort(-2).values
+                median = ordered.gather(-2, middle[group, None, None].expand(-1, 1, X.shape[-1]))
+            distance = (X - median).abs_()
+            found[group, channels] = (distance if drop is None else distance.masked_fill_(drop, 0.0)).sum(-2)
+    return found
+
+
+def _sum_of_directions(X: Tensor, row_energy: Tensor, *, wide: bool) -> Tensor:
+    tiny = row_energy < _LEAST_ENERGY
+    weight = row_energy.rsqrt().masked_fill_(tiny, 0.0)
+    total = torch.bmm(weight.unsqueeze(-2), X).squeeze(-2)
+    if wide and bool(tiny.any()):
+        rows = torch.where(tiny.unsqueeze(-1), X, 0.0)
+        rows = rows / power_of_two_below(rows.abs().amax(-1, keepdim=True))
+        # A zero row is 0/0 here and has no direction.
+        total += (rows / torch.linalg.vector_norm(rows, dim=-1, keepdim=True)).nan_to_num_(nan=0.0).sum(-2)
+    return total
+
+
+OUTLIER = 100.0
+"""A channel of more than this many times the median energy is an outlier: ten times in amplitude. The largest of 4096
+Gaussian channels is at 35 times the median, so that ordinary channels are none."""
+
+
+def outlier_energy(energy: Float[Tensor, "sequences dim"]) -> Float[Tensor, "sequences 1"]:
+    """The energy above which a channel is an outlier. Channels that are zero have no say in the median."""
+    return OUTLIER * energy.masked_fill(energy == 0, math.nan).nanmedian(-1, keepdim=True).values
+
+
+def is_resolved(tokens: Tokens, floor: float) -> Bool[Tensor, " sequences"]:
+    """Whether tokens differ by more than rounding in some outlier channel, or in the other channels together."""
+    deviation = tokens.zeros(tokens.dim)
+    room = tokens.room()
+    for group, rows in tokens.pieces():
+        deviation[group] += tokens.centred_piece(group, rows, room).square_().sum(-2)
+    energy = tokens.energies.channel
+    outlier = energy > outlier_energy(energy)
+    alone = outlier & (deviation > floor**2 * energy)
+    rest = [part.masked_fill(outlier, 0.0).sum(-1) for part in (deviation, energy)]
+    return alone.any(-1) | (torch.sqrt(rest[0]) > floor * torch.sqrt(rest[1]))
+
+
+_KEPT_ENTRIES = 1 << 22
+
+
+@dataclass(frozen=True)
+class GramBlock:
+    """Gram matrices of a few sequences; zero where entries are not finite, so that LAPACK returns."""
+
+    group: slice
+    plain: Float[Tensor, "group side side"]
+    centred: Float[Tensor, "group side side"]
+
+
+@dataclass(frozen=True)
+class GramEnergies:
+    r"""Squared Frobenius norms of the Gram matrices, :math:`\sum_i s_i^4`."""
+
+    plain: Float[Tensor, " sequences"]
+    centred: Float[Tensor, " sequences"]
+
+
+def gram_energies(tokens: Tokens) -> GramEnergies:
+    """Sums of fourth powers of singular values."""
+    plain, centred = tokens.zeros(), tokens.zeros()
+    for block in _blocks(tokens):
+        plain[block.group] = block.plain.square().sum((-2, -1))
+        centred[block.group] = block.centred.square().sum((-2, -1))
+    return GramEnergies(plain, centred)
+
+
+def singular_values(tokens: Tokens, *, centred: bool) -> Float[Tensor, "sequences side"]:
+    """Singular values of X or of CX, largest first."""
+    rank = tokens.rank_limit(centred=centred)
+    found = tokens.zeros(max(1, _side(tokens)))
+    if tokens.tokens == 0:
+        return found
+    for block in _blocks(tokens):
+        values = spectrum.gram_eigenvalues(block.centred if centred else block.plain).sqrt_()
+        found[block.group] = spectrum.without_structural_zeros(values, rank[block.group])
+    if is_wide(tokens.dtype):
+        lost = spectrum.is_lost_in_gram(found, rank) & tokens.finite
+        for i in lost.nonzero().flatten().tolist():
+            group = slice(i, i + 1)
+            values = spectrum.direct_singular_values(_same_spectrum(tokens, group, centred=centred), otherwise=found[i])
+            found[group] = spectrum.without_structural_zeros(values.unsqueeze(0), rank[group])
+    return found
+
+
+def _same_spectrum(tokens: Tokens, group: slice, *, centred: bool) -> Tensor:
+    """X or CX of one sequence; of a long one its triangular factor, which has the same singular values."""
+    read = tokens.centred_piece if centred else tokens.piece
+    if not is_tall(tokens.tokens, tokens.dim):
+        return read(group, slice(None))[0]
+    return triangular_factor(read(group, rows)[0] for rows in chunks(tokens.tokens, tokens.dim))
+
+
+def gram_blocks(tokens: Tokens) -> Iterator[GramBlock]:
+    """Gram matrices, a few sequences at a time."""
+    by_tokens = tokens.tokens <= tokens.dim
+    build, room = (_token_side, tokens.group_room()) if by_tokens else (_channel_side, tokens.room())
+    broken = None if bool(tokens.finite.all()) else ~tokens.finite[:, None, None]
+    for group in tokens.groups():
+        plain, centred = build(tokens, group, room)
+        if broken is not None:
+            plain.masked_fill_(broken[group], 0.0)
+            centred.masked_fill_(broken[group], 0.0)
+        yield GramBlock(group, plain, centred)
+
+
+def _blocks(tokens: Tokens) -> Iterable[GramBlock]:
+    small = tokens.sequences * _side(tokens) ** 2 <= _KEPT_ENTRIES
+    return tokens.kept_grams if small else gram_blocks(tokens)
+
+
+def _side(tokens: Tokens) -> int:
+    return min(tokens.tokens, tokens.dim)
+
+
+def _token_side(tokens: Tokens, group: slice, room: Tensor) -> tuple[Tensor, Tensor]:
+    rows = slice(None)
+    C = tokens.centred_piece(group, rows, room)
+    mean = tokens.mean[group].unsqueeze(-1)
+    centred = _times_own_transpose(C)
+    a = C @ mean
+    plain = (a + a.mT).add_(mean.mT @ mean).add_(centred)
+    drop = tokens.dropped(group, rows)
+    return (plain if drop is None else plain.masked_fill_(drop | drop.mT, 0.0)), centred
+
+
+def _channel_side(tokens: Tokens, group: slice, room: Tensor) -> tuple[Tensor, Tensor]:
+    mean = tokens.mean[group].unsqueeze(-1)
+    centred = torch.zeros(mean.shape[0], tokens.dim, tokens.dim, dtype=torch.float64, device=tokens.device)
+    for rows in tokens.strips():
+        C = tokens.centred_piece(group, rows, room)
+        centred.baddbmm_(C.mT, C)
+    return torch.baddbmm(centred, mean * tokens.count[group, None, None], mean.mT), centred
+
+
+def _times_own_transpose(C: Tensor) -> Tensor:
+    """CC^T, whose upper right quarter is the mirror of the lower left and need not be computed."""
+    half = C.shape[-2] // 2
+    upper, lower = C[:, :half], C[:, half:]
+    gram = C.new_empty(C.shape[0], C.shape[1], C.shape[1])
+    gram[:, :, :half] = C @ upper.mT
+    gram[:, half:, half:] = lower @ lower.mT
+    gram[:, :half, half:] = gram[:, half:, :half].mT
+    return gram
+
+
+MOST_TOKENS = 128
+"""Pairs are taken of at most so many tokens, evenly spaced over those that count: all of them up to this length."""
+
+NEAR = math.sqrt(2.0) * 0.03
+r"""Relative distance up to which two tokens are copies of each other. Tokens that differ from their mean by a relative
+residual of r differ from each other by :math:`\sqrt2 r`, and 0.03 is where a residual counts as collapsed."""
+
+_CLOSE = 1e-3
+# Squares of numbers below this lose digits.
+_UNDERFLOWS = 1e-140
+# A few sequences at a time, so that a float64 copy of their tokens stays in cache.
+_GROUP_ENTRIES = 1 << 17
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """What the distances of all pairs come to, one value per sequence; NaN for X = 0 and with fewer than two tokens.
+
+    Attributes:
+        distance: median relative distance.
+        direction: median distance between unit vectors; NaN if fewer than two tokens are not zero.
+        largest_cluster: largest share of the tokens that are copies of one of them, itself included.
+        copied: share of the tokens that have a copy.
+        distinct: number of distinct tokens, copies counted once.
+    """
+
+    distance: Float[Tensor, " sequences"]
+    direction: Float[Tensor, " sequences"]
+    largest_cluster: Float[Tensor, " sequences"]
+    copied: Float[Tensor, " sequences"]
+    distinct: Float[Tensor, " sequences"]
+
+
+def pairs(tokens: Tokens) -> Pairs:
+    """Take the distances of all pairs, a few sequences at a time."""
+    size = min(tokens.tokens, MOST_TOKENS)
+    if size == 0:
+        return Pairs(*(tokens.zeros() * math.nan for _ in range(5)))
+    step = max(1, _GROUP_ENTRIES // (size * max(size, tokens.dim)))
+    parts = [_of_group(tokens, slice(start, min(start + step, tokens.sequences)), size)
+             for start in range(0, tokens.sequences, step)]  # fmt: skip
+    if not parts:
+        return Pairs(*(tokens.zeros() for _ in range(5)))
+    # X = 0 has no relative distances; NaN has, to a comparison, no copies.
+    lost = ~((tokens.energies.row.sum(-1) > 0) & tokens.finite)
+    if is_wide(tokens.dtype):
+        # Beside a token 2^1022 times its size another is zero in every unit, and its distances are lost.
+        lost |= (tokens.linear_sums.row > 0).sum(-1) != tokens.directed
+    return Pairs(*(torch.cat(column).masked_fill_(lost, math.nan) for column in zip(*parts, strict=True)))
+
+
+def _of_group(tokens: Tokens, group: slice, size: int) -> tuple[Tensor, ...]:
+    X, known = tokens.sample(group, size)
+    V, length = _without_outliers(X)
+    upper = torch.triu_indices(size, size, 1, device=X.device).unbind()
+    missing = None if known is None else ~(known[:, upper[0]] & known[:, upper[1]])
+    ratio = _ratios(length)
+    apart = _squared_distances(V, (length > 0).to(length.dtype))
+    distance = _relative(apart, ratio)
+    middle = _median(distance[:, upper[0], upper[1]], missing)
+    close = middle < _CLOSE
+    if bool(close.any()):
+        # Far below 1 the distances would drown in the rounding of unit vectors: take them from a token in the middle.
+        W = V[close] - _medoid(distance[close], None if known is None else known[close], V[close])
+        apart[close] = _squared_distances(W, W.square().sum(-1))
+        distance = _relative(apart, ratio)
+        middle = _median(distance[:, upper[0], upper[1]], missing)
+    has_direction = length > 0
+    undirected = ~(has_direction[:, upper[0]] & has_direction[:, upper[1]])
+    undirected = undirected if missing is None else undirected | missing
+    near = distance <= NEAR
+    if known is not None:
+        near &= known.unsqueeze(-1) & known.unsqueeze(-2)
+    return (
+        middle,
+        _median(apart[:, upper[0], upper[1]].sqrt_(), undirected if bool(undirected.any()) else None),
+        *_clusters(near, known),
+    )
+
+
+def _without_outliers(X: Tensor) -> tuple[Tensor, Tensor]:
+    """Unit vectors and lengths after outlier channels are scaled down. Every token has the same say in what is one."""
+    V, length = _normalised(X)
+    energy = torch.linalg.vector_norm(V, dim=-2).square_()
+    weight = (outlier_energy(energy) / energy).sqrt_().clamp_(max=1.0).nan_to_num_(nan=1.0)
+    if bool((weight < 1.0).any()):
+        V, rest = _normalised(V * weight.unsqueeze(-2))
+        length = length * rest
+    return V, length
+
+
+def _normalised(X: Tensor) -> tuple[Tensor, Tensor]:
+    length = torch.linalg.vector_norm(X, dim=-1)
+    small = length < _UNDERFLOWS
+    if bool(small.any()):
+        peak = X.abs().amax(-1).masked_fill(~small, 1.0)
+        peak.masked_fill_(peak == 0, 1.0)
+        # A reciprocal of the smallest numbers would overflow: divide.
+        X = X / peak.unsqueeze(-1)
+        rest = torch.linalg.vector_norm(X, dim=-1)
+        return X.div_(rest.masked_fill(rest == 0, 1.0).unsqueeze(-1)), rest * peak
+    return X.div_(length.masked_fill(length == 0, 1.0).unsqueeze(-1)), length
+
+
+def _squared_distances(V: Tensor, square: Tensor) -> Tensor:
+    apart = torch.baddbmm(square.unsqueeze(-1) + square.unsqueeze(-2), V, V.mT, alpha=-2.0).clamp_(min=0.0)
+    apart.diagonal(dim1=-2, dim2=-1).zero_()
+    return apart
+
+
+def _ratios(length: Tensor) -> Tensor:
+    """The ratio of the shorter to the longer of each pair; 1 for two zero tokens, which are equal."""
+    shorter = torch.minimum(length.unsqueeze(-1), length.unsqueeze(-2))
+    longer = torch.maximum(length.unsqueeze(-1), length.unsqueeze(-2))
+    return torch.where(longer > 0, shorter / longer, 1.0)
+
+
+def _relative(apart: Tensor, ratio: Tensor) -> Tensor:
+    return torch.addcmul((1.0 - ratio).square_(), ratio, apart).sqrt_()
+
+
+def _median(values: Tensor, missing: Tensor | None) -> Tensor:
+    if values.shape[-1] == 0:
+        return values.sum(-1) * math.nan
+    if missing is None:
+        return values.median(-1).values
+    return values.masked_fill(missing, math.nan).nanmedian(-1).values
+
+
+def _medoid(distance: Tensor, known: Tensor | None, V: Tensor) -> Tensor:
+    """The unit vector of the token from which the others are least far, by the median."""
+    if known is None:
+        middle = distance.median(-1).values
+    else:
+        middle = distance.masked_fill(~known.unsqueeze(-2), math.nan).nanmedian(-1).values.masked_fill(~known, math.inf)
+    best: Int[Tensor, " close"] = middle.argmin(-1)
+    return V[torch.arange(len(best), device=V.device), best].unsqueeze(-2)
+
+
+def _clusters(near: Tensor, known: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    members = near.sum(-1).double()
+    count = members.new_full(members.shape[:1], float(members.shape[1])) if known is None else known.sum(-1).double()
+    # A cluster of s tokens adds s times 1/s: neither the order of the tokens nor a chain of near ones decides.
+    distinct = torch.where(members > 0, 1.0 / members, 0.0).sum(-1)
+    return members.amax(-1) / count, (members > 1).sum(-1) / count, distinct

@@ -1,7 +1,6 @@
 """Who may see whom: one file per mask, found by name in ``MASKS``, written as an expression with ``parse_mask``."""
 
-from rankscope.masks._description import mask_from_description
-from rankscope.masks._expression import parse_mask
+from rankscope.masks._expression import mask_from_description, parse_mask
 from rankscope.masks._mask import Mask
 from rankscope.masks._spec import MASKS, MaskSpec, Parameter
 

@@ -24,12 +24,12 @@ class Edges(Protocol):
     def count(self) -> int:
         """Number of edges, or a bound from above."""
 
-    def rows(self) -> Rows:
+    def rows(self) -> EdgeRows:
         """The edges one by one."""
 
 
 @dataclass(frozen=True)
-class Rows:
+class EdgeRows:
     """The keys of query ``q`` are ``indices[indptr[q]:indptr[q + 1]]``, ascending; ``indptr`` starts at 0."""
 
     indptr: Ints
@@ -45,14 +45,14 @@ class Rows:
         """The query of each edge."""
         return np.repeat(np.arange(len(self.indptr) - 1, dtype=np.int64), np.diff(self.indptr))
 
-    def rows(self) -> Rows:
+    def rows(self) -> EdgeRows:
         """These rows."""
         return self
 
-    def where(self, kept: Bools) -> Rows:
+    def where(self, kept: Bools) -> EdgeRows:
         """The edges at which ``kept`` holds."""
         before = np.concatenate([[0], np.cumsum(kept, dtype=np.int64)])
-        return Rows(before[self.indptr], self.indices[kept])
+        return EdgeRows(before[self.indptr], self.indices[kept])
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Progressions:
         """Number of edges."""
         return int(self.lengths.sum())
 
-    def rows(self) -> Rows:
+    def rows(self) -> EdgeRows:
         """The same edges one by one."""
         check_edge_count(self.count)
         indptr = np.concatenate([[0], np.cumsum(self.lengths)])
@@ -82,7 +82,7 @@ class Progressions:
         indices -= np.repeat(indptr[:-1], self.lengths)
         indices *= self.step
         indices += np.repeat(self.start, self.lengths)
-        return Rows(indptr, indices)
+        return EdgeRows(indptr, indices)
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class United:
         """The sum over the parts, a bound from above."""
         return sum(part.count for part in self.parts)
 
-    def rows(self) -> Rows:
+    def rows(self) -> EdgeRows:
         """The merged edges."""
         check_edge_count(self.count)
         return united([part.rows() for part in self.parts], self.keys)
@@ -120,16 +120,16 @@ def check_edge_count(count: int) -> None:
         )
 
 
-def codes(rows: Rows, keys: int) -> Ints:
+def codes(rows: EdgeRows, keys: int) -> Ints:
     """Each edge as ``query * keys + key``: ascending, and no two alike."""
     return rows.queries * keys + rows.indices
 
 
-def from_codes(sorted_codes: Ints, keys: int) -> Rows:
+def from_codes(sorted_codes: Ints, keys: int) -> EdgeRows:
     """Rows of ``keys`` queries from ascending codes."""
     queries, indices = np.divmod(sorted_codes, keys)
     lengths = np.bincount(queries, minlength=keys)
-    return Rows(np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]), indices)
+    return EdgeRows(np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]), indices)
 
 
 def distinct(unsorted: Ints) -> Ints:
@@ -140,13 +140,13 @@ def distinct(unsorted: Ints) -> Ints:
     return ascending[new]
 
 
-def united(parts: list[Rows], keys: int) -> Rows:
+def united(parts: list[EdgeRows], keys: int) -> EdgeRows:
     """Edges in any of the parts."""
     check_edge_count(sum(part.count for part in parts))
     return from_codes(distinct(np.concatenate([codes(part, keys) for part in parts])), keys)
 
 
-def contained(rows: Rows, others: Rows, keys: int) -> Bools:
+def contained(rows: EdgeRows, others: EdgeRows, keys: int) -> Bools:
     """For each edge of ``rows`` whether it is one of ``others``."""
     wanted, known = codes(rows, keys), codes(others, keys)
     if not len(known):

@@ -3,17 +3,77 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
+import tokenize
+import warnings
+import zipfile
+import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from rankscope._errors import InputError
-from rankscope.masks._edges import EDGE_LIMIT, Ints, Rows, distinct, from_codes
-from rankscope.masks._graph_bytes import BYTE_LIMIT, array_from_npy, arrays_from_npz
+from rankscope.masks._edges import EDGE_LIMIT, EdgeRows, Ints, distinct, from_codes
+
+BYTE_LIMIT = 1 << 28
+"""Largest file, and largest sum of what a zip file unpacks to."""
+
+
+def array_from_npy(content: bytes) -> NDArray[Any]:
+    """The array of a ``.npy`` file.
+
+    Raises:
+        ValueError: not such a file, an array of objects, or a header that promises other than what follows.
+    """
+    stream = io.BytesIO(content)
+    shape, fortran, dtype = _header(stream)
+    if dtype.kind not in "biufSU":
+        raise ValueError(f"its dtype is {dtype}, and only numbers, booleans and text are read")
+    count, rest = 1, len(content) - stream.tell()
+    for length in shape:
+        count *= int(length)
+    if min(shape, default=0) < 0 or count * dtype.itemsize != rest:
+        raise ValueError(f"its header promises shape {shape} of {dtype}, and {rest} bytes follow")
+    flat = np.frombuffer(content, dtype=dtype, count=count, offset=stream.tell()) if count else np.empty(0, dtype)
+    return flat.reshape(shape, order="F" if fortran else "C")
+
+
+def _header(stream: io.BytesIO) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    version = npy.read_magic(stream)
+    if version not in {(1, 0), (2, 0)}:
+        raise ValueError(f"version {version} of the .npy format is for arrays with named fields")
+    read_header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # a header that numpy has to guess at
+            return read_header(stream)
+    except (Warning, SyntaxError, tokenize.TokenError, TypeError, RecursionError, MemoryError) as error:
+        raise ValueError(f"its header cannot be read ({error})") from error
+
+
+def arrays_from_npz(content: bytes, names: set[str]) -> dict[str, NDArray[Any]]:
+    """Those of the named arrays that a ``.npz`` file holds.
+
+    Raises:
+        ValueError: not such a file, or one that unpacks to more than the limit.
+    """
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            entries = [item for item in archive.infolist() if item.filename.removesuffix(".npy") in names]
+            if any(item.compress_type not in {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED} for item in entries):
+                raise ValueError("it is compressed in a way that numpy does not use")
+            unpacked = sum(item.file_size for item in entries)
+            if unpacked > BYTE_LIMIT:
+                raise ValueError(f"it unpacks to {unpacked:,} bytes, more than {BYTE_LIMIT:,}")
+            return {item.filename.removesuffix(".npy"): array_from_npy(archive.read(item)) for item in entries}
+    except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, EOFError, OSError) as error:
+        raise ValueError(f"it is not a whole .npz file ({error})") from error
+
 
 TOKEN_LIMIT = 1 << 20
 TEXT_LIMIT = 1 << 25
@@ -22,7 +82,7 @@ DIGEST_LENGTH = 16
 _TEXT = {".json", ".txt"}
 
 
-def graph_from_matrix(matrix: NDArray[Any]) -> Rows:
+def graph_from_matrix(matrix: NDArray[Any]) -> EdgeRows:
     """Rows from a square matrix: row i, column j is not zero when i sees j.
 
     Raises:
@@ -38,7 +98,7 @@ def graph_from_matrix(matrix: NDArray[Any]) -> Rows:
     return graph_from_edges(len(matrix), queries, keys)
 
 
-def graph_from_edges(tokens: int, queries: NDArray[Any], keys: NDArray[Any]) -> Rows:
+def graph_from_edges(tokens: int, queries: NDArray[Any], keys: NDArray[Any]) -> EdgeRows:
     """Rows from pairs in any order, repeated or not.
 
     Raises:
@@ -54,7 +114,7 @@ def graph_from_edges(tokens: int, queries: NDArray[Any], keys: NDArray[Any]) -> 
     return from_codes(distinct(queries.astype(np.int64) * tokens + keys.astype(np.int64)), tokens)
 
 
-def read_graph(source: str) -> tuple[Rows, str]:
+def read_graph(source: str) -> tuple[EdgeRows, str]:
     """Rows of the graph in a file, and the digest of its bytes.
 
     Raises:
@@ -96,11 +156,11 @@ def _bytes_of(path: Path) -> bytes:
     return content
 
 
-def _from_npy(content: bytes) -> Rows:
+def _from_npy(content: bytes) -> EdgeRows:
     return graph_from_matrix(array_from_npy(content))
 
 
-def _from_npz(content: bytes) -> Rows:
+def _from_npz(content: bytes) -> EdgeRows:
     held = arrays_from_npz(content, {"format", "shape", "data", "indices", "indptr", "row", "col"})
     tokens = _tokens_of(held)
     values = held["data"]
@@ -136,7 +196,7 @@ def _owners(indptr: NDArray[Any], count: int, tokens: int) -> Ints:
     return np.repeat(np.arange(tokens, dtype=np.int64), np.diff(bounds))
 
 
-def _from_json(content: bytes) -> Rows:
+def _from_json(content: bytes) -> EdgeRows:
     held = json.loads(content)
     if isinstance(held, dict):
         tokens, edges = held["tokens"], held["edges"]
@@ -147,11 +207,11 @@ def _from_json(content: bytes) -> Rows:
     return graph_from_matrix(np.array(held))
 
 
-def _from_txt(content: bytes) -> Rows:
+def _from_txt(content: bytes) -> EdgeRows:
     return graph_from_lines(content.decode("ascii").split("\n"))
 
 
-def graph_from_lines(lines: list[str]) -> Rows:
+def graph_from_lines(lines: list[str]) -> EdgeRows:
     """Rows from lines of 0 and 1, with or without blanks between; empty lines are passed over.
 
     Raises:
@@ -167,7 +227,7 @@ def graph_from_lines(lines: list[str]) -> Rows:
     return graph_from_matrix(digits - ord("0"))
 
 
-_READERS: Mapping[str, Callable[[bytes], Rows]] = {
+_READERS: Mapping[str, Callable[[bytes], EdgeRows]] = {
     ".npy": _from_npy,
     ".npz": _from_npz,
     ".json": _from_json,

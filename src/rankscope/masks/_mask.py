@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,10 +13,11 @@ import torch
 from torch import Tensor
 
 from rankscope._errors import InputError, MissingExtraError
-from rankscope.masks._edges import Bools, Rows, check_edge_count
+from rankscope.masks._edges import EDGE_LIMIT, Bools, EdgeRows, check_edge_count, united
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
+
 
 DENSE_LIMIT = 1 << 32
 """Most cells of a dense mask: four gigabytes of booleans."""
@@ -57,11 +60,11 @@ class Mask(ABC):
         """An upper bound of the number of pairs that see each other, found without listing them."""
 
     @abstractmethod
-    def rows(self, tokens: int) -> Rows:
+    def rows(self, tokens: int) -> EdgeRows:
         """The keys of each query, listed; never by way of the square matrix where the structure allows."""
 
     @abstractmethod
-    def among(self, rows: Rows, tokens: int) -> Bools:
+    def among(self, rows: EdgeRows, tokens: int) -> Bools:
         """For each edge of ``rows`` whether this mask has it too."""
 
     @abstractmethod
@@ -120,18 +123,12 @@ class Mask(ABC):
         return csr_array(parts, shape=(tokens, tokens))
 
     def __or__(self, other: Mask) -> Mask:
-        from rankscope.masks._composed import either
-
         return either(self, other) if isinstance(other, Mask) else NotImplemented
 
     def __and__(self, other: Mask) -> Mask:
-        from rankscope.masks._composed import both
-
         return both(self, other) if isinstance(other, Mask) else NotImplemented
 
     def __invert__(self) -> Mask:
-        from rankscope.masks._composed import complement
-
         return complement(self)
 
     def __repr__(self) -> str:
@@ -146,7 +143,7 @@ class Mask(ABC):
             positions = torch.arange(part.start, part.stop, device=device).unsqueeze(1) + (key - query)
             yield part, self.sees(positions, keys)
 
-    def _rows_by_scan(self, tokens: int) -> Rows:
+    def _rows_by_scan(self, tokens: int) -> EdgeRows:
         """The edges of a mask without structure, found by looking at every pair."""
         if tokens * tokens > SCAN_LIMIT:
             raise InputError(
@@ -160,7 +157,7 @@ class Mask(ABC):
             check_edge_count(count)
             lengths.append(seen.sum(1).numpy())
             indices.append(seen.nonzero()[:, 1].numpy())
-        return Rows(np.cumsum(np.concatenate(lengths)), np.concatenate(indices))
+        return EdgeRows(np.cumsum(np.concatenate(lengths)), np.concatenate(indices))
 
     def _sees_nothing(self, query: int, offset: int, key: int) -> InputError:
         return InputError(
@@ -173,3 +170,149 @@ class Mask(ABC):
 def _check_length(name: str, value: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 1 << 31:
         raise InputError(f"{name} is a number of tokens from 1 to {(1 << 31) - 1:,}, not {value!r}.")
+
+
+@dataclass(frozen=True, repr=False)
+class Either(Mask):
+    """What any of the parts lets see."""
+
+    parts: tuple[Mask, ...]
+
+    @property
+    def is_causal(self) -> bool:
+        """When every part is."""
+        return all(part.is_causal for part in self.parts)
+
+    @property
+    def self_loops(self) -> bool:
+        """When one part has them."""
+        return any(part.self_loops for part in self.parts)
+
+    def sees(self, query: Tensor, key: Tensor) -> Tensor:
+        """Any part."""
+        return reduce(torch.logical_or, (part.sees(query, key) for part in self.parts))
+
+    def most_edges(self, tokens: int) -> int:
+        """The sum over the parts, and no more than all pairs."""
+        return min(tokens * tokens, sum(part.most_edges(tokens) for part in self.parts))
+
+    def rows(self, tokens: int) -> EdgeRows:
+        """The parts' rows merged; every pair looked at when they are too many to hold side by side."""
+        if sum(part.most_edges(tokens) for part in self.parts) > EDGE_LIMIT:
+            return self._rows_by_scan(tokens)
+        return united([part.rows(tokens) for part in self.parts], tokens)
+
+    def among(self, rows: EdgeRows, tokens: int) -> Bools:
+        """Any part."""
+        return reduce(np.bitwise_or, (part.among(rows, tokens) for part in self.parts))
+
+    def describe(self) -> dict[str, Any]:
+        """``{"any": [...]}``."""
+        return {"any": [part.describe() for part in self.parts]}
+
+    def __str__(self) -> str:
+        return " | ".join(str(part) for part in self.parts)
+
+
+@dataclass(frozen=True, repr=False)
+class Both(Mask):
+    """What all of the parts let see."""
+
+    parts: tuple[Mask, ...]
+
+    @property
+    def is_causal(self) -> bool:
+        """When one part is."""
+        return any(part.is_causal for part in self.parts)
+
+    @property
+    def self_loops(self) -> bool:
+        """When every part has them."""
+        return all(part.self_loops for part in self.parts)
+
+    def sees(self, query: Tensor, key: Tensor) -> Tensor:
+        """Every part."""
+        return reduce(torch.logical_and, (part.sees(query, key) for part in self.parts))
+
+    def most_edges(self, tokens: int) -> int:
+        """Those of the narrowest part."""
+        return min(part.most_edges(tokens) for part in self.parts)
+
+    def rows(self, tokens: int) -> EdgeRows:
+        """The narrowest part's rows, sifted by the others: wide parts are never written out."""
+        narrowest = min(self.parts, key=lambda part: part.most_edges(tokens))
+        if narrowest.most_edges(tokens) > EDGE_LIMIT:
+            return self._rows_by_scan(tokens)
+        rows = narrowest.rows(tokens)
+        for part in self.parts:
+            if part is not narrowest:
+                rows = rows.where(part.among(rows, tokens))
+        return rows
+
+    def among(self, rows: EdgeRows, tokens: int) -> Bools:
+        """Every part."""
+        return reduce(np.bitwise_and, (part.among(rows, tokens) for part in self.parts))
+
+    def describe(self) -> dict[str, Any]:
+        """``{"all": [...]}``."""
+        return {"all": [part.describe() for part in self.parts]}
+
+    def __str__(self) -> str:
+        return " & ".join(f"({part})" if isinstance(part, Either) else str(part) for part in self.parts)
+
+
+@dataclass(frozen=True, repr=False)
+class Complement(Mask):
+    """What the part does not let see."""
+
+    part: Mask
+
+    @property
+    def is_causal(self) -> bool:
+        """Never promised."""
+        return False
+
+    @property
+    def self_loops(self) -> bool:
+        """Never promised."""
+        return False
+
+    def sees(self, query: Tensor, key: Tensor) -> Tensor:
+        """Where the part does not."""
+        return ~self.part.sees(query, key)
+
+    def most_edges(self, tokens: int) -> int:
+        """All pairs: a bound of the part from above says nothing here."""
+        return tokens * tokens
+
+    def rows(self, tokens: int) -> EdgeRows:
+        """Every pair looked at."""
+        return self._rows_by_scan(tokens)
+
+    def among(self, rows: EdgeRows, tokens: int) -> Bools:
+        """Edges that the part has not."""
+        return ~self.part.among(rows, tokens)
+
+    def describe(self) -> dict[str, Any]:
+        """``{"not": ...}``."""
+        return {"not": self.part.describe()}
+
+    def __str__(self) -> str:
+        return f"~({self.part})" if isinstance(self.part, (Either, Both)) else f"~{self.part}"
+
+
+def either(*masks: Mask) -> Mask:
+    """United; a union inside a union is one union, so that grouping leaves no trace."""
+    parts = [part for mask in masks for part in (mask.parts if isinstance(mask, Either) else (mask,))]
+    return parts[0] if len(parts) == 1 else Either(tuple(parts))
+
+
+def both(*masks: Mask) -> Mask:
+    """Intersected; an intersection inside an intersection is one."""
+    parts = [part for mask in masks for part in (mask.parts if isinstance(mask, Both) else (mask,))]
+    return parts[0] if len(parts) == 1 else Both(tuple(parts))
+
+
+def complement(mask: Mask) -> Mask:
+    """Complemented; twice is the mask itself."""
+    return mask.part if isinstance(mask, Complement) else Complement(mask)

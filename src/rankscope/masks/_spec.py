@@ -14,7 +14,7 @@ from torch import Tensor
 from rankscope._citations import Cite
 from rankscope._errors import InputError, UnknownNameError
 from rankscope._registry import Registry
-from rankscope.masks._edges import Bools, Edges, Rows, contained
+from rankscope.masks._edges import Bools, EdgeRows, Edges, contained
 from rankscope.masks._mask import Mask
 
 Value = int | str
@@ -177,11 +177,11 @@ class NamedMask(Mask):
         """As many as are declared."""
         return self.edges(tokens).count
 
-    def rows(self, tokens: int) -> Rows:
+    def rows(self, tokens: int) -> EdgeRows:
         """The declared edges, listed."""
         return self.edges(tokens).rows()
 
-    def among(self, rows: Rows, tokens: int) -> Bools:
+    def among(self, rows: EdgeRows, tokens: int) -> Bools:
         """By the predicate on each pair, or by looking the pair up where the predicate needs all keys."""
         if not self.spec.pointwise:
             return contained(rows, self.rows(tokens), tokens)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rankscope._errors import InputError
-from rankscope.masks._edges import Progressions, Rows
+from rankscope.masks._edges import EdgeRows, Progressions
 from rankscope.masks._graph_file import graph_from_lines, read_graph
 from rankscope.masks._spec import Parameter, Value, mask
 
@@ -36,7 +36,7 @@ def written_out(matrix: Tensor | NDArray[Any]) -> str:
 
 
 @lru_cache(maxsize=8)
-def _graph(source: str, digest: str) -> Rows:
+def _graph(source: str, digest: str) -> EdgeRows:
     if _is_written_out(source):
         lines = source.split("/")
         try:
@@ -74,7 +74,7 @@ def _settle(parameters: dict[str, Value]) -> dict[str, Value]:
     return {"source": source, "digest": digest or read_graph(source)[1]}
 
 
-def _edges(tokens: int, source: str, digest: str) -> Rows:
+def _edges(tokens: int, source: str, digest: str) -> EdgeRows:
     rows = _graph(source, digest)
     if len(rows.indptr) - 1 != tokens:
         raise InputError(

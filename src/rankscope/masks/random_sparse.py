@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rankscope._citations import Cite
 from rankscope._errors import InputError
-from rankscope.masks._edges import Ints, Rows, check_edge_count, from_codes
+from rankscope.masks._edges import EdgeRows, Ints, check_edge_count, from_codes
 from rankscope.masks._spec import Parameter, mask
 
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -30,7 +30,7 @@ class _Draws:
     def count(self) -> int:
         return self.tokens * min(self.degree + 1, self.tokens)
 
-    def rows(self) -> Rows:
+    def rows(self) -> EdgeRows:
         check_edge_count(self.count)
         position = np.arange(self.tokens, dtype=np.int64)
         seen = np.concatenate([position[:, None], drawn_keys(position, self.tokens, self.degree, self.seed)], axis=1)

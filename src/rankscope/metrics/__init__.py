@@ -1,7 +1,13 @@
 """The battery: one file per metric, found by name in ``METRICS``."""
 
-from rankscope.metrics._evaluate import Reading, evaluate
-from rankscope.metrics._selections import DEFAULT_ATTENTION_METRICS, DEFAULT_TOKEN_METRICS, NORM_METRICS, PAIR_METRICS
+from rankscope.metrics._evaluate import (
+    DEFAULT_ATTENTION_METRICS,
+    DEFAULT_TOKEN_METRICS,
+    NORM_METRICS,
+    PAIR_METRICS,
+    MetricValues,
+    evaluate,
+)
 from rankscope.metrics._spec import METRICS, Invariance, MetricSpec
 
 __all__ = [
@@ -12,6 +18,6 @@ __all__ = [
     "PAIR_METRICS",
     "Invariance",
     "MetricSpec",
-    "Reading",
+    "MetricValues",
     "evaluate",
 ]

@@ -16,11 +16,56 @@ from rankscope.linalg.spectrum import least_with_six_digits
 from rankscope.linalg.tokens import Tokens
 from rankscope.metrics._spec import MetricSpec
 
+NORM_METRICS: tuple[str, ...] = (
+    "relative_residual",
+    "relative_composite_residual",
+    "mu",
+    "mean_cosine",
+    "centred_mean_cosine",
+    "correlation",
+    "largest_token_share",
+    "largest_channel_share",
+)
+"""Sums only: cheap enough for every block of every pass."""
+
+PAIR_METRICS: tuple[str, ...] = (
+    "typical_residual",
+    "direction_residual",
+    "largest_cluster_share",
+    "copied_token_share",
+    "distinct_tokens",
+)
+"""Medians and counts over pairs of tokens: what a few huge tokens or channels cannot hide."""
+
+DEFAULT_TOKEN_METRICS: tuple[str, ...] = (
+    *NORM_METRICS,
+    *PAIR_METRICS,
+    "stable_rank",
+    "centred_stable_rank",
+    "effective_rank",
+    "centred_effective_rank",
+    "participation_ratio",
+    "centred_participation_ratio",
+    "energy_rank_99",
+    "centred_energy_rank_99",
+    "least_singular_value",
+    "centred_least_singular_value",
+)
+"""With pairs and both spectra: what a verdict is drawn from."""
+
+DEFAULT_ATTENTION_METRICS: tuple[str, ...] = (
+    "attention_entropy",
+    "first_token_sink_rate",
+    "attention_rank_one_distance",
+)
+"""Sums only; ``attention_contraction`` needs a spectrum per head and is taken when named."""
+
+
 _CODE = {status: code for code, status in enumerate(Status)}
 
 
 @dataclass(frozen=True)
-class Reading:
+class MetricValues:
     """Values of several metrics, on the device they were taken on; moving them to the host is the caller's choice.
 
     Attributes:
@@ -28,11 +73,11 @@ class Reading:
         statuses: index of each value's status in ``list(Status)``.
     """
 
-    values: Float[Tensor, metrics * batch]
-    statuses: Int[Tensor, metrics * batch]
+    values: Float[Tensor, " metrics *batch"]
+    statuses: Int[Tensor, " metrics *batch"]
 
 
-def evaluate(specs: Sequence[MetricSpec], view: Tokens | AttentionView, floor: float) -> Reading:
+def evaluate(specs: Sequence[MetricSpec], view: Tokens | AttentionView, floor: float) -> MetricValues:
     """Take every metric of ``specs`` from one view, sharing its reductions.
 
     Args:
@@ -54,11 +99,11 @@ def evaluate(specs: Sequence[MetricSpec], view: Tokens | AttentionView, floor: f
         )
     if not specs:
         empty = view.count.new_empty((0, *view.batch_shape))
-        return Reading(empty, empty.to(torch.int8))
+        return MetricValues(empty, empty.to(torch.int8))
     values = torch.stack([spec.function(view) for spec in specs])  # type: ignore[arg-type]
     statuses = _statuses(specs, values, view, floor)
     lost = (statuses == _CODE[Status.UNDEFINED]) | (statuses == _CODE[Status.NOT_FINITE])
-    return Reading(values.masked_fill_(lost, torch.nan), statuses)
+    return MetricValues(values.masked_fill_(lost, torch.nan), statuses)
 
 
 def _statuses(specs: Sequence[MetricSpec], values: Tensor, view: Tokens | AttentionView, floor: float) -> Tensor:

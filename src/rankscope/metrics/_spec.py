@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Flag, auto
 from functools import wraps
 from typing import Literal
@@ -20,6 +20,7 @@ from rankscope.linalg.tokens import Tokens
 
 Side = Literal["tokens", "attention"]
 Needs = Literal["norms", "order", "gram", "spectrum"]
+TokenFunction = Callable[[Tokens | Tensor], Tensor]
 
 
 class Invariance(Flag):
@@ -64,6 +65,7 @@ class MetricSpec:
         cites: where it comes from.
         summary: first line of its docstring.
         function: takes a tensor or a view that shares reductions; returns float64, one value per sequence (and head).
+        alias_of: the metric of which this is another name; None for a metric of its own.
     """
 
     name: str
@@ -79,6 +81,7 @@ class MetricSpec:
     cites: tuple[Cite, ...]
     summary: str
     function: Callable[[Tokens | Tensor], Tensor] | Callable[[AttentionView | Tensor], Tensor]
+    alias_of: str | None = None
 
 
 METRICS: Registry[MetricSpec] = Registry("metric", "rankscope.metrics")
@@ -133,6 +136,25 @@ def attention_metric(
         facts = (symbol, range, at_collapse, invariant_to, needs, reads_deviation, False, least_count, cites)
         METRICS.add(compute.__name__, MetricSpec(compute.__name__, "attention", *facts, _summary(compute), measured))
         return measured
+
+    return register
+
+
+def metric_alias(
+    of: TokenFunction, *, symbol: str, cites: tuple[Cite, ...]
+) -> Callable[[TokenFunction], TokenFunction]:
+    """Register a function that only calls the metric ``of`` as another name for it, with its own symbol and source."""
+
+    def register(named: TokenFunction) -> TokenFunction:
+        facts = METRICS.registered(of.__name__)
+        name, summary = named.__name__, _summary(named)
+        METRICS.add(
+            name,
+            replace(
+                facts, name=name, symbol=symbol, cites=cites, summary=summary, function=named, alias_of=of.__name__
+            ),
+        )
+        return named
 
     return register
 

@@ -7,8 +7,7 @@ import math
 from torch import Tensor
 
 from rankscope._citations import Cite
-from rankscope.linalg.reductions import largest
-from rankscope.linalg.tokens import Tokens
+from rankscope.linalg.tokens import Tokens, largest
 from rankscope.metrics._spec import CHANNEL_ORDER, SCALE, SHIFT, TOKEN_ORDER, token_metric
 
 

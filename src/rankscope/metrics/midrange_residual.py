@@ -5,8 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from rankscope._citations import Cite
-from rankscope.linalg.reductions import largest
-from rankscope.linalg.tokens import Tokens
+from rankscope.linalg.tokens import Tokens, largest
 from rankscope.metrics._spec import CHANNEL_ORDER, SCALE, TOKEN_ORDER, token_metric
 
 

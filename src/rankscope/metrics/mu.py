@@ -1,27 +1,17 @@
-"""Distance from consensus as the mask and LayerNorm theorems state it."""
+"""Distance from consensus under the names the mask and LayerNorm theorems use: aliases of the two residuals."""
 
 from __future__ import annotations
-
-import math
 
 from torch import Tensor
 
 from rankscope._citations import Cite
 from rankscope.linalg.tokens import Tokens
-from rankscope.metrics._spec import CHANNEL_ORDER, ROTATION, SCALE, SHIFT, TOKEN_ORDER, token_metric
+from rankscope.metrics._spec import metric_alias
+from rankscope.metrics.residual import relative_residual, residual
 
 
-@token_metric(
-    symbol=r"\mu(X)",
-    range=(0.0, math.inf),
-    at_collapse=0.0,
-    invariant_to=TOKEN_ORDER | CHANNEL_ORDER | ROTATION | SHIFT,
-    needs="norms",
-    reads_deviation=True,
-    least_count=2,
-    cites=(Cite("wu2024role"),),
-)
-def mu(tokens: Tokens) -> Tensor:
+@metric_alias(residual, symbol=r"\mu(X)", cites=(Cite("wu2024role"),))
+def mu(tokens: Tokens | Tensor) -> Tensor:
     r"""Frobenius norm of the centred tokens, :math:`\mu(X) = \|X - 11^TX/n\|_F`.
 
     **Exact.** From 0 (all tokens equal) up. The same number as ``residual``; this is the name in the theorems on masks
@@ -33,20 +23,11 @@ def mu(tokens: Tokens) -> Tensor:
         >>> mu(torch.tensor([[1.0, 6.0], [-1.0, 4.0]])).item()
         2.0
     """
-    return tokens.energies.centred_row.sum(-1).sqrt() * tokens.scale
+    return residual(tokens)
 
 
-@token_metric(
-    symbol=r"\mu(X)/\|X\|_F",
-    range=(0.0, 1.0),
-    at_collapse=0.0,
-    invariant_to=TOKEN_ORDER | CHANNEL_ORDER | ROTATION | SCALE,
-    needs="norms",
-    reads_deviation=True,
-    least_count=2,
-    cites=(Cite("wu2024role"),),
-)
-def mu_over_norm(tokens: Tokens) -> Tensor:
+@metric_alias(relative_residual, symbol=r"\mu(X)/\|X\|_F", cites=(Cite("wu2024role"),))
+def mu_over_norm(tokens: Tokens | Tensor) -> Tensor:
     r"""Scale-free partner of mu, :math:`\mu(X)/\|X\|_F`.
 
     **Exact.** 0 when all tokens are equal, 1 when their mean is zero. The same number as ``relative_residual``.
@@ -57,4 +38,4 @@ def mu_over_norm(tokens: Tokens) -> Tensor:
         >>> round(mu_over_norm(torch.tensor([[7.0], [1.0]])).item(), 12)
         0.6
     """
-    return tokens.relative_deviation
+    return relative_residual(tokens)

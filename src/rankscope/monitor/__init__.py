@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from rankscope.monitor.acting import CollapseError, CollapseWarning
     from rankscope.monitor.alarms import ALARMS
     from rankscope.monitor.gauge import Gauge
-    from rankscope.monitor.protocol import Sink
+    from rankscope.monitor.outlets import Sink
     from rankscope.runs.gauge_record import Record, read_record
     from rankscope.runs.readings import Alarm, Heatmap, LayerValue, Reading
 
@@ -71,7 +71,7 @@ _HOME = {
     "LayerValue": "rankscope.runs.readings",
     "Reading": "rankscope.runs.readings",
     "Record": "rankscope.runs.gauge_record",
-    "Sink": "rankscope.monitor.protocol",
+    "Sink": "rankscope.monitor.outlets",
     "read_record": "rankscope.runs.gauge_record",
 }
 

@@ -19,19 +19,14 @@ from rankscope.models.inputs import Padding, TokensPolicy
 from rankscope.models.loading import need_module
 from rankscope.models.stream import Stream, stream_of
 from rankscope.monitor.acting import LOGGER, Action, Actions, CollapseError
-from rankscope.monitor.advice import Advice, advise
 from rankscope.monitor.alarms import AlarmSpec
-from rankscope.monitor.battery import Battery, chosen_metrics
 from rankscope.monitor.inside import InsideReader
-from rankscope.monitor.ledger import likely_component
-from rankscope.monitor.outlets import Outlets
-from rankscope.monitor.probing import Given, ProbePlan, Prober
-from rankscope.monitor.protocol import Sink
+from rankscope.monitor.isolation import unwrapped
+from rankscope.monitor.outlets import Outlets, Sink
+from rankscope.monitor.probing import Given, ProbeBattery, ProbePlan, Prober, chosen_metrics, likely_component
 from rankscope.monitor.ranks import Ranks
-from rankscope.monitor.references import References, random_null
 from rankscope.monitor.schedules import Schedule, as_schedule
-from rankscope.monitor.watching import Watch, chosen_alarms
-from rankscope.monitor.wrappers import unwrapped
+from rankscope.monitor.watching import Advice, AlarmWatch, References, advise, chosen_alarms, random_null
 from rankscope.runs.readings import LOSS, LayerValue, Reading, scalar_name
 
 Where = Literal["probe", "inside"]
@@ -105,7 +100,7 @@ class Gauge:
         self._prober = Prober(
             unwrapped(need_module(model, "Gauge")),
             ProbePlan(probe, sequences, tokens, tokens_policy, blocks, stream_of(stream), tokenizer, padding),
-            Battery(specs, tokens_policy),
+            ProbeBattery(specs, tokens_policy),
         )
         self._actions = Actions(actions, speaks=self._ranks.is_first)
         facts = {
@@ -119,7 +114,7 @@ class Gauge:
         outlets = sinks if self._ranks.is_first else ()
         self._outlets = Outlets(outlets, record if self._ranks.is_first else None, facts, strict=strict)
         self._inside = InsideReader(self._prober, tokens_policy, padding if isinstance(padding, str) else None)
-        self._watch, self._references = Watch(rules), References()
+        self._watch, self._references = AlarmWatch(rules), References()
         self._where, self._strict = where, strict
         self._decision: tuple[int, bool] | None = None
         self._meeting: tuple[int, bool] | None = None

@@ -2,29 +2,211 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from rankscope._errors import RankscopeError
-from rankscope.models.inputs import Padding, Prepared, TokensPolicy, prepare_inputs
+from rankscope._types import Status
+from rankscope.metrics import METRICS, MetricSpec
+from rankscope.models.inputs import Batch, Padding, Prepared, TokensPolicy, prepare_inputs
 from rankscope.models.loading import load
 from rankscope.models.stream import Stream
 from rankscope.models.view import ModelView
 from rankscope.monitor.acting import LOGGER
-from rankscope.monitor.battery import Battery
-from rankscope.monitor.gradients import gradient_values
-from rankscope.monitor.isolation import beside_training
-from rankscope.monitor.ledger import Entry, read_ledger
-from rankscope.monitor.projections import Projections, find_projections
+from rankscope.monitor.gradients import BlockProjections, find_projections, gradient_values
+from rankscope.monitor.isolation import beside_training, full_precision
 from rankscope.processes.sharded import needs_all_ranks
 from rankscope.remedies import REMEDIES, applied
 from rankscope.runs.readings import LayerValue
+from rankscope.runs.rows import RowWriter
+from rankscope.stream.attention_calls import AttentionCall
+from rankscope.stream.sites import SiteRef, SiteSelection
+from rankscope.stream.tracer import trace
 from rankscope.stream.viewing import view_of
+from rankscope.verbs.reader import SiteReader
+
+DEFAULT_METRICS = (
+    "relative_residual",
+    "mean_cosine",
+    "stable_rank",
+    "largest_token_share",
+    "largest_channel_share",
+    "attention_entropy",
+)
+"""What a gauge takes when nothing is named: norms, one Gram matrix per layer, and the entropy of attention."""
+
+_WORTH = (str(Status.OK), str(Status.FLOOR))
+
+
+def chosen_metrics(names: Sequence[str] | None) -> tuple[MetricSpec, ...]:
+    """The specs of these names, each once; the default battery for None."""
+    return tuple(METRICS[name] for name in dict.fromkeys(DEFAULT_METRICS if names is None else names))
+
+
+class ProbeBattery:
+    """Reads the streams after every block, and attention, of one forward pass.
+
+    Args:
+        specs: what to take.
+        policy: which tokens count.
+    """
+
+    def __init__(self, specs: Sequence[MetricSpec], policy: TokensPolicy) -> None:
+        sides = {spec.side for spec in specs}
+        words = [word for word, side in (("block.out", "tokens"), ("attention.probs", "attention")) if side in sides]
+        self.specs = tuple(specs)
+        self.selection = SiteSelection.parse(words)
+        self._policy = policy
+        self.shapes: set[tuple[int, int]] = set()
+        self._start_over()
+
+    def _start_over(self) -> None:
+        self._writer = RowWriter()
+        self._reader = SiteReader(self.specs, self._policy, self._writer)
+
+    def reading(self, view: ModelView, batch: Batch) -> AbstractContextManager[None]:
+        """Read the forward pass of ``batch`` that happens inside the ``with`` block."""
+        self.begin(batch)
+        return trace(view, self.selection, self.observe)
+
+    def begin(self, batch: Batch) -> None:
+        """The next forward pass is of this batch."""
+        self._reader.start(batch)
+
+    def observe(self, ref: SiteRef, seen: Tensor | AttentionCall) -> None:
+        """Reduce what is seen at a site, now."""
+        tensor = seen if isinstance(seen, Tensor) else seen.weights if seen.weights is not None else seen.query
+        assert tensor is not None
+        with full_precision(tensor):
+            self._reader(ref, seen)
+
+    def values(self) -> tuple[LayerValue, ...]:
+        """What was read since the last call, per metric and layer."""
+        table = self._writer.table()
+        self.shapes |= self._reader.shapes
+        self._start_over()
+        return layer_values(table)
+
+
+def layer_values(table: pa.Table) -> tuple[LayerValue, ...]:
+    """Mean, least and most over the sequences and heads of each metric, site and layer."""
+    groups: dict[tuple[str, str, str | None, int], list[tuple[float, str]]] = {}
+    columns = [table[name].to_pylist() for name in ("metric", "site", "stack", "layer", "value", "status")]
+    for metric, site, stack, layer, value, status in zip(*columns, strict=True):
+        groups.setdefault((metric, site, stack, layer), []).append((value, status))
+    return tuple(_summary(key, entries) for key, entries in groups.items())
+
+
+def _summary(key: tuple[str, str, str | None, int], entries: list[tuple[float, str]]) -> LayerValue:
+    statuses = [status for _, status in entries]
+    status = max(dict.fromkeys(statuses), key=statuses.count)
+    worth = np.array([value for value, status in entries if status in _WORTH], dtype=np.float64)
+    if worth.size == 0:
+        return LayerValue(*key, np.nan, np.nan, np.nan, status)
+    if status not in _WORTH:
+        status = str(Status.OK)
+    return LayerValue(*key, float(worth.mean()), float(worth.min()), float(worth.max()), status)
+
+
+_BRANCHES = ("attention", "cross_attention", "mixer", "mlp", "both")
+_SITES = ("block.in", "block.out", *(f"{label}.{end}" for label in _BRANCHES for end in ("out", "sum")))
+COLLAPSED_ENTRY = 0.1
+"""Relative residual of the first block's input below which the embedding is to blame."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One thing that happened to the stream.
+
+    Attributes:
+        layer: of the block.
+        component: label of the branch that was added, or ``"norm"``.
+        before: relative residual of the stream before.
+        branch: of what was added; NaN for a norm.
+        after: of the stream after.
+    """
+
+    layer: int
+    component: str
+    before: float
+    branch: float
+    after: float
+
+    @property
+    def fall(self) -> float:
+        """By how many powers of e the residual fell."""
+        return math.log(self.before / self.after) if self.before > 0.0 and self.after > 0.0 else 0.0
+
+    @property
+    def is_branch_alone(self) -> bool:
+        """Whether the sum is as collapsed as the branch although the stream was not: the skip carries nothing."""
+        if not (self.branch > 0.0 and self.after > 0.0 and self.before > 0.0):
+            return False
+        return abs(math.log(self.after / self.branch)) < abs(math.log(self.after / self.before))
+
+
+def read_ledger(view: ModelView, batch: Batch, policy: TokensPolicy) -> dict[str | None, tuple[Entry, ...]]:
+    """Run the probe once more and write down every add and norm, per stack."""
+    writer = RowWriter()
+    reader = SiteReader([METRICS["relative_residual"]], policy, writer)
+    reader.start(batch)
+    with trace(view, SiteSelection.parse(_SITES), reader):
+        batch.run(view.model)
+    found = {(row.stack, row.layer, row.site): row.mean for row in layer_values(writer.table())}
+    return {
+        stack.name: tuple(
+            entry
+            for layer, plan in enumerate(stack.plans)
+            for entry in _entries(layer, plan.skips, _of_layer(found, stack.name, layer))
+        )
+        for stack in view.stacks
+    }
+
+
+def _of_layer(found: Mapping[tuple[str | None, int, str], float], stack: str | None, layer: int) -> dict[str, float]:
+    return {site: value for (name, number, site), value in found.items() if (name, number) == (stack, layer)}
+
+
+def _entries(layer: int, labels: Sequence[str], residual: Mapping[str, float]) -> list[Entry]:
+    entries = []
+    before = residual.get("block.in", math.nan)
+    for label in labels:
+        after = residual.get(f"{label}.sum", math.nan)
+        entries.append(Entry(layer, label, before, residual.get(f"{label}.out", math.nan), after))
+        before = after
+    entries.append(Entry(layer, "norm", before, math.nan, residual.get("block.out", math.nan)))
+    return entries
+
+
+def likely_component(entries: Sequence[Entry], layer: int) -> str:
+    """The component under which the residual fell most, from the first block to this one.
+
+    **Heuristic.** Where most adds of that branch leave the stream as collapsed as the branch itself, it is the
+    ``"skip"`` that carries too little. ``"embedding"`` when the tokens were already equal on entry,
+    ``"unknown"`` when nothing fell.
+    """
+    seen = [entry for entry in entries if entry.layer <= layer]
+    if seen and seen[0].before < COLLAPSED_ENTRY:
+        return "embedding"
+    falls: dict[str, float] = {}
+    for entry in seen:
+        falls[entry.component] = falls.get(entry.component, 0.0) + entry.fall
+    worst = max(falls, key=lambda name: falls[name], default="unknown")
+    if worst == "unknown" or not falls[worst] > 0.0:
+        return "unknown"
+    blamed = [entry for entry in seen if entry.component == worst and entry.fall > 0.0]
+    alone = sum(entry.is_branch_alone for entry in blamed)
+    return "skip" if worst != "norm" and 2 * alone > len(blamed) else worst
+
 
 Given = str | Path | Sequence[Any] | torch.Tensor | Mapping[str, Any] | None
 
@@ -66,19 +248,19 @@ class Prober:
         caveats: how the probe is not what was given: hashed, random or cut; known once it was prepared.
     """
 
-    def __init__(self, model: nn.Module, plan: ProbePlan, battery: Battery) -> None:
+    def __init__(self, model: nn.Module, plan: ProbePlan, battery: ProbeBattery) -> None:
         self.model = model
         self.battery = battery
         self.caveats: tuple[str, ...] = ()
         self._plan = plan
-        self._ready: tuple[ModelView, Prepared, Mapping[tuple[str | None, int], Projections]] | None = None
+        self._ready: tuple[ModelView, Prepared, Mapping[tuple[str | None, int], BlockProjections]] | None = None
 
     @property
     def needs_all_ranks(self) -> bool:
         """Whether looking is a common effort of all ranks."""
         return needs_all_ranks(self.model)
 
-    def set_up(self) -> tuple[ModelView, Prepared, Mapping[tuple[str | None, int], Projections]]:
+    def set_up(self) -> tuple[ModelView, Prepared, Mapping[tuple[str | None, int], BlockProjections]]:
         """Prepare the probe and find the blocks, the first time."""
         if self._ready is None:
             loaded = load(self.model)

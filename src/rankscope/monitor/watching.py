@@ -2,13 +2,145 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 
-from rankscope.monitor.advice import Advice
+import torch
+
+from rankscope._types import Status
+from rankscope.linalg.attention import AttentionMatrix
+from rankscope.linalg.precision import float_floor
+from rankscope.metrics import METRICS, MetricSpec, evaluate
 from rankscope.monitor.alarms import ALARMS, AlarmSpec, Judgement, LayerState
-from rankscope.monitor.references import Place
-from rankscope.runs.readings import Alarm
+from rankscope.runs.readings import Alarm, LayerValue
+from rankscope.verbs.null import DRAWS, gaussian_null
+
+START_READINGS = 3
+"""How many of the first readings make up the start of the run: their median forgives one odd one."""
+
+_LARGEST_NULL = 256
+Place = tuple[str | None, int]
+
+
+def random_null(specs: Sequence[MetricSpec], shapes: Collection[tuple[int, int]], seed: int = 0) -> dict[str, float]:
+    """Mean of each metric over Gaussian tokens, or over attention of Gaussian scores. **Estimate**, eight draws.
+
+    Metrics that depend on the scale of the model are left out. Scores have unit variance and no mask.
+    """
+    null = {name: float(entry["mean"]) for name, entry in gaussian_null(specs, shapes, seed=seed).items()}
+    of_attention = [spec for spec in specs if spec.side == "attention"]
+    if of_attention and shapes:
+        tokens = min(max(shapes)[0], _LARGEST_NULL)
+        generator = torch.Generator().manual_seed(seed)
+        probs = torch.randn(DRAWS, tokens, tokens, generator=generator, dtype=torch.float64).softmax(-1)
+        values = evaluate(of_attention, AttentionMatrix(probs), float_floor(probs.dtype)).values
+        null |= {spec.name: float(row.mean()) for spec, row in zip(of_attention, values, strict=True)}
+    return null
+
+
+def needed_by_null(metrics: Collection[str]) -> tuple[MetricSpec, ...]:
+    """The registered metrics among these names; gradients have no null."""
+    return tuple(METRICS[name] for name in metrics if name in METRICS)
+
+
+class References:
+    """Remembers the first readings of every metric and layer; the same size for the whole run."""
+
+    def __init__(self) -> None:
+        self.null: Mapping[str, float] = {}
+        self._first: dict[tuple[str, Place], list[float]] = {}
+
+    def take(self, table: Sequence[LayerValue]) -> None:
+        """Note a reading, as long as it belongs to the start."""
+        for row in table:
+            known = self._first.setdefault((row.metric, (row.stack, row.layer)), [])
+            if len(known) < START_READINGS and math.isfinite(row.mean):
+                known.append(row.mean)
+
+    def states(self, table: Sequence[LayerValue]) -> dict[Place, LayerState]:
+        """Every layer as the rules see it."""
+        now: dict[Place, dict[str, float]] = {}
+        undefined: dict[Place, set[str]] = {}
+        for row in table:
+            now.setdefault((row.stack, row.layer), {})[row.metric] = row.mean
+            if row.status == Status.UNDEFINED:
+                undefined.setdefault((row.stack, row.layer), set()).add(row.metric)
+        starts = {key: median(values) for key, values in self._first.items() if values}
+        largest: dict[tuple[str, str | None], float] = {}
+        for (metric, (stack, _)), value in starts.items():
+            largest[metric, stack] = max(value, largest.get((metric, stack), -math.inf))
+        return {
+            place: LayerState(
+                now=values,
+                start={metric: starts.get((metric, place), math.nan) for metric in values},
+                null=self.null,
+                largest_at_start={metric: largest.get((metric, place[0]), math.nan) for metric in values},
+                undefined=frozenset(undefined.get(place, ())),
+            )
+            for place, values in sorted(now.items(), key=lambda item: (str(item[0][0]), item[0][1]))
+        }
+
+
+HELPS = 0.5
+"""A remedy is named if the alarm's severity under it is at most half of what it is without."""
+MOST_NAMED = 2
+
+States = Callable[[Sequence[LayerValue]], Mapping[Place, LayerState]]
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What an alarm says about remedies.
+
+    Attributes:
+        remedies: names of those that helped, the best first; at most two.
+        words: a sentence about what was tried.
+    """
+
+    remedies: tuple[str, ...]
+    words: str
+
+
+def advise(
+    spec: AlarmSpec,
+    stack: str | None,
+    plain: Sequence[LayerValue],
+    trials: Callable[[], Mapping[str, Sequence[LayerValue]]],
+    states: States,
+) -> Advice:
+    """The remedies under which the probe reads at most half of an alarm's severity.
+
+    Args:
+        spec: the alarm.
+        stack: where it was raised.
+        plain: the probe as it reads without a remedy.
+        trials: how it reads under each remedy the model can undergo; asked only where it can say something.
+        states: what the rule of an alarm sees of such readings.
+    """
+    before = _worst(spec, stack, states(plain))
+    if before is None:
+        return Advice((), "No remedy was tried: a pass of the probe does not show this. Compare them with remedy().")
+    tried = {name: _worst(spec, stack, states(values)) for name, values in trials().items()}
+    known = {name: after for name, after in tried.items() if after is not None}
+    better = [name for name in known if known[name][0] < math.inf and known[name][0] <= HELPS * before[0]]
+    better.sort(key=lambda name: known[name][0])
+    if not better:
+        return Advice((), f"None of the {len(known)} remedies tried on the probe helps." if known else
+                      "No remedy could be tried on this model.")  # fmt: skip
+    what = spec.metrics[0].replace("_", " ")
+    named = [f"{name} brings the {what} to {known[name][1]:.2g}" for name in better[:MOST_NAMED]]
+    words = f"Of {len(known)} remedies tried on the probe, on these weights, {' and '.join(named)}."
+    return Advice(tuple(better[:MOST_NAMED]), words)
+
+
+def _worst(spec: AlarmSpec, stack: str | None, states: Mapping[Place, LayerState]) -> tuple[float, float] | None:
+    """Severity where it is largest, and what is measured there; None where nothing can be judged."""
+    judged = [(spec.rule(state), state) for place, state in states.items() if place[0] == stack]
+    known = [(judgement.severity, state.now[spec.metrics[0]]) for judgement, state in judged if judgement is not None]
+    return max(known, key=lambda entry: entry[0], default=None)
+
 
 Blame = Callable[[str | None, int], str]
 Advise = Callable[[AlarmSpec, str | None], Advice]
@@ -22,7 +154,7 @@ class _Memory:
     in_a_row: int = 0
 
 
-class Watch:
+class AlarmWatch:
     """Holds every alarm against every reading.
 
     Args:

@@ -70,12 +70,12 @@ def run_frozen(
             torch.no_grad(),
             Recorder(
                 view, config, on_entry, on_block, dtype, linearises=False, before=before, keep_seen=keep_seen
-            ).riding(),
+            ).active(),
         ):
             return batch.run(view.model)
     events: list[tuple[str | None, Tensor] | FrozenBlock] = []
     recorder = Recorder(view, config, lambda *entry: events.append(entry), events.append, dtype, linearises=True)
-    with torch.no_grad(), recorder.riding():
+    with torch.no_grad(), recorder.active():
         out = batch.run(view.model)
     with torch.no_grad():
         for event in events:

@@ -21,8 +21,7 @@ from rankscope.paths.capture import freeze_network
 from rankscope.paths.lengths import length_sums, lengths_of_interest
 from rankscope.paths.network import FrozenNetwork
 from rankscope.paths.single import Path, follow, sample_paths
-from rankscope.stream.follower import Perform, StreamFollower
-from rankscope.stream.open_call import OpenCall
+from rankscope.stream.mode import ActiveBlock, Perform, StreamMode
 from rankscope.stream.sites import SiteRef
 
 CITES = (Cite("dong2021attention", "sec. 4.2"),)
@@ -133,13 +132,13 @@ def run_along(view: ModelView, batch: Batch, path: Path, *, mlp: Literal["keep",
         UnsupportedConfigError: attention and MLP are added at once, so that a path cannot take one of them.
     """
     runner = _PathRunner(view, path, drops_mlp=mlp == "drop")
-    with torch.no_grad(), runner.riding():
+    with torch.no_grad(), runner.active():
         batch.run(view.model)
     assert runner.final is not None
     return runner.final
 
 
-class _PathRunner(StreamFollower):
+class _PathRunner(StreamMode):
     """Cuts every layer down to what the path takes."""
 
     def __init__(self, view: ModelView, path: Path, *, drops_mlp: bool) -> None:
@@ -153,7 +152,9 @@ class _PathRunner(StreamFollower):
         """Heads are taken out of it."""
         return True
 
-    def on_add(self, call: OpenCall, label: Label | None, stream: Tensor, branch: Tensor, perform: Perform) -> Tensor:
+    def on_add(
+        self, call: ActiveBlock, label: Label | None, stream: Tensor, branch: Tensor, perform: Perform
+    ) -> Tensor:
         """Past a layer, or through it without its skip."""
         if label == "both" or call.joins or call.is_joined:
             raise UnsupportedConfigError(f"{call.ref('both.out')}: attention and MLP are added at once.")
@@ -181,7 +182,7 @@ class _PathRunner(StreamFollower):
             gate[head] = 1.0
         return gate[:, None, None]
 
-    def on_leave(self, call: OpenCall, out: Tensor) -> None:
+    def on_leave(self, call: ActiveBlock, out: Tensor) -> None:
         """The last block's output, unless a norm follows."""
         if call.layer == self.view.depth - 1:
             self.final = call.canonical(out)

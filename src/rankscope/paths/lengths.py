@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from rankscope._errors import InputError
-from rankscope.paths.network import FrozenBlock, FrozenNetwork, Origin, Step
+from rankscope.paths.network import FrozenBlock, FrozenNetwork, FrozenStep, Origin
 
 ORIGINS: tuple[Origin, ...] = ("embedding", "mlp", "cross_attention", "bias", "other")
 _TEMPORARIES = 4
@@ -59,19 +59,19 @@ class LengthSums:
         for step in block.steps:
             self.step(step)
 
-    def step(self, step: Step) -> None:
+    def step(self, step: FrozenStep) -> None:
         """Carry every sum through a step; attention makes them one longer."""
         self.carry(step)
         for origin, constant in step.constants():
             self._sum(origin, constant)[0] += constant
 
-    def carry(self, step: Step) -> None:
+    def carry(self, step: FrozenStep) -> None:
         """The same without what enters there."""
         for total in self.sums.values():
             self._carry(step, total)
         self.reached += step.heads is not None
 
-    def _carry(self, step: Step, total: Tensor) -> None:
+    def _carry(self, step: FrozenStep, total: Tensor) -> None:
         """In place, the longest first, so that what attention reads is not yet overwritten."""
         if self.reached + (step.heads is not None) > self.depth:
             raise InputError(f"More than {self.depth} attention layers were met; the depth was given too small.")

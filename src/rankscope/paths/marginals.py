@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rankscope._errors import InputError
 from rankscope.paths.lengths import LengthSums
-from rankscope.paths.network import FrozenNetwork, Step
+from rankscope.paths.network import FrozenNetwork, FrozenStep
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def head_marginals(network: FrozenNetwork) -> Iterator[tuple[int, Tensor]]:
         x = step.total(x)
 
 
-def carried(x: Tensor, steps: Sequence[Step]) -> Tensor:
+def carried(x: Tensor, steps: Sequence[FrozenStep]) -> Tensor:
     """Streams (sums, batch, tokens, dim) through the linear part of some steps."""
     for step in steps:
         x = step.passed(x) + step.attended(x) if step.heads is not None else step.passed(x)
@@ -106,7 +106,7 @@ def composition(network: FrozenNetwork, keep: Tensor | None = None) -> Tensor:
     return found
 
 
-def _shares(step: Step, y: Tensor, adjoint: Tensor) -> Tensor:
+def _shares(step: FrozenStep, y: Tensor, adjoint: Tensor) -> Tensor:
     """What each head of a step adds for each stream of ``y``, projected: (batch, streams, heads)."""
     assert step.heads is not None
     mixed = step.heads.by_head(step.heads.mixed(step.before.linear(y)))
@@ -129,7 +129,7 @@ def _adjoints(network: FrozenNetwork, keep: Tensor | None) -> list[Tensor]:
     return found[::-1]
 
 
-def _keep_only(sums: LengthSums, step: Step, pick: Pick) -> None:
+def _keep_only(sums: LengthSums, step: FrozenStep, pick: Pick) -> None:
     sums.sums = {"embedding": step.attended_shifted(sums.by_length, pick.head)}
     sums.reached += 1
 

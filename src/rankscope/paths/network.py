@@ -94,7 +94,7 @@ class SeenAttention:
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
+class FrozenStep:
     """One thing that happens to the stream: it is passed on, and something may be added.
 
     Attributes:
@@ -125,7 +125,7 @@ class Step:
     tokenwise_at: Chain = IDENTITY
     tokenwise_after: Chain = IDENTITY
     linearised_at: Tensor | None = None
-    deferred: Callable[[Step], Step] | None = None
+    deferred: Callable[[FrozenStep], FrozenStep] | None = None
     seen: SeenAttention | None = None
 
     def passed(self, x: Tensor) -> Tensor:
@@ -155,7 +155,7 @@ class Step:
         assert self.heads is not None
         return self.after.linear(self.heads.each(self.before.linear(x)))
 
-    def settled(self) -> Step:
+    def settled(self) -> FrozenStep:
         """The step with its MLP linearised, if that was put off, and the linear part taken off its output."""
         if self.deferred is None:
             return self
@@ -197,7 +197,7 @@ class FrozenBlock:
 
     stack: str | None
     layer: int
-    steps: tuple[Step, ...]
+    steps: tuple[FrozenStep, ...]
     out: Tensor
     is_final: bool = False
 
@@ -220,7 +220,7 @@ class FrozenNetwork:
     blocks: list[FrozenBlock] = field(default_factory=list)
 
     @property
-    def steps(self) -> Sequence[Step]:
+    def steps(self) -> Sequence[FrozenStep]:
         """Every step, in order."""
         return [step for block in self.blocks for step in block.steps]
 

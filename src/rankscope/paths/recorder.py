@@ -13,22 +13,129 @@ from torch import Tensor, nn
 from rankscope._errors import UnsupportedConfigError
 from rankscope.models.heads import HeadWeights, head_weights
 from rankscope.models.view import Label, ModelView, Stack
-from rankscope.paths.branches import attention_step, gains_of, parallel_step
-from rankscope.paths.maps import Chain, Gain, NormCall, departure, explain, frozen_norm, tolerance
-from rankscope.paths.network import FrozenBlock, Origin, Step
+from rankscope.paths.maps import IDENTITY, Chain, Gain, NormCall, departure, explain, frozen_norm, tolerance
+from rankscope.paths.network import FrozenBlock, FrozenHeads, FrozenStep, Origin, SeenAttention
 from rankscope.paths.tokenwise import BlockRun, linearised
 from rankscope.stream.attention_calls import AttentionCall, from_sdpa, from_softmax, listening
-from rankscope.stream.follower import Perform, StreamFollower, unseen
 from rankscope.stream.frames import first_tensor, output_tensor
-from rankscope.stream.open_call import OpenCall
+from rankscope.stream.mode import ActiveBlock, Perform, StreamMode, unseen
 from rankscope.stream.operators import is_norm
 from rankscope.stream.sites import SiteRef
+
+
+def gains_of(ref: SiteRef, stream: Tensor, branch: Tensor, out: Tensor) -> tuple[float, bool]:
+    """Gain on the stream, and whether the branch was added: ``out = gain * stream (+ branch)``.
+
+    Surgery rewrites adds; its result is read, so that the frozen network is the one that ran.
+
+    Raises:
+        UnsupportedConfigError: the sum is neither.
+    """
+    if torch.equal(out, branch):
+        return 0.0, True
+    if torch.equal(out, stream):
+        return 1.0, bool(not branch.any())
+    if torch.equal(out, stream + branch):
+        return 1.0, True
+    s, b, y = stream.double().flatten(), branch.double().flatten(), out.double().flatten()
+    power = float(s @ s)
+    for target, added in ((y - b, True), (y, False)):
+        gain = float(s @ target) / power if power > 0 else 0.0
+        if departure(gain * s + (y - target), y) <= tolerance(out.dtype):
+            return (1.0 if abs(gain - 1.0) <= 8 * torch.finfo(out.dtype).eps else gain), added
+    raise UnsupportedConfigError(f"{ref}: the sum is not the branch plus a multiple of the stream.")
+
+
+def attention_step(
+    ref: SiteRef,
+    weights: HeadWeights,
+    probs: Tensor,
+    state: Tensor,
+    norms: Sequence[NormCall],
+    branch: Tensor,
+    skip: Chain | None,
+    dtype: torch.dtype,
+) -> FrozenStep:
+    """Attention as a step: which norm it reads through, which maps follow its heads, what its constants add.
+
+    Raises:
+        UnsupportedConfigError: the sum over heads is not what the model added.
+    """
+    heads = FrozenHeads.of(weights, probs, dtype)
+    shift = heads.shift(weights)
+    nearest = float("inf")
+    for read, before in _readings(state, norms, dtype):
+        out = heads(read.to(dtype)[None])[0] + shift
+        after = explain(out.to(branch.dtype), branch, norms, dtype, exact=False)
+        if after is not None:
+            constant = _constant(heads, shift, before, after)
+            seen = SeenAttention(read, _given(out, branch, after, norms), branch)
+            return FrozenStep(skip=skip, heads=heads, before=before, after=after, bias=constant, seen=seen)
+        nearest = min(nearest, departure(out, branch))
+    raise UnsupportedConfigError(
+        f"{ref}: the sum over heads departs from what the model adds by {nearest:.1e} of its norm, where "
+        f"{tolerance(branch.dtype):.0e} was expected. Something stands between the heads and the stream that the "
+        "family description does not tell; this block cannot be decomposed."
+    )
+
+
+def parallel_step(
+    ref: SiteRef,
+    weights: HeadWeights,
+    probs: Tensor,
+    state: Tensor,
+    norms: Sequence[NormCall],
+    branch: Tensor,
+    skip: Chain | None,
+    dtype: torch.dtype,
+    mlp: Tensor | None,
+) -> FrozenStep:
+    """Attention and MLP added at once: the MLP's part, as it was seen, is a source; the rest must be the heads."""
+    if mlp is None:
+        raise UnsupportedConfigError(f"{ref}: the MLP joins the attention branch in a way that was not seen.")
+    rest = (branch.double() - mlp.double()).to(branch.dtype)
+    step = attention_step(ref, weights, probs, state, norms, rest, skip, dtype)
+    return replace(step, source=mlp.to(dtype), origin="mlp")
+
+
+def _given(out: Tensor, branch: Tensor, after: Chain, norms: Sequence[NormCall]) -> Tensor | None:
+    """What the model's output projection gave: the branch, or what the norm after it took; None where neither shows."""
+    if after.is_identity:
+        return branch
+    for call in norms:
+        if call.taken.shape == out.shape and departure(out, call.taken) <= tolerance(branch.dtype):
+            return call.taken
+    if all(isinstance(part, Gain) and isinstance(part.factor, float) for part in after.parts):
+        return branch.double() / after.linear(torch.ones((), dtype=torch.float64))
+    return None
+
+
+def _readings(state: Tensor, norms: Sequence[NormCall], dtype: torch.dtype) -> Iterator[tuple[Tensor, Chain]]:
+    """What attention may have read: a norm of the stream, the last first, or the stream itself."""
+    for number in reversed(range(len(norms))):
+        before = explain(state, norms[number].given, norms[: number + 1], dtype)
+        if before is not None and not before.is_identity:
+            yield norms[number].given, before
+    yield state, IDENTITY
+
+
+def _constant(heads: FrozenHeads, shift: Tensor, before: Chain, after: Chain) -> Tensor | None:
+    """What the branch adds to a stream of zeros; None when that is nothing."""
+    entering = before.offset()
+    total = shift
+    if entering is not None:
+        total = total + heads(entering.expand(shift.shape)[None])[0]
+    total = after.linear(total)
+    leaving = after.offset()
+    total = total if leaving is None else total + leaving
+    return total if bool(total.any()) else None
+
 
 OnEntry = Callable[[str | None, Tensor], None]
 OnBlock = Callable[[FrozenBlock], None]
 
 
-class Recorder(StreamFollower):
+class Recorder(StreamMode):
     """Follows the stream and turns each block into steps."""
 
     def __init__(
@@ -58,7 +165,7 @@ class Recorder(StreamFollower):
         return True
 
     def _begin_block(self) -> None:
-        self._steps: list[Step] = []
+        self._steps: list[FrozenStep] = []
         self._norms: list[NormCall] = []
         self._norms_seen = 0
         self._adds_seen = 0
@@ -70,12 +177,12 @@ class Recorder(StreamFollower):
             return self._dtype
         return x.dtype if x.dtype in (torch.float32, torch.float64) else torch.float32
 
-    def on_enter(self, call: OpenCall, entry: Tensor) -> None:
+    def on_enter(self, call: ActiveBlock, entry: Tensor) -> None:
         """A block begins with the stream the last one gave."""
         with unseen():
             self._enter_block(call, entry)
 
-    def _enter_block(self, call: OpenCall, entry: Tensor) -> None:
+    def _enter_block(self, call: ActiveBlock, entry: Tensor) -> None:
         self._begin_block()
         x = call.canonical(entry).clone()
         self._state = x
@@ -98,7 +205,7 @@ class Recorder(StreamFollower):
         gap = after - before
         if not bool(gap.any()) or gap.shape[0] < 2 or departure(before + gap[:1], after) > tolerance(after.dtype):
             return False
-        self._steps.append(Step(source=gap.to(self._arithmetic(after))))
+        self._steps.append(FrozenStep(source=gap.to(self._arithmetic(after))))
         return True
 
     def _pass_on(self, ref: SiteRef, before: Tensor, after: Tensor) -> None:
@@ -110,9 +217,11 @@ class Recorder(StreamFollower):
                 "no sum of paths. Only blocks made of skips, norms, attention and MLPs can be decomposed."
             )
         if not chain.is_identity:
-            self._steps.append(Step(skip=chain, bias=_spread(chain.offset(), after.to(dtype))))
+            self._steps.append(FrozenStep(skip=chain, bias=_spread(chain.offset(), after.to(dtype))))
 
-    def on_add(self, call: OpenCall, label: Label | None, stream: Tensor, branch: Tensor, perform: Perform) -> Tensor:
+    def on_add(
+        self, call: ActiveBlock, label: Label | None, stream: Tensor, branch: Tensor, perform: Perform
+    ) -> Tensor:
         """An add becomes a step; what it did to the skip (surgery) is read off its result."""
         with unseen():
             s, b = call.canonical(stream).clone(), call.canonical(branch).clone()
@@ -121,7 +230,7 @@ class Recorder(StreamFollower):
             self._note_add(call, label, s, b, call.canonical(out).clone())
         return out
 
-    def _note_add(self, call: OpenCall, label: Label | None, s: Tensor, b: Tensor, y: Tensor) -> None:
+    def _note_add(self, call: ActiveBlock, label: Label | None, s: Tensor, b: Tensor, y: Tensor) -> None:
         ref = call.ref(f"{label}.out" if label else "block.in")
         kept, added = gains_of(ref, s, b, y)
         way = explain(self._state, s, self._norms, self._arithmetic(b))
@@ -130,7 +239,7 @@ class Recorder(StreamFollower):
         skip = None if kept == 0 else way if kept == 1 else way.then(Chain((Gain(kept),)))
         if not call.joins:
             self._read, self._read_norms = self._state, self._norms
-        step = self._step(ref, label, way, skip, b) if added else Step(skip=skip)
+        step = self._step(ref, label, way, skip, b) if added else FrozenStep(skip=skip)
         if step.seen is not None:
             step = replace(step, seen=replace(step.seen, summed=y) if self._keep_seen else None)
         bias = _spread(None if skip is None else skip.offset(), b.to(self._arithmetic(b)))
@@ -139,7 +248,7 @@ class Recorder(StreamFollower):
         self._state, self._norms, self._parallel = y, [], None
         self._adds_seen += 1
 
-    def _joined(self, ref: SiteRef, step: Step) -> Step:
+    def _joined(self, ref: SiteRef, step: FrozenStep) -> FrozenStep:
         """A parallel branch, which reads what the branch before it read, belongs to the step before."""
         before = self._steps.pop()
         plain = step.skip is not None and step.skip.is_identity
@@ -152,7 +261,7 @@ class Recorder(StreamFollower):
             attends, skip=before.skip, bias=bias, source=adds.source, origin=adds.origin, deferred=adds.deferred
         )
 
-    def _step(self, ref: SiteRef, label: Label | None, way: Chain, skip: Chain | None, b: Tensor) -> Step:
+    def _step(self, ref: SiteRef, label: Label | None, way: Chain, skip: Chain | None, b: Tensor) -> FrozenStep:
         dtype = self._arithmetic(b)
         if label in ("attention", "both"):
             weights = self._weights[self._call_name()]
@@ -166,9 +275,9 @@ class Recorder(StreamFollower):
         if label == "mixer":
             raise UnsupportedConfigError(f"{ref}: a token mixer that is not attention has no paths through heads.")
         origins: dict[Label | None, Origin] = {"mlp": "mlp", "cross_attention": "cross_attention"}
-        return Step(skip=skip, source=b.to(dtype), origin=origins.get(label, "other"))
+        return FrozenStep(skip=skip, source=b.to(dtype), origin=origins.get(label, "other"))
 
-    def _defer(self, step: Step, way: Chain, *, reads_sum: bool) -> Step:
+    def _defer(self, step: FrozenStep, way: Chain, *, reads_sum: bool) -> FrozenStep:
         """Note what it takes to linearise the MLP of a step when the pass is over."""
         if self._run is None or step.origin != "mlp" or step.source is None:
             return step
@@ -200,7 +309,7 @@ class Recorder(StreamFollower):
             with unseen():
                 self._probs = call.probs()
 
-    def on_leave(self, call: OpenCall, out: Tensor) -> None:
+    def on_leave(self, call: ActiveBlock, out: Tensor) -> None:
         """The block is whole."""
         with unseen():
             y = call.canonical(out).clone()
@@ -223,7 +332,7 @@ class Recorder(StreamFollower):
         if chain is None:
             raise UnsupportedConfigError(f"{ref}: the final norm is no map with one scale per token.")
         bias = _spread(chain.offset(), out.to(self._arithmetic(out)))
-        steps = (*self._steps, Step(skip=chain, bias=bias))
+        steps = (*self._steps, FrozenStep(skip=chain, bias=bias))
         self._on_block(FrozenBlock(stack.name, stack.depth - 1, steps, out.clone(), is_final=True))
 
     def _hooks(self, modules: Mapping[str, nn.Module]) -> Iterator[torch.utils.hooks.RemovableHandle]:
@@ -271,7 +380,7 @@ def _spread(offset: Tensor | None, like: Tensor) -> Tensor | None:
     return None if offset is None else offset.to(like.dtype).expand(like.shape)
 
 
-def _with_bias(step: Step, bias: Tensor | None) -> Step:
+def _with_bias(step: FrozenStep, bias: Tensor | None) -> FrozenStep:
     """The step with what its own skip adds."""
     if bias is None:
         return step

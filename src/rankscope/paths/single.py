@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
@@ -12,9 +13,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from rankscope._citations import Cite
 from rankscope._errors import InputError
+from rankscope.linalg.tokens import Tokens
+from rankscope.metrics.residual import relative_residual
 from rankscope.paths.census import census
-from rankscope.paths.network import FrozenNetwork, Step
+from rankscope.paths.lengths import lengths_of_interest
+from rankscope.paths.maps import Chain, FrozenNorm, Gain
+from rankscope.paths.network import FrozenHeads, FrozenNetwork, FrozenStep
 
 Path = tuple[int | None, ...]
 """One entry per attention layer: the head a path goes through, or None where it passes over the layer."""
@@ -41,7 +47,7 @@ class PathSample:
 
 
 @dataclass(frozen=True)
-class Interval:
+class MedianInterval:
     """A middle value and where the true one lies with at least this confidence."""
 
     estimate: float
@@ -66,7 +72,7 @@ def follow(network: FrozenNetwork, paths: Sequence[Path]) -> Tensor:
     return x
 
 
-def _chosen(step: Step, x: Tensor, heads: Sequence[int | None]) -> Tensor:
+def _chosen(step: FrozenStep, x: Tensor, heads: Sequence[int | None]) -> Tensor:
     out = torch.empty_like(x)
     for head in set(heads):
         rows = torch.tensor([number for number, other in enumerate(heads) if other == head])
@@ -133,7 +139,7 @@ def _draw(
     return tuple(path), log_probability
 
 
-def median_interval(values: Tensor, confidence: float = 0.95) -> Interval:
+def median_interval(values: Tensor, confidence: float = 0.95) -> MedianInterval:
     """The median of a sample and an interval for the true one, from order statistics; no assumption on the law.
 
     The number of values below the true median is binomial(n, 1/2), whatever their law. Bound (on the confidence).
@@ -145,4 +151,185 @@ def median_interval(values: Tensor, confidence: float = 0.95) -> Interval:
         tail += math.comb(number, cut) / 2**number
         cut += 1
     low, high = (-math.inf, math.inf) if cut == 0 else (ordered[cut - 1], ordered[number - cut])
-    return Interval(statistics.median(ordered) if number else math.nan, low, high, confidence)
+    return MedianInterval(statistics.median(ordered) if number else math.nan, low, high, confidence)
+
+
+_ROUNDING = 1 + 1e-9
+
+
+@dataclass(frozen=True)
+class TopPaths:
+    """The paths with the largest Frobenius norm at the end that a beam search met.
+
+    Attributes:
+        paths: the largest first.
+        norms: of what each carries, over the whole batch.
+        pruned_bound: no path that was dropped on the way carries more than this. Bound; 0 when none was dropped.
+        certified: whether every dropped path is below the last one listed, so that these are the true top paths.
+    """
+
+    paths: tuple[Path, ...]
+    norms: tuple[float, ...]
+    pruned_bound: float
+    certified: bool
+
+
+def top_paths(network: FrozenNetwork, count: int, *, length: int | None = None, beam: int = 256) -> TopPaths:
+    r"""Search layer by layer, keeping the ``beam`` prefixes with the largest norms.
+
+    A dropped prefix carries at the end at most its norm times the product of the largest gains of the steps left: a
+    passed-over step's operator norm, or that of its largest head, :math:`\|P_h D\|_2 \|W_h\|_2`.
+
+    Args:
+        network: MLPs as sources.
+        count: how many paths.
+        length: only paths of this length; None for all.
+        beam: prefixes kept after each layer; raise it until ``certified``.
+    """
+    steps = list(network.steps)
+    bounds = _bounds_ahead(steps, length)
+    prefixes: list[Path] = [()]
+    x = network.entry[None]
+    pruned = 0.0
+    for position, step in enumerate(steps):
+        if step.heads is None:
+            x = step.passed(x)
+            continue
+        x, prefixes = _extended(step, x, prefixes)
+        worth = [
+            bounds[position + 1][_used(prefix)] if length is not None else bounds[position + 1][0]
+            for prefix in prefixes
+        ]
+        sizes = torch.linalg.vector_norm(x.double().flatten(1), dim=1)
+        possible = sizes * torch.tensor(worth, dtype=torch.float64)
+        alive = [number for number in range(len(prefixes)) if possible[number] > 0]
+        order = sorted(alive, key=lambda number: -float(sizes[number]))
+        pruned = max([pruned, *(float(possible[number]) for number in order[beam:])])
+        kept = order[:beam]
+        x, prefixes = x[torch.tensor(kept, dtype=torch.long)], [prefixes[number] for number in kept]
+    sizes = torch.linalg.vector_norm(x.double().flatten(1), dim=1)
+    order = sizes.argsort(descending=True)[:count].tolist()
+    norms = tuple(float(sizes[number]) for number in order)
+    certified = pruned == 0 or (len(norms) == count and norms[-1] >= pruned)
+    return TopPaths(tuple(prefixes[number] for number in order), norms, pruned, certified)
+
+
+def _used(prefix: Path) -> int:
+    return sum(head is not None for head in prefix)
+
+
+def _extended(step: FrozenStep, x: Tensor, prefixes: list[Path]) -> tuple[Tensor, list[Path]]:
+    """Every prefix with every choice of one more layer."""
+    assert step.heads is not None
+    parts = [step.passed(x)] if step.skip is not None else []
+    names: list[Path] = [(*prefix, None) for prefix in prefixes] if step.skip is not None else []
+    for head in range(step.heads.heads):
+        parts.append(step.attended(x, head))
+        names += [(*prefix, head) for prefix in prefixes]
+    return torch.cat(parts), names
+
+
+def _bounds_ahead(steps: list[FrozenStep], length: int | None) -> list[list[float]]:
+    """From each position on, the most a norm can grow; by how many heads were used already when a length is asked."""
+    attention = sum(step.heads is not None for step in steps)
+    states = 1 if length is None else attention + 1
+    ahead = [[1.0] * states if length is None else [float(used == length) for used in range(states)]]
+    for step in reversed(steps):
+        after = ahead[0]
+        passed = 0.0 if step.skip is None else chain_norm(step.skip)
+        if step.heads is None:
+            ahead.insert(0, [passed * value for value in after])
+            continue
+        attended = max(head_norms(step))
+        if length is None:
+            ahead.insert(0, [max(passed, attended) * after[0]])
+        else:
+            further = [*after[1:], 0.0]
+            ahead.insert(0, [max(passed * a, attended * b) for a, b in zip(after, further, strict=True)])
+    return ahead
+
+
+def chain_norm(chain: Chain) -> float:
+    """Largest factor by which a chain can stretch a stream, over all of the batch. Bound."""
+    factor = 1.0
+    for part in chain.parts:
+        factor *= _part_norm(part)
+    return factor * _ROUNDING
+
+
+def _part_norm(part: FrozenNorm | Gain) -> float:
+    if isinstance(part, Gain):
+        return abs(part.factor) if isinstance(part.factor, float) else float(part.factor.abs().max())
+    return float(part.scale.abs().max()) * (1.0 if part.gain is None else float(part.gain.abs().max()))
+
+
+def head_norms(step: FrozenStep) -> list[float]:
+    r"""For each head :math:`\max_b \|P_h\|_2 \|W_{V,h} W_{O,h}\|_2`, with the norms around it. Bound."""
+    assert step.heads is not None
+    around = chain_norm(step.before) * chain_norm(step.after)
+    return [around * mixing * weight * _ROUNDING for mixing, weight in zip(*_two_norms(step.heads), strict=True)]
+
+
+def _two_norms(heads: FrozenHeads) -> tuple[list[float], list[float]]:
+    mixing = torch.linalg.matrix_norm(heads.probs.double(), ord=2).amax(dim=0).tolist()
+    width, shared = heads.output.shape[0] // heads.heads, heads.heads // heads.groups
+    weights = []
+    for head in range(heads.heads):
+        group = head // shared
+        value = heads.values[:, group * width : (group + 1) * width].double()
+        output = heads.output[head * width : (head + 1) * width].double()
+        # the non-zero singular values of V O are those of R_V R_O^T, from the triangular factors of both
+        triangle = torch.linalg.qr(value).R @ torch.linalg.qr(output.T).R.T
+        weights.append(float(torch.linalg.matrix_norm(triangle, ord=2)))
+    return mixing, weights
+
+
+CITES = (Cite("dong2021attention", "thm. 2.2"),)
+
+
+@dataclass(frozen=True)
+class LengthReading:
+    """Median path of one length; each path counts once, with its mean over the sequences of the batch.
+
+    Attributes:
+        length: of the paths.
+        residual: relative residual of what a path carries.
+        norm: its Frobenius norm over that of the output.
+    """
+
+    length: int
+    residual: MedianInterval
+    norm: MedianInterval
+
+
+def path_decay(
+    network: FrozenNetwork,
+    number: int,
+    *,
+    lengths: Collection[int] | None = None,
+    confidence: float = 0.95,
+    seed: int = 0,
+) -> list[LengthReading]:
+    """Draw ``number`` paths of each length uniformly; the number is fixed before anything is seen. Estimate.
+
+    There is one path of length 0: its interval is unbounded, as is that of any sample too small for the confidence.
+    """
+    found = []
+    size = torch.linalg.vector_norm(network.out.double(), dim=(-2, -1))
+    for length in lengths_of_interest(len(network.attention), lengths):
+        streams = sample_paths(network, length, number if length else 1, seed=seed).streams.double()
+        paths, batch = streams.shape[:2]
+        residuals = relative_residual(Tokens(streams.flatten(0, 1), None)).view(paths, batch).mean(dim=1)
+        norms = (torch.linalg.vector_norm(streams, dim=(-2, -1)) / size).mean(dim=1)
+        found.append(LengthReading(length, median_interval(residuals, confidence), median_interval(norms, confidence)))
+    return found
+
+
+def decay_orders(readings: Sequence[LengthReading]) -> list[float]:
+    r"""Ratio of successive log residuals, :math:`\log r_{k+1} / \log r_k`. Heuristic.
+
+    Near 3 where a layer cubes the residual, as pure attention near collapse does; towards 1 where it multiplies it by a
+    factor; below 1 where the residual grows again. NaN where a residual is 0 or 1 and its logarithm tells nothing.
+    """
+    logs = [math.log(r.residual.estimate) if r.residual.estimate > 0 else math.nan for r in readings]
+    return [after / before if before else math.nan for before, after in itertools.pairwise(logs)]

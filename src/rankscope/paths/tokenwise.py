@@ -17,10 +17,9 @@ from rankscope.models.loading.dtypes import default_dtype
 from rankscope.models.stream import Stream
 from rankscope.models.view import Label, ModelView
 from rankscope.paths.maps import IDENTITY, Chain, NormCall, departure, explain, tolerance
-from rankscope.paths.network import Step
-from rankscope.stream.follower import Perform, StreamFollower
+from rankscope.paths.network import FrozenStep
 from rankscope.stream.frames import output_tensor
-from rankscope.stream.open_call import OpenCall
+from rankscope.stream.mode import ActiveBlock, Perform, StreamMode
 from rankscope.stream.operators import is_norm
 
 
@@ -59,7 +58,7 @@ class BlockRun:
         args = tuple(given if value is self.entry else value for value in self.args)
         kwargs = {name: given if value is self.entry else value for name, value in self.kwargs.items()}
         kwargs |= {name: None for name in kwargs if "past_key_value" in name}
-        with rerun.riding(), sdpa_kernel(SDPBackend.MATH), default_dtype(_default_for(self.value)):
+        with rerun.active(), sdpa_kernel(SDPBackend.MATH), default_dtype(_default_for(self.value)):
             self.module(*args, **kwargs)
         assert rerun.seen is not None
         return rerun.seen
@@ -81,8 +80,15 @@ class BlockRun:
 
 
 def linearised(
-    step: Step, run: BlockRun, add: int | None, *, reads_sum: bool, way: Chain, state: Tensor, norms: Sequence[NormCall]
-) -> Step:
+    step: FrozenStep,
+    run: BlockRun,
+    add: int | None,
+    *,
+    reads_sum: bool,
+    way: Chain,
+    state: Tensor,
+    norms: Sequence[NormCall],
+) -> FrozenStep:
     """The step with its MLP's Jacobian in the place of its output; norms around the MLP stay frozen, as elsewhere.
 
     Args:
@@ -127,7 +133,7 @@ def _near(found: Tensor, expected: Tensor) -> bool:
     return found.shape == expected.shape and departure(found, expected) <= tolerance(torch.float32)
 
 
-class _Rerun(StreamFollower):
+class _Rerun(StreamMode):
     """Replaces the stream at one place and keeps what the MLP adds."""
 
     def __init__(
@@ -153,7 +159,9 @@ class _Rerun(StreamFollower):
         modules = self.view.modules()
         return next(s.stream for s in self.view.stacks if any(modules[c.module_name] is module for c in s.calls))
 
-    def on_add(self, call: OpenCall, label: Label | None, stream: Tensor, branch: Tensor, perform: Perform) -> Tensor:
+    def on_add(
+        self, call: ActiveBlock, label: Label | None, stream: Tensor, branch: Tensor, perform: Perform
+    ) -> Tensor:
         """Count adds; keep the branch that is asked for, replace the sum before it."""
         if self._adds == self._wanted and self._outlet is None:
             self.seen = call.canonical(branch).clone()

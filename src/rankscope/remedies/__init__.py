@@ -1,7 +1,6 @@
 """Remedies for rank collapse: one file each, found by name in ``REMEDIES``."""
 
-from rankscope.remedies._applying import Treatment, applied, treatment
-from rankscope.remedies._designs import remedied
-from rankscope.remedies._spec import REMEDIES, Case, Remedy
+from rankscope.remedies._applying import Treatment, applied, remedied, treatment
+from rankscope.remedies._spec import REMEDIES, Remedy, RemedyCase
 
-__all__ = ["REMEDIES", "Case", "Remedy", "Treatment", "applied", "remedied", "treatment"]
+__all__ = ["REMEDIES", "Remedy", "RemedyCase", "Treatment", "applied", "remedied", "treatment"]

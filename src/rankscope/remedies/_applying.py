@@ -9,15 +9,51 @@ from typing import Any
 
 from torch import nn
 
-from rankscope._errors import InputError
-from rankscope.models.view import ModelView
-from rankscope.remedies._refusals import check_needs
-from rankscope.remedies._spec import REMEDIES, Case, Remedy, Step
+from rankscope._errors import InputError, UnsupportedOperationError
+from rankscope.models.view import BlockPlan, ModelView
+from rankscope.remedies._spec import REMEDIES, Need, Remedy, RemedyCase, Step
 from rankscope.surgery.graft import Graft
-from rankscope.surgery.grafting import grafting
-from rankscope.surgery.operating import operating
+from rankscope.surgery.operating import grafting, operating
 from rankscope.surgery.operation import Operation
 from rankscope.surgery.session import structure_of
+from rankscope.theory.designs.design import Design
+
+# What was not found, and not what a model is: a skip may be written in a way that is not recognised.
+_LACKS: dict[Need, str] = {
+    "skips": "no addition of a skip was found; it has none, or it mixes the stream in a form that is not recognised",
+    "post-norm": "no norm was found that reads the sum its skips add to (it is not post-norm, as far as can be seen)",
+    "pre-norm": "no norm was found that only its branches read (it is not pre-norm, as far as can be seen)",
+    "attention": "no attention was found whose probabilities can be seen",
+    "mlp": "no addition of an MLP was found; it has none, or it mixes the stream in a form that is not recognised",
+}
+
+
+def check_needs(remedy: Remedy, view: ModelView) -> None:
+    """Raise unless every block of a model has what a remedy needs.
+
+    Raises:
+        UnsupportedOperationError: with the block and what it lacks.
+    """
+    for stack in view.stacks:
+        for layer, plan in enumerate(stack.plans):
+            for need in sorted(remedy.needs & _LACKS.keys()):
+                if not _has(plan, need):
+                    where = f"{f'{stack.name} ' if stack.name else ''}block {layer}"
+                    raise UnsupportedOperationError(
+                        f"{remedy.name} needs {need}: in {where} of this {type(view.model).__name__} {_LACKS[need]}."
+                    )
+
+
+def _has(plan: BlockPlan, need: Need) -> bool:
+    if need == "skips":
+        return bool(plan.skips)
+    if need == "post-norm":
+        return plan.has_norm and plan.post_norm
+    if need == "pre-norm":
+        return plan.has_norm and not plan.post_norm
+    if need == "attention":
+        return "attention" in plan.attention
+    return bool({"mlp", "both"} & set(plan.skips))
 
 
 class Treatment(nn.Module):
@@ -64,7 +100,7 @@ def treatment(view: ModelView, name: str, *, strength: float | None = None, lear
         raise InputError(f"{name} has no numbers that could be learned: leave learnable= out.")
     check_needs(entry, view)
     amount = entry.strength if strength is None else float(strength)
-    return Treatment(entry, amount, entry.prepare(Case(view, amount, learnable)))
+    return Treatment(entry, amount, entry.prepare(RemedyCase(view, amount, learnable)))
 
 
 @contextmanager
@@ -120,3 +156,28 @@ def applied(
             else:
                 stack.enter_context(grafting(model, step, view=view))
         yield given
+
+
+def remedied(design: Design, name: str, strength: float | None = None) -> Design:
+    """The design that a remedy makes of another.
+
+    Args:
+        design: without the remedy.
+        name: from ``rankscope ls remedies``.
+        strength: None for the remedy's own default.
+
+    Raises:
+        UnknownNameError: no such remedy.
+        UnsupportedOperationError: a design has no parameter that could say it.
+
+    Example:
+        >>> remedied(Design(depth=16, width=64, heads=4), "residual_scale").attention_scale
+        0.25
+    """
+    entry = REMEDIES[name]
+    if entry.design is None:
+        raise UnsupportedOperationError(
+            f"{name} cannot be told by the parameters of a design. Run it on a random initialisation instead: "
+            f"rankscope remedy init:NAME --remedies {name}"
+        )
+    return design.changed(**entry.design(design, entry.strength if strength is None else strength))

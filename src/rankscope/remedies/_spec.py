@@ -19,7 +19,7 @@ DesignChange = Callable[[Design, float], Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
-class Case:
+class RemedyCase:
     """What a remedy is prepared for.
 
     Attributes:
@@ -71,7 +71,7 @@ class Remedy:
     learnable: bool
     parameters: str
     flops: str
-    prepare: Callable[[Case], Sequence[Step]]
+    prepare: Callable[[RemedyCase], Sequence[Step]]
     design: DesignChange | None = None
 
 
@@ -91,10 +91,10 @@ def remedy(
     parameters: str,
     flops: str,
     design: DesignChange | None = None,
-) -> Callable[[Callable[[Case], Sequence[Step]]], Callable[[Case], Sequence[Step]]]:
-    """Register a function of :class:`Case` that gives operations and grafts."""
+) -> Callable[[Callable[[RemedyCase], Sequence[Step]]], Callable[[RemedyCase], Sequence[Step]]]:
+    """Register a function of :class:`RemedyCase` that gives operations and grafts."""
 
-    def register(prepare: Callable[[Case], Sequence[Step]]) -> Callable[[Case], Sequence[Step]]:
+    def register(prepare: Callable[[RemedyCase], Sequence[Step]]) -> Callable[[RemedyCase], Sequence[Step]]:
         summary = (prepare.__doc__ or "").strip().split("\n", 1)[0]
         facts = (claim, claims_tokens, cites, frozenset(needs), strength, strength_means, neutral, learnable)
         REMEDIES.add(prepare.__name__, Remedy(prepare.__name__, summary, *facts, parameters, flops, prepare, design))

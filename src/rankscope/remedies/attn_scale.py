@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rankscope._citations import Cite
-from rankscope.remedies._spec import Case, Step, remedy
+from rankscope.remedies._spec import RemedyCase, Step, remedy
 from rankscope.surgery.attention_grafts import AttentionMixing
 from rankscope.surgery.graft import Mixture
 
@@ -23,7 +23,7 @@ from rankscope.surgery.graft import Mixture
     parameters="none; L if learned (the paper: one per head)",
     flops="a second attention product: 2 n^2 d L",
 )
-def attn_scale(case: Case) -> Sequence[Step]:
+def attn_scale(case: RemedyCase) -> Sequence[Step]:
     """Attention matrices as U + (1 + omega)(P - U), with U uniform over the visible keys (AttnScale)."""
     return (
         AttentionMixing(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rankscope._citations import Cite
-from rankscope.remedies._spec import Case, Step, remedy
+from rankscope.remedies._spec import RemedyCase, Step, remedy
 from rankscope.surgery.branch_grafts import Contrast
 
 
@@ -22,6 +22,6 @@ from rankscope.surgery.branch_grafts import Contrast
     parameters="none",
     flops="4 n^2 d L products",
 )
-def contranorm(case: Case) -> Sequence[Step]:
+def contranorm(case: RemedyCase) -> Sequence[Step]:
     """After each block X - s softmax(X X^T) X, over the tokens that attention sees."""
     return (Contrast(case.strength),)

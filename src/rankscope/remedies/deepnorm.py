@@ -7,7 +7,7 @@ from typing import Any
 
 from rankscope._citations import Cite
 from rankscope._errors import UnsupportedOperationError
-from rankscope.remedies._spec import Case, Step, remedy
+from rankscope.remedies._spec import RemedyCase, Step, remedy
 from rankscope.surgery.branch_grafts import BranchGains, MlpWeightGains
 from rankscope.surgery.graft import Spot
 from rankscope.theory.designs.design import Design
@@ -43,7 +43,7 @@ def _design(design: Design, strength: float) -> Mapping[str, Any]:
     flops="2 n d L products",
     design=_design,
 )
-def deepnorm(case: Case) -> Sequence[Step]:
+def deepnorm(case: RemedyCase) -> Sequence[Step]:
     r"""Sums alpha x + f(x) before the norm; value, output and MLP weights times beta.
 
     :math:`\alpha = (2L)^{1/4}` and :math:`\beta = (8L)^{-1/4}` for one stack, the paper's other pairs for an encoder

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rankscope._citations import Cite
-from rankscope.remedies._spec import Case, Step, remedy
+from rankscope.remedies._spec import RemedyCase, Step, remedy
 from rankscope.surgery.attention_grafts import OutputGate
 
 
@@ -22,6 +22,6 @@ from rankscope.surgery.attention_grafts import OutputGate
     parameters="d^2 L (they are drawn at random, and exist once the model has run under it)",
     flops="n d^2 L products",
 )
-def gated_attention(case: Case) -> Sequence[Step]:
+def gated_attention(case: RemedyCase) -> Sequence[Step]:
     """Attention's output times sigmoid(X W), with X what attention reads and W new weights."""
     return (OutputGate(case.strength),)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rankscope._citations import Cite
-from rankscope.remedies._spec import Case, Step, remedy
+from rankscope.remedies._spec import RemedyCase, Step, remedy
 from rankscope.surgery.branch_grafts import NormGains
 
 
@@ -22,6 +22,6 @@ from rankscope.surgery.branch_grafts import NormGains
     parameters="none",
     flops="2 n d L products",
 )
-def layernorm_scaling(case: Case) -> Sequence[Step]:
+def layernorm_scaling(case: RemedyCase) -> Sequence[Step]:
     """Every norm of block l times 1/sqrt(l)."""
     return (NormGains(lambda spot: (spot.layer + 1) ** (-case.strength / 2)),)

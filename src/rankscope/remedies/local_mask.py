@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rankscope._citations import Cite
 from rankscope._errors import InputError
 from rankscope.masks import parse_mask
-from rankscope.remedies._spec import Case, Step, remedy
+from rankscope.remedies._spec import RemedyCase, Step, remedy
 from rankscope.surgery.operation import Operation
 
 
@@ -27,7 +27,7 @@ from rankscope.surgery.operation import Operation
         "mask": f"window({int(width)})" if design.is_complete else f"({design.mask}) & window({int(width)})"
     },
 )
-def local_mask(case: Case) -> Sequence[Step]:
+def local_mask(case: RemedyCase) -> Sequence[Step]:
     """The model's own mask, cut down to a window of neighbours."""
     if case.strength != int(case.strength) or case.strength < 0:
         raise InputError(f"strength={case.strength!r}: the window is a whole number of tokens from 0.")

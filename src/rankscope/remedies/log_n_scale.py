@@ -8,7 +8,7 @@ from typing import Any
 
 from rankscope._citations import Cite
 from rankscope._errors import UnsupportedOperationError
-from rankscope.remedies._spec import Case, Step, remedy
+from rankscope.remedies._spec import RemedyCase, Step, remedy
 from rankscope.surgery.attention_grafts import LengthScale
 from rankscope.theory.designs.design import Design
 
@@ -35,6 +35,6 @@ def _design(design: Design, gamma: float) -> Mapping[str, Any]:
     flops="n d L products",
     design=_design,
 )
-def log_n_scale(case: Case) -> Sequence[Step]:
+def log_n_scale(case: RemedyCase) -> Sequence[Step]:
     """Attention scores times gamma log n, with n the number of visible keys."""
     return (LengthScale(case.view, case.strength, learnable=case.learnable),)

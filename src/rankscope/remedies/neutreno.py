@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rankscope._citations import Cite
-from rankscope.remedies._spec import Case, Step, remedy
+from rankscope.remedies._spec import RemedyCase, Step, remedy
 from rankscope.surgery.attention_grafts import ValueAnchor
 
 
@@ -22,6 +22,6 @@ from rankscope.surgery.attention_grafts import ValueAnchor
     parameters="none; L if learned",
     flops="2 n d L products",
 )
-def neutreno(case: Case) -> Sequence[Step]:
+def neutreno(case: RemedyCase) -> Sequence[Step]:
     """Attention's output plus lambda (V_1 - V_l), with V_1 the first block's values (NeuTRENO)."""
     return (ValueAnchor(case.view, case.strength, learnable=case.learnable),)

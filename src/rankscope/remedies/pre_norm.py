@@ -7,7 +7,7 @@ from typing import Any
 
 from rankscope._citations import Cite
 from rankscope._errors import InputError, UnsupportedOperationError
-from rankscope.remedies._spec import Case, Step, remedy
+from rankscope.remedies._spec import RemedyCase, Step, remedy
 from rankscope.surgery.branch_grafts import PreNorming
 from rankscope.theory.designs.design import Design
 
@@ -34,7 +34,7 @@ def _design(design: Design, strength: float) -> Mapping[str, Any]:
     flops="one more norm of the stack",
     design=_design,
 )
-def pre_norm(case: Case) -> Sequence[Step]:
+def pre_norm(case: RemedyCase) -> Sequence[Step]:
     """A post-norm model run as a pre-norm one, with fresh norms (no weights) before the branches."""
     if case.strength != 1.0:
         raise InputError(f"strength={case.strength!r}: pre_norm is applied whole; leave strength out.")

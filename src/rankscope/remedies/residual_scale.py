@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rankscope._citations import Cite
-from rankscope.remedies._spec import Case, Step, remedy
+from rankscope.remedies._spec import RemedyCase, Step, remedy
 from rankscope.surgery.branch_grafts import BranchGains
 from rankscope.surgery.graft import Spot
 
@@ -27,7 +27,7 @@ from rankscope.surgery.graft import Spot
         "mlp_scale": design.mlp_scale * c / design.depth**0.5,
     },
 )
-def residual_scale(case: Case) -> Sequence[Step]:
+def residual_scale(case: RemedyCase) -> Sequence[Step]:
     """Every branch times c/sqrt(L), with L the number of blocks of its stack."""
 
     def gain(spot: Spot) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rankscope._citations import Cite
-from rankscope.remedies._spec import Case, Step, remedy
+from rankscope.remedies._spec import RemedyCase, Step, remedy
 from rankscope.surgery.attention_grafts import AttentionMixing
 from rankscope.surgery.graft import Mixture
 
@@ -23,7 +23,7 @@ from rankscope.surgery.graft import Mixture
     parameters="3 L",
     flops="a second attention product: 2 n^2 d L",
 )
-def shaped_attention(case: Case) -> Sequence[Step]:
+def shaped_attention(case: RemedyCase) -> Sequence[Step]:
     """Attention matrices as alpha I + beta P - gamma U, with U uniform over the visible keys."""
     start = {"alpha": 1.0, "beta": case.strength, "gamma": case.strength}
     return (

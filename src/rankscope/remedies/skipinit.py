@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rankscope._citations import Cite
-from rankscope.remedies._spec import Case, Step, remedy
+from rankscope.remedies._spec import RemedyCase, Step, remedy
 from rankscope.surgery.branch_grafts import BranchGains
 
 
@@ -26,6 +26,6 @@ from rankscope.surgery.branch_grafts import BranchGains
         "mlp_scale": gain * design.mlp_scale,
     },
 )
-def skipinit(case: Case) -> Sequence[Step]:
+def skipinit(case: RemedyCase) -> Sequence[Step]:
     """Every branch times a gain of its own, 0 at first (SkipInit, ReZero)."""
     return (BranchGains(case.view, case.strength, case.strength, learnable=case.learnable),)

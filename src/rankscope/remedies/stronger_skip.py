@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rankscope._citations import Cite
-from rankscope.remedies._spec import Case, Step, remedy
+from rankscope.remedies._spec import RemedyCase, Step, remedy
 from rankscope.surgery.operation import Operation
 
 
@@ -22,6 +22,6 @@ from rankscope.surgery.operation import Operation
     flops="2 n d L products",
     design=lambda design, gain: {"attention_skip": gain * design.attention_skip, "mlp_skip": gain * design.mlp_skip},
 )
-def stronger_skip(case: Case) -> Sequence[Step]:
+def stronger_skip(case: RemedyCase) -> Sequence[Step]:
     """The stream times a gain above 1 wherever a branch is added."""
     return (Operation(attention_skip=case.strength, mlp_skip=case.strength),)

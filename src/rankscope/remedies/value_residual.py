@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rankscope._citations import Cite
-from rankscope.remedies._spec import Case, Step, remedy
+from rankscope.remedies._spec import RemedyCase, Step, remedy
 from rankscope.surgery.attention_grafts import ValueMixing
 
 
@@ -22,6 +22,6 @@ from rankscope.surgery.attention_grafts import ValueMixing
     parameters="none; L if learned",
     flops="2 n d L products",
 )
-def value_residual(case: Case) -> Sequence[Step]:
+def value_residual(case: RemedyCase) -> Sequence[Step]:
     """Attention over (1 - lambda) V_l + lambda V_1, with V_1 the first block's values (ResFormer)."""
     return (ValueMixing(case.view, case.strength, learnable=case.learnable),)

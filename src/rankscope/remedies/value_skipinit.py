@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rankscope._citations import Cite
-from rankscope.remedies._spec import Case, Step, remedy
+from rankscope.remedies._spec import RemedyCase, Step, remedy
 from rankscope.surgery.attention_grafts import AttentionMixing
 from rankscope.surgery.graft import Mixture
 
@@ -23,7 +23,7 @@ from rankscope.surgery.graft import Mixture
     parameters="2 L",
     flops="2 n d L products",
 )
-def value_skipinit(case: Case) -> Sequence[Step]:
+def value_skipinit(case: RemedyCase) -> Sequence[Step]:
     """Attention matrices as alpha I + beta P, at first the identity (Value-SkipInit)."""
     start = {"alpha": 1.0, "beta": case.strength}
     return (

@@ -81,7 +81,7 @@ class _Replay:
     statistics: set[int] = field(default_factory=set)
     derived: set[int] = field(default_factory=set)
     """Values that come from the input, were nothing cut."""
-    origins: dict[int, dict[int, int]] = field(default_factory=dict)
+    layer_of: dict[int, dict[int, int]] = field(default_factory=dict)
     """Of each stack, the first block whose stream each point was part of."""
     entered: int = 0
     """Points that came in with a block, and not only out of a sum inside one."""
@@ -135,10 +135,10 @@ class _Replay:
 
     def _enter(self, stack: int, layer: int, carried: int) -> None:
         self.reached[stack] = layer
-        origins = self.origins.setdefault(stack, {})
+        layer_of = self.layer_of.setdefault(stack, {})
         for point in _bits(carried):
             if not point & self.entered:
-                origins[point] = layer
+                layer_of[point] = layer
 
     def _apply(self, op: Op) -> None:
         cut = [(self.calls[call], position, stream) for call, position, stream in op.adds if call in self.calls]
@@ -260,7 +260,7 @@ def _bits(mask: int) -> Iterable[int]:
 
 
 @dataclass(frozen=True)
-class Found:
+class CarriesFound:
     """What a pass shows.
 
     Attributes:
@@ -274,21 +274,23 @@ class Found:
     all_true: bool
 
 
-def carries_of(tape: Tape, calls: Mapping[int, KnownCall], stacks: int) -> Found:
+def carries_of(tape: Tape, calls: Mapping[int, KnownCall], stacks: int) -> CarriesFound:
     """Go through a recorded pass with the skips of these calls cut."""
     replay = _Replay(calls)
     replay.run(tape.events, tape.inputs)
     norms = _located(replay, replay.normed, stacks, inside=True)
-    return Found(_located(replay, replay.met, stacks), norms, all(own & branch for own, branch in replay.cuts.values()))
+    return CarriesFound(
+        _located(replay, replay.met, stacks), norms, all(own & branch for own, branch in replay.cuts.values())
+    )
 
 
 def _located(replay: _Replay, met: list[_Meeting], stacks: int, *, inside: bool = False) -> list[list[Carry]]:
     found: list[dict[tuple[str, str], Carry]] = [{} for _ in range(stacks)]
     for meeting in met:
-        for stack, origins in replay.origins.items():
+        for stack, layer_of in replay.layer_of.items():
             if stack not in meeting.at:
                 continue
-            layers = [origins[point] for point in _bits(meeting.points) if point in origins]
+            layers = [layer_of[point] for point in _bits(meeting.points) if point in layer_of]
             if not layers:
                 continue
             first, last = min(layers), meeting.at[stack]

@@ -19,8 +19,7 @@ from rankscope._errors import DiscoveryError
 from rankscope.models.stream import Stream
 from rankscope.models.view import BlockCall, BlockPlan, Label, ModelView, Stack, Sums
 from rankscope.stream.carries import KnownCall, carries_of
-from rankscope.stream.origins import CallRecord
-from rankscope.stream.probe import probe
+from rankscope.stream.probe import CallRecord, probe
 
 _STACK_WORDS = ("encoder", "decoder", "vision", "text", "audio")
 

@@ -23,9 +23,8 @@ from rankscope.models.inputs import Batch
 from rankscope.models.stream import Stream
 from rankscope.models.view import ModelView, Stack
 from rankscope.processes.sharded import needs_all_ranks
-from rankscope.stream.fastpath import without_fastpath
 from rankscope.stream.frames import first_tensor, slots_in, stream_in, stream_out, tensors_in
-from rankscope.stream.operators import ADDS, MULTI_HEAD, SDPA, SOFTMAXES
+from rankscope.stream.operators import ADDS, MULTI_HEAD, SDPA, SOFTMAXES, without_fastpath
 
 T = Tensor
 _FOUND = ("batch tokens dim", "tokens batch dim")

@@ -30,7 +30,7 @@ from rankscope.stream.operators import (
 
 
 @dataclass(frozen=True)
-class Term:
+class Summand:
     """One of the two summands of a call: the tensors it is made of, and how to compute it.
 
     A product of matrices does not carry on what it is made of.
@@ -54,8 +54,8 @@ class SkipSum:
 
     carried: Tensor
     branches: tuple[Tensor, ...]
-    own: Term
-    other: Term
+    own: Summand
+    other: Summand
 
     def summands(self) -> tuple[Tensor, Tensor]:
         """Stream and branch as they are added."""
@@ -172,7 +172,7 @@ class StreamFrame:
             self.follow_normed(out)
 
 
-def _terms(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Term, Term] | None:
+def _terms(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Summand, Summand] | None:
     """The two summands of a call; None for forms that are not told apart."""
     named = dict(kwargs)
     factors = (*args, *(named.pop(name) for name in _ARGUMENTS if name in named))
@@ -182,18 +182,18 @@ def _terms(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, A
     if (func in ADDS or func in DIFFERENCES) and len(factors) == 2 and named.keys() <= {"alpha"}:
         left, right = factors
         factor = named.get("alpha", 1) * (-1 if func in DIFFERENCES else 1)
-        return Term((left,), lambda: left), Term((right,), lambda: right if factor == 1 else right * factor)
+        return Summand((left,), lambda: left), Summand((right,), lambda: right if factor == 1 else right * factor)
     if len(factors) != 3:
         return None
     first, second, third = factors
     if func in ADDED_PRODUCTS and named.keys() <= {"value"}:
         value = named.get("value", 1)
-        return Term((first,), lambda: first), Term((second, third), lambda: value * second * third)
+        return Summand((first,), lambda: first), Summand((second, third), lambda: value * second * third)
     if func in INTERPOLATIONS and not named:
-        return Term((first,), lambda: first - third * first), Term((second,), lambda: third * second)
+        return Summand((first,), lambda: first - third * first), Summand((second,), lambda: third * second)
     if func in ADDED_MATRIX_PRODUCTS and named.keys() <= {"alpha", "beta"}:
         beta, alpha = named.get("beta", 1), named.get("alpha", 1)
-        return Term((first,), lambda: beta * first), Term(
+        return Summand((first,), lambda: beta * first), Summand(
             (second, third), lambda: alpha * (second @ third), is_product=True
         )
     return None

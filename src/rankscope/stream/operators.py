@@ -7,7 +7,8 @@ The tracer follows tensor objects, so it has to know the calls that hand the str
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -90,3 +91,14 @@ _MIXER_NAME = re.compile(r"mixer|mamba|ssm|fourier|recurrent|rwkv|rglru|hyena|ls
 def is_mixer(name: str, module: nn.Module) -> bool:
     """Whether a module mixes tokens without being attention, by its own name or its class's."""
     return _MIXER_NAME.search(f"{name.rpartition('.')[2]} {type(module).__name__}") is not None
+
+
+@contextmanager
+def without_fastpath() -> Iterator[None]:
+    """Switch the fused path of ``nn.TransformerEncoderLayer`` off, and back to what it was."""
+    was_on = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(was_on)

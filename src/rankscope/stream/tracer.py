@@ -2,24 +2,66 @@
 
 The model's own code runs unchanged and the tracer only looks, so outputs are bit-identical. Observers get tensors
 of shape ``batch tokens dim`` and must reduce them on the spot: the tracer keeps nothing.
+
+A fused attention kernel keeps the logarithm of each row's sum of exponentials to itself.
+PyTorch's kernel for processors returns it beside its output, for a backward pass. With it the probabilities of any tile
+follow from queries and keys alone, which saves one walk over all of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from rankscope.models.inputs import sequences_in_pass
 from rankscope.models.view import Label, ModelView, Stack
 from rankscope.stream.attention_calls import AttentionCall, from_sdpa, from_softmax, listening, sdpa_arguments
-from rankscope.stream.follower import Perform, StreamFollower, unseen
-from rankscope.stream.kernel_sums import watching_kernel
-from rankscope.stream.open_call import OpenCall
+from rankscope.stream.mode import ActiveBlock, Perform, StreamMode, unseen
 from rankscope.stream.sites import SiteRef, SiteSelection
+
+_KERNEL = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+_WORTH_ENTRIES = 1 << 20
+
+
+class KernelSums(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Looks on while one fused call runs; the call itself runs as it would.
+
+    Attributes:
+        log_sums: ``(batch, heads, query)``, of the one kernel that ran; None where there was none, or several.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._found: list[Tensor] = []
+
+    @property
+    def log_sums(self) -> Tensor | None:
+        """What the kernel told."""
+        return self._found[0] if len(self._found) == 1 else None
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func is _KERNEL:
+            self._found.append(out[1])
+        return out
+
+
+def watching_kernel(query: Tensor, key: Tensor) -> AbstractContextManager[KernelSums | None]:
+    """Look on where it is worth it: at long sequences of plain tensors on a processor."""
+    plain = type(query) is Tensor and type(key) is Tensor
+    if not plain or query.device.type != "cpu":
+        return nullcontext()
+    entries = query.shape[:-1].numel() * key.shape[-2]
+    return KernelSums() if entries >= _WORTH_ENTRIES else nullcontext()
+
 
 Observer = Callable[[SiteRef, "Tensor | AttentionCall"], None]
 
@@ -33,11 +75,11 @@ def trace(view: ModelView, selection: SiteSelection, observe: Observer) -> Itera
     Raises:
         SiteError: in a forward pass in which a block or a skip add does not show up as discovered.
     """
-    with Tracer(view, selection, observe).riding():
+    with Tracer(view, selection, observe).active():
         yield
 
 
-class Tracer(StreamFollower):
+class Tracer(StreamMode):
     """Shows the selected sites to an observer."""
 
     def __init__(self, view: ModelView, selection: SiteSelection, observe: Observer) -> None:
@@ -53,20 +95,22 @@ class Tracer(StreamFollower):
         with unseen():
             self._observe(ref, value)
 
-    def _show(self, call: OpenCall, site: str, tensor: Tensor) -> None:
+    def _show(self, call: ActiveBlock, site: str, tensor: Tensor) -> None:
         ref = call.ref(site)
         if ref in self._selection:
             self._tell(ref, call.canonical(tensor))
 
-    def on_enter(self, call: OpenCall, entry: Tensor) -> None:
+    def on_enter(self, call: ActiveBlock, entry: Tensor) -> None:
         """Show the stream as it enters a block."""
         self._show(call, "block.in", entry)
 
-    def on_next_block(self, call: OpenCall, stream: Tensor) -> None:
+    def on_next_block(self, call: ActiveBlock, stream: Tensor) -> None:
         """Show the stream between two blocks of one call."""
         self._show(call, "block.out", stream)
 
-    def on_add(self, call: OpenCall, label: Label | None, stream: Tensor, branch: Tensor, perform: Perform) -> Tensor:
+    def on_add(
+        self, call: ActiveBlock, label: Label | None, stream: Tensor, branch: Tensor, perform: Perform
+    ) -> Tensor:
         """Show the branch and the sum."""
         if label is not None:
             self._show(call, f"{label}.out", branch)
@@ -97,7 +141,7 @@ class Tracer(StreamFollower):
             self._tell(ref, from_softmax(out, self._open.batch_and_tokens()[1]))
         return out
 
-    def on_leave(self, call: OpenCall, out: Tensor) -> None:
+    def on_leave(self, call: ActiveBlock, out: Tensor) -> None:
         """Show the stream as it leaves a block."""
         if call.last_sum is None:
             self._show(call, "block.out", out)

@@ -6,17 +6,79 @@ output: with U the uniform matrix on the visible keys, U V is the same kernel wi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from rankscope._errors import UnsupportedOperationError
+from rankscope.masks import Mask
 from rankscope.stream.attention_calls import HIDES, AttentionCall
+from rankscope.stream.mode import Perform
 from rankscope.surgery.operation import Operation
-from rankscope.surgery.visibility import after_masks, visible_scores
+
+
+def visible_scores(scores: Tensor) -> Tensor:
+    """Which keys the model's own mask leaves visible, told from scores that already hold it.
+
+    A key counts as hidden when its score lies more than 5,000 below the largest of its head. Heuristic; false only for
+    scores that differ by as much without a mask.
+    """
+    scores = scores.detach()
+    return scores > scores.amax(dim=(-2, -1), keepdim=True) + HIDES
+
+
+def after_masks(
+    visible: Tensor | None, lengths: tuple[int, int], tokens: int, operations: Sequence[Operation], device: torch.device
+) -> Tensor | None:
+    """The visibility that the operations leave, one after the other; None when every key is visible.
+
+    Args:
+        visible: the model's own.
+        lengths: number of queries and of keys.
+        tokens: number of tokens in the stream.
+        operations: in their order; those without a mask change nothing.
+        device: of the result.
+
+    Raises:
+        UnsupportedOperationError: this attention does not run among the tokens of the stream.
+    """
+    for operation in operations:
+        if operation.mask is not None:
+            _check_lengths(lengths, tokens, operation.mask)
+            visible = _masked(visible, pattern(operation.mask, *lengths, device), operation)
+    return visible
+
+
+def _masked(visible: Tensor | None, new: Tensor, operation: Operation) -> Tensor:
+    """One mask more; keys that no query of a sequence sees are padding and stay hidden."""
+    if visible is None:
+        return torch.ones_like(new) if operation.mask_mode == "unite" else new
+    if operation.mask_mode == "intersect":
+        return new & visible
+    not_padding = visible.any(dim=-2, keepdim=True)
+    return (new & not_padding) if operation.mask_mode == "replace" else (new & not_padding) | visible
+
+
+@lru_cache(maxsize=8)
+def pattern(mask: Mask, query: int, key: int, device: torch.device) -> Tensor:
+    """The dense mask, kept for the next layer."""
+    with torch.inference_mode(False):
+        return mask.dense(query, key, device=device)
+
+
+def _check_lengths(lengths: tuple[int, int], tokens: int, mask: Mask) -> None:
+    if lengths[0] != tokens or lengths[1] < tokens:
+        raise UnsupportedOperationError(
+            f"mask='{mask}' says which of {tokens} tokens see each other, and this attention runs among others: "
+            f"{lengths[0]} queries and {lengths[1]} keys (windows, pooled keys or several streams). "
+            "It cannot be masked; its temperature, uniform attention and heads can be changed."
+        )
+
 
 UNIFORM = Operation(attention="uniform")
 
@@ -143,3 +205,54 @@ def needs_uniform(operation: Operation) -> bool:
 def edits_probs(operation: Operation) -> bool:
     """Whether anything happens after the softmax."""
     return needs_uniform(operation) or bool(operation.heads)
+
+
+def run_edited(call: AttentionCall, own: Mapping[str, Any], perform: Perform, after: Operation) -> Tensor:
+    """The kernel's output for ``call``, edited as if its probabilities had been.
+
+    Args:
+        call: query, key, value, mask and scale.
+        own: the model's own arguments; dropout and grouping of heads are taken from them.
+        perform: the kernel.
+        after: what happens after the softmax.
+    """
+    if not needs_uniform(after):
+        return edit_output(run_kernel(call, own, perform), None, after)
+    dropout = own.get("dropout_p", 0.0) > 0
+    # Other kinds of tensors, such as those of exact arithmetic, know the kernel and not what stands in for it.
+    if not dropout and call.mask is None and not call.is_causal and type(call.value) is Tensor:
+        out = run_kernel(call, own, perform)
+        return edit_output(out, _mean_of_values(call, out), after)
+    flat = before_kernel(replace(call, edits=()), call.lengths[0], [UNIFORM])
+    state = _random_state(call) if dropout else None
+    out = run_kernel(call, own, perform)
+    if state is not None:
+        _set_random_state(call, state)  # P and U lose the same entries, as P - U would
+    return edit_output(out, run_kernel(flat, own, perform), after)
+
+
+def _mean_of_values(call: AttentionCall, out: Tensor) -> Tensor:
+    """What uniform attention gives where every key is visible: the same for all queries, without a second kernel."""
+    assert call.value is not None
+    mean = call.value.mean(dim=-2, keepdim=True)
+    return mean.repeat_interleave(out.shape[-3] // mean.shape[-3], dim=-3).expand_as(out)
+
+
+def run_kernel(call: AttentionCall, own: Mapping[str, Any], perform: Perform) -> Tensor:
+    """The kernel on ``call``; dropout and grouping of heads as in the model's own arguments."""
+    kept = {name: own[name] for name in ("dropout_p", "enable_gqa") if name in own}
+    options = {"attn_mask": call.mask, "is_causal": call.is_causal, "scale": call.scale} | kept
+    out: Tensor = perform(call.query, call.key, call.value, **options)
+    return out
+
+
+def _random_state(call: AttentionCall) -> Tensor:
+    assert call.query is not None
+    device = call.query.device
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+
+
+def _set_random_state(call: AttentionCall, state: Tensor) -> None:
+    assert call.query is not None
+    device = call.query.device
+    torch.cuda.set_rng_state(state, device) if device.type == "cuda" else torch.set_rng_state(state)

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from rankscope._errors import UnsupportedOperationError
 from rankscope.models.view import ModelView
-from rankscope.surgery.gains import Gains
-from rankscope.surgery.graft import Attended, Graft, Mixture, Number, Place, Spot
+from rankscope.surgery.graft import Attended, BlockGains, Graft, Mixture, Number, Place, Spot
 
 Rule = Callable[[Mapping[str, Number]], Mixture]
 
@@ -30,7 +29,7 @@ class AttentionMixing(Graft):
 
     def __init__(self, view: ModelView, start: Mapping[str, float], rule: Rule, *, learnable: bool = False) -> None:
         super().__init__()
-        self.gains = Gains(view, start, learnable=learnable)
+        self.gains = BlockGains(view, start, learnable=learnable)
         self._names, self._rule = tuple(start), rule
 
     def mixture(self, at: Spot) -> Mixture:
@@ -55,7 +54,7 @@ class LengthScale(Graft):
 
     def __init__(self, view: ModelView, scale: float, *, learnable: bool = False) -> None:
         super().__init__()
-        self.gains = Gains(view, {"scale": scale}, learnable=learnable)
+        self.gains = BlockGains(view, {"scale": scale}, learnable=learnable)
 
     def score_gain(self, at: Spot, keys: Tensor) -> Number:
         """A row that sees one key has nothing to choose, and one that sees none is left alone."""
@@ -108,7 +107,7 @@ class ValueMixing(_FirstValues):
 
     def __init__(self, view: ModelView, share: float, *, learnable: bool = False) -> None:
         super().__init__()
-        self.gains = Gains(view, {"share": share}, learnable=learnable)
+        self.gains = BlockGains(view, {"share": share}, learnable=learnable)
 
     def values(self, at: Spot, value: Tensor) -> Tensor:
         """The mixture; the first block's are its own."""
@@ -132,7 +131,7 @@ class ValueAnchor(_FirstValues):
 
     def __init__(self, view: ModelView, pull: float, *, learnable: bool = False) -> None:
         super().__init__()
-        self.gains = Gains(view, {"pull": pull}, learnable=learnable)
+        self.gains = BlockGains(view, {"pull": pull}, learnable=learnable)
 
     def attended(self, at: Spot, heard: Attended) -> Tensor:
         """The output, pulled towards the first block's values."""

@@ -12,10 +12,9 @@ from torch import Tensor, nn
 
 from rankscope._errors import UnsupportedOperationError
 from rankscope.models.view import Label, ModelView
-from rankscope.stream.follower import observing
+from rankscope.stream.mode import observing
 from rankscope.stream.operators import is_attention, is_norm
-from rankscope.surgery.gains import Gains
-from rankscope.surgery.graft import Amount, Graft, Place, Spot, amount_at
+from rankscope.surgery.graft import Amount, BlockGains, Graft, Place, Spot, amount_at
 
 
 class BranchGains(Graft):
@@ -43,7 +42,7 @@ class BranchGains(Graft):
         learnable: bool = False,
     ) -> None:
         super().__init__()
-        self.gains = Gains(view, {"attention": attention, "mlp": mlp}, learnable=learnable)
+        self.gains = BlockGains(view, {"attention": attention, "mlp": mlp}, learnable=learnable)
         self.stream = stream
 
     def add(self, at: Spot, label: Label, stream: Tensor, branch: Tensor) -> tuple[Tensor, Tensor]:

@@ -17,8 +17,8 @@ from rankscope.models.stream import Stream, stream_of
 from rankscope.models.view import ModelView
 from rankscope.stream.viewing import known_view, view_of
 from rankscope.surgery.graft import Graft
+from rankscope.surgery.mode import SurgeryMode
 from rankscope.surgery.operation import Operation
-from rankscope.surgery.operator import Operator
 
 
 @dataclass
@@ -50,7 +50,7 @@ def session_on(
     _refuse_overlap(model)
     session = Session(view if view is not None else structure_of(model, inputs, blocks, stream))
     with ExitStack() as stack:
-        stack.enter_context(Operator(session.view, session.operations, session.grafts).riding())
+        stack.enter_context(SurgeryMode(session.view, session.operations, session.grafts).active())
         _SESSIONS[model] = session
         stack.callback(_SESSIONS.pop, model, None)
         yield session

@@ -82,7 +82,7 @@ def tensors_in(path: Path) -> list[tuple[list[int], tuple[int, int]]]:
 def size_on_meta(spec: str, model_class: str | None) -> Size:
     """The size of what ``init:`` would build, counted on the meta device, where tensors have shapes and no numbers."""
     from rankscope.models.loading import load
-    from rankscope.models.loading.meta import on_meta
+    from rankscope.models.loading.affording import on_meta
 
     with on_meta():
         loaded = load(spec, model_class=model_class)

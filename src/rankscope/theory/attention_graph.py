@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rankscope._citations import Cite
-from rankscope.theory.graphs.reachability import reach_of_all
+from rankscope.theory.graphs.distances import reach_of_all
 
 DEFINED_IN = Cite("wu2024role", "sec. 3")
 

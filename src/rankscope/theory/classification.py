@@ -102,9 +102,9 @@ def _linear_factor(facts: LayerFacts) -> float:
         return abs(facts.skip_gain)
     if facts.linear_factor is None:
         raise InputError(
-            "A layer with a mask or positions was to be classified without linear_factor. Give spectral_factor(P0, W) "
-            "of its attention at the collapsed point, or heads_factor(P, W_V, W_O, skip_gain) where heads differ or "
-            "there is a skip."
+            "A layer with a mask or positions was to be classified without linear_factor. Give the modulus of the "
+            "second eigenvalue of its attention at the collapsed point times the growth of the values, or "
+            "heads_factor(P, W_V, W_O, skip_gain) where heads differ or there is a skip."
         )
     return facts.linear_factor
 

@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rankscope._errors import InputError
-from rankscope.theory.composite_norms import composite_norm
+from rankscope.theory.operator_norms import composite_norm
 
 _EPS = torch.finfo(torch.float64).eps
 

@@ -10,7 +10,7 @@ from rankscope._errors import ResultError
 from rankscope.runs.rows import RowWriter
 from rankscope.shards.walking import Walk
 from rankscope.theory.attention_graph import AttentionGraph
-from rankscope.theory.contraction import Gains, Interval
+from rankscope.theory.contraction import GainInterval, LayerGains
 from rankscope.theory.lanczos import LanczosEnds
 from rankscope.theory.lipschitz import LipschitzConstants
 from rankscope.theory.theorems import HeadSizes, LayerQuantities, Passage, StreamState
@@ -24,9 +24,9 @@ _KINDS = {
     for kind in (
         AttentionGraph,
         Found,
-        Gains,
+        LayerGains,
         HeadSizes,
-        Interval,
+        GainInterval,
         LanczosEnds,
         LayerQuantities,
         LipschitzConstants,

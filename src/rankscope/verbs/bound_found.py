@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from rankscope.models.heads import HeadWeights
-from rankscope.paths.network import Step
+from rankscope.paths.network import FrozenStep
 from rankscope.theory.theorems import LayerQuantities, Network
 
 
@@ -50,7 +50,7 @@ class StepFacts:
         turns = [(True, False), (False, True)] * (len(self.kinds) // 2)
         return not self.any_skip and self.kinds == turns
 
-    def see(self, steps: Sequence[Step], weights: HeadWeights) -> None:
+    def see(self, steps: Sequence[FrozenStep], weights: HeadWeights) -> None:
         """One block more."""
         attends = [step for step in steps if step.heads is not None]
         self.bare &= all(step.before.is_identity and step.after.is_identity for step in attends)
@@ -70,6 +70,6 @@ class Found:
     facts: StepFacts = field(default_factory=StepFacts)
 
 
-def _is_nothing(step: Step) -> bool:
+def _is_nothing(step: FrozenStep) -> bool:
     """Whether the stream passes as it is: what is left of a branch that surgery took out."""
     return step.skip is not None and step.skip.is_identity and not step.constants()

@@ -11,10 +11,9 @@ from rankscope._errors import InputError, UnsupportedConfigError
 from rankscope.models.heads import HeadWeights
 from rankscope.models.mlp_weights import mlp_weights
 from rankscope.paths.maps import Chain, Gain
-from rankscope.paths.network import Step
-from rankscope.theory.composite_norms import composite_residual, inf_norm, one_norm
+from rankscope.paths.network import FrozenStep
 from rankscope.theory.lipschitz import LipschitzConstants, gated_constants, mlp_constants
-from rankscope.theory.operator_norms import product_norm
+from rankscope.theory.operator_norms import composite_residual, inf_norm, one_norm, product_norm
 from rankscope.theory.scaled import centred
 from rankscope.theory.theorems import HeadSizes, StreamState
 
@@ -80,7 +79,7 @@ def _farthest(X: Tensor) -> float:
     return float((own[:, None] + own - 2 * gram).max().clamp_min(0.0).sqrt())
 
 
-def skip_gain_of(step: Step) -> float | None:
+def skip_gain_of(step: FrozenStep) -> float | None:
     """The gain of the skip where stream plus branch is a linear map of the residual alone; None elsewhere."""
     if step.skip is None or not step.before.is_identity or not step.after.is_identity or step.source is not None:
         return None

@@ -16,7 +16,7 @@ from rankscope.models.heads.family import family_of
 from rankscope.models.inputs import Batch
 from rankscope.models.view import ModelView
 from rankscope.paths.capture import run_frozen
-from rankscope.paths.network import FrozenBlock, SeenAttention, Step
+from rankscope.paths.network import FrozenBlock, FrozenStep, SeenAttention
 from rankscope.theory.theorems import LayerQuantities, Network
 from rankscope.verbs.bound_found import Found, Measured, StepFacts
 from rankscope.verbs.bound_passage import SeenLayer, passage_of
@@ -142,7 +142,7 @@ class BoundReader:
         )
 
 
-def _seen(step: Step, seen: SeenAttention, entry: Tensor, out: Tensor, number: int, keep: Tensor) -> SeenLayer:
+def _seen(step: FrozenStep, seen: SeenAttention, entry: Tensor, out: Tensor, number: int, keep: Tensor) -> SeenLayer:
     """One sequence of a step, without padding."""
 
     def of(x: Tensor) -> Tensor:

@@ -20,8 +20,8 @@ from rankscope.models.view import ModelView, Stack
 from rankscope.runs.checks import Check, DoctorReport, StackFacts
 from rankscope.runs.rows import RowWriter
 from rankscope.stream.attention_calls import AttentionCall
-from rankscope.stream.fastpath import without_fastpath
 from rankscope.stream.frames import tensors_in
+from rankscope.stream.operators import without_fastpath
 from rankscope.stream.sites import SITES, SiteRef, SiteSelection
 from rankscope.stream.tracer import trace
 from rankscope.stream.viewing import undisturbed, view_of

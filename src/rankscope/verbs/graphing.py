@@ -21,9 +21,9 @@ from rankscope.theory.graphs.connectivity import connectivity
 from rankscope.theory.graphs.distances import NO_CENTRE, NOT_STRONG, radius_and_diameter
 from rankscope.theory.graphs.intervals import Intervals, component_of, eccentricities, intervals_of
 from rankscope.theory.graphs.mixing import Decay, followed, layers_to_agree, transient_layers
-from rankscope.theory.graphs.parts import equal_after
 from rankscope.theory.graphs.second_eigenvalue import (
     SecondEigenvalue,
+    equal_after,
     second_eigenvalue,
     second_eigenvalue_of_intervals,
 )

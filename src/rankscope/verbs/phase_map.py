@@ -10,8 +10,7 @@ import numpy as np
 from tqdm.auto import tqdm
 
 from rankscope._errors import InputError
-from rankscope.theory.designs.design import CHOICES, COUNTS, Design, parameter_names
-from rankscope.theory.designs.narrowing import narrowed
+from rankscope.theory.designs.design import CHOICES, COUNTS, Design, narrowed, parameter_names
 from rankscope.theory.oracles._spec import ORACLES, answer_of
 from rankscope.verbs.sampled_design import follow
 

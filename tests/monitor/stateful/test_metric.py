@@ -20,8 +20,7 @@ from tests.monitor.stateful.batches import attention_batches, token_batches
 
 pytest.importorskip("torchmetrics")
 import rankscope.monitor.stateful as stateful
-from rankscope.monitor.stateful import functional
-from rankscope.monitor.stateful.naming import class_name
+from rankscope.monitor.stateful import class_name, functional
 
 WORLD = 2
 ROOT = Path(__file__).resolve().parents[3]

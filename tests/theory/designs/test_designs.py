@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from rankscope._errors import InputError
-from rankscope.theory.designs.design import Design
-from rankscope.theory.designs.narrowing import narrowed
+from rankscope.theory.designs.design import Design, narrowed
 from rankscope.theory.designs.sampling import Sampler, normed, span_of_rows
 
 SMALL = Design(depth=3, width=24, heads=3, tokens=6)

@@ -14,8 +14,15 @@ from scipy.sparse import csr_array
 
 import rankscope as rs
 from rankscope.theory.graphs.connectivity import connectivity
-from rankscope.theory.graphs.parts import Mode, _conditioned, equal_after, period
-from rankscope.theory.graphs.second_eigenvalue import SecondEigenvalue, _slowest, second_eigenvalue
+from rankscope.theory.graphs.second_eigenvalue import (
+    Mode,
+    SecondEigenvalue,
+    _conditioned,
+    _slowest,
+    equal_after,
+    period,
+    second_eigenvalue,
+)
 
 
 def characteristic(sees: np.ndarray) -> list[Fraction]:

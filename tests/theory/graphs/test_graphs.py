@@ -13,12 +13,12 @@ from scipy.sparse.csgraph import floyd_warshall
 
 from rankscope.theory.graphs import distances
 from rankscope.theory.graphs.connectivity import connectivity
-from rankscope.theory.graphs.distances import depths, radius_and_diameter
+from rankscope.theory.graphs.distances import depths, radius_and_diameter, reach_of_many
 from rankscope.theory.graphs.intervals import Intervals, component_of, eccentricities, intervals_of
 from rankscope.theory.graphs.mixing import followed, layers_to_agree, transient_layers
-from rankscope.theory.graphs.parts import closed_part, open_part
-from rankscope.theory.graphs.reachability import reach_of_many
 from rankscope.theory.graphs.second_eigenvalue import (
+    closed_part,
+    open_part,
     second_eigenvalue,
     second_eigenvalue_of_intervals,
 )

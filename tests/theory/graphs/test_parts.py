@@ -8,11 +8,16 @@ import numpy as np
 import pytest
 from scipy.sparse import csr_array
 
-from rankscope.theory.graphs import parts
+from rankscope.theory.graphs import second_eigenvalue as module
 from rankscope.theory.graphs.connectivity import connectivity
 from rankscope.theory.graphs.intervals import Intervals
-from rankscope.theory.graphs.parts import closed_part, open_part, reversible_operator
-from rankscope.theory.graphs.second_eigenvalue import second_eigenvalue, second_eigenvalue_of_intervals
+from rankscope.theory.graphs.second_eigenvalue import (
+    closed_part,
+    open_part,
+    reversible_operator,
+    second_eigenvalue,
+    second_eigenvalue_of_intervals,
+)
 
 TOKENS = 40
 
@@ -32,7 +37,7 @@ def moduli(P: np.ndarray) -> np.ndarray:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is small enough to be handled as a dense matrix."""
-    monkeypatch.setattr(parts, "DENSE_TOKENS", 4)
+    monkeypatch.setattr(module, "DENSE_TOKENS", 4)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -58,7 +63,7 @@ def test_a_larger_open_part_is_iterated_until_its_ratios_meet(seed: int) -> None
 
 @pytest.mark.usefixtures("small")
 def test_an_open_part_that_does_not_converge_is_held_between_its_ratios(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parts, "POWERS", 5)
+    monkeypatch.setattr(module, "POWERS", 5)
     P = 0.9 * uniform(band(1))
     P[0] *= 0.5
     found = open_part(csr_array(P))
@@ -96,7 +101,7 @@ def test_every_way_gives_the_second_eigenvalue_and_its_constant(
     way: str, reach: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in WAYS[way].items():
-        monkeypatch.setattr(parts, name, value)
+        monkeypatch.setattr(module, name, value)
     sees = band(reach)
     found = closed_part(csr_array(uniform(sees)))
     want = symmetric_spectrum(sees)[0]
@@ -110,7 +115,7 @@ def test_every_way_gives_the_second_eigenvalue_and_its_constant(
 def test_an_eigenvalue_near_minus_one_is_not_overlooked(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every token sees those of the other parity: eigenvalues 1, -1 and zeros, tokens never agree."""
     for name, value in WAYS[way].items():
-        monkeypatch.setattr(parts, name, value)
+        monkeypatch.setattr(module, name, value)
     own = np.arange(TOKENS)
     sees = np.subtract.outer(own, own) % 2 == 1
     found = closed_part(csr_array(uniform(sees)))
@@ -123,7 +128,7 @@ def test_an_eigenvalue_near_minus_one_is_not_overlooked(way: str, monkeypatch: p
 def test_equal_rows_leave_nothing(way: str, tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Exactly nothing at a power of two, rounding otherwise."""
     for name, value in WAYS[way].items():
-        monkeypatch.setattr(parts, name, value)
+        monkeypatch.setattr(module, name, value)
     found = closed_part(csr_array(np.full((tokens, tokens), 1 / tokens)))
     assert (found.modulus, found.gap) == (0.0, 1.0)
     assert math.isnan(found.log_constant)

@@ -7,8 +7,8 @@ import pytest
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import floyd_warshall
 
-from rankscope.theory.graphs import reachability
-from rankscope.theory.graphs.reachability import reach_of_all, reach_of_many
+from rankscope.theory.graphs import distances
+from rankscope.theory.graphs.distances import reach_of_all, reach_of_many
 
 TOKENS = 150
 
@@ -28,7 +28,7 @@ def eccentricities(sees: np.ndarray) -> np.ndarray:
 @pytest.mark.parametrize("words", [1, 3 * TOKENS, 1 << 22])
 @pytest.mark.parametrize("seed", [0, 1])
 def test_any_piece_size_gives_all_pairs(words: int, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reachability, "_WORDS_AT_ONCE", words)
+    monkeypatch.setattr(distances, "_WORDS_AT_ONCE", words)
     sees = graph(seed)
     want = eccentricities(sees)
     assert want.max() > want.min()

@@ -11,13 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankscope.theory.designs.design import Design
-from rankscope.theory.oracles._kernels import kernel_of
 from rankscope.theory.oracles._spec import ORACLES, answer_of, consulted, squared_residual
 from rankscope.theory.oracles.chen_2026_context_length import critical_scale, output_cosine, output_cosine_at
 from rankscope.theory.oracles.dovonon_2024_value_spectrum import filtering
 from rankscope.theory.oracles.giorlandino_2026_post_norm import PostNormBlock, critical_beta, next_cosine
 from rankscope.theory.oracles.karagodin_2025_equiangular import cosine_at
-from rankscope.theory.oracles.mean_field import moments
+from rankscope.theory.oracles.mean_field import kernel_of, moments
 from rankscope.theory.oracles.noci_2022_gradients import query_key_gradients
 from rankscope.theory.oracles.noci_2022_residual_scaling import mean_cosine
 from rankscope.theory.oracles.saada_2025_random_attention import second_singular_value, softmax_sigma

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from rankscope.linalg.precision import float_floor
 from rankscope.models.heads import HeadWeights
-from rankscope.theory.composite_norms import composite_norm, one_norm
 from rankscope.theory.lipschitz import SLOPES, mlp_constants
+from rankscope.theory.operator_norms import composite_norm, one_norm
 from rankscope.theory.scaled import centred
 from rankscope.theory.theorems import THEOREMS, Evaluation, LayerQuantities, Network
 from rankscope.verbs.bound_passage import SeenLayer, passage_of

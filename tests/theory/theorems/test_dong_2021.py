@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from rankscope._errors import InputError
-from rankscope.theory.composite_norms import composite_norm, composite_residual
 from rankscope.theory.lipschitz import LipschitzConstants, mlp_constants
+from rankscope.theory.operator_norms import composite_norm, composite_residual
 from rankscope.theory.theorems import THEOREMS
 from rankscope.theory.theorems._cubic import LARGEST_SPREAD, least_gamma
 from rankscope.theory.theorems.dong_2021_skip import skip_example

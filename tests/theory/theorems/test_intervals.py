@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rankscope.theory.contraction import Gains, Interval
+from rankscope.theory.contraction import GainInterval, LayerGains
 from rankscope.theory.lanczos import LanczosEnds
 from rankscope.theory.theorems import THEOREMS, LayerQuantities, Network
 from rankscope.theory.theorems.contraction_interval import narrowest
@@ -91,7 +91,7 @@ def test_the_narrowest_ends_are_kept(
     free: tuple[float, float], given: tuple[float, float], likely: float | None, want: tuple[float, float]
 ) -> None:
     ends = None if likely is None else LanczosEnds(4.0, likely, 3.0, 0.0, 5)
-    assert narrowest(Gains(Interval(*free), Interval(*given), 1.0, 4.0, ends, 3)) == want
+    assert narrowest(LayerGains(GainInterval(*free), GainInterval(*given), 1.0, 4.0, ends, 3)) == want
 
 
 @pytest.mark.parametrize("name", ["contraction_interval", "skip_interval", "zhai_2023_entropy"])

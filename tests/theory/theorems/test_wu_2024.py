@@ -11,7 +11,7 @@ import torch
 from rankscope._errors import InputError
 from rankscope.theory.theorems import THEOREMS
 from rankscope.theory.theorems._decay import log_rate, windows
-from rankscope.theory.theorems._evaluation import powers_of_ten
+from rankscope.theory.theorems._spec import powers_of_ten
 from rankscope.theory.theorems.wu_2024_equilibria import attended, equilibrium, equilibrium_values
 from tests.theory.theorems.networks import one_head, pick, rand, simulate, violations
 

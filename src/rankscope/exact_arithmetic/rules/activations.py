@@ -14,10 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rankscope.exact_arithmetic.combining import joined
 from rankscope.exact_arithmetic.registry import refuse, rule
 from rankscope.exact_arithmetic.rounding import moved
-from rankscope.exact_arithmetic.tensor import Deviation
+from rankscope.exact_arithmetic.tensor import Deviation, joined
 from rankscope.exact_arithmetic.terms import Term, exp
 
 aten = torch.ops.aten
@@ -182,11 +181,3 @@ def mish(x: Deviation) -> Deviation:
         return torch.tanh(inner) + t * _sech2(inner) * torch.sigmoid(t)
 
     return smooth(x, F.mish, slope, straight=_STRAIGHT)
-
-
-@rule(aten.log1p)
-def log1p(x: Deviation) -> Deviation:
-    """``log(1 + x)``."""
-    from rankscope.exact_arithmetic.rules.arithmetic import add, log
-
-    return log(add(x, 1.0))

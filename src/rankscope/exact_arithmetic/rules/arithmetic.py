@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rankscope.exact_arithmetic.combining import joined
 from rankscope.exact_arithmetic.registry import refuse, rule
-from rankscope.exact_arithmetic.tensor import Deviation
+from rankscope.exact_arithmetic.rules.activations import smooth
+from rankscope.exact_arithmetic.tensor import Deviation, joined
 from rankscope.exact_arithmetic.terms import Term, broadcast, exp, gathered
 
 aten = torch.ops.aten
@@ -168,6 +168,12 @@ def log(x: Deviation) -> Deviation:
     return with_difference(joined(x), x.base.log(), lambda b, d, e: torch.log1p(e * d / b) / e if e > 1e-290 else d / b)
 
 
+@rule(aten.log1p)
+def log1p(x: Deviation) -> Deviation:
+    """``log(1 + x)``."""
+    return log(add(x, 1.0))
+
+
 def relative_expm1(d: Tensor, e: float) -> Tensor:
     """``(exp(e d) - 1) / e``, which is ``d`` where e underflows."""
     return torch.expm1(e * d) / e if e > 1e-290 else d
@@ -176,8 +182,6 @@ def relative_expm1(d: Tensor, e: float) -> Tensor:
 @rule(aten.pow)
 def power(x: Any, exponent: Any) -> Deviation:
     """Whole powers by products, halves by roots."""
-    from rankscope.exact_arithmetic.rules.activations import smooth
-
     if isinstance(x, Deviation) and isinstance(exponent, (int, float)):
         closed = {-1: reciprocal, 0.5: sqrt, -0.5: rsqrt}.get(exponent)
         if closed is not None:

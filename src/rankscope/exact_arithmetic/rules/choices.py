@@ -8,12 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rankscope.exact_arithmetic.combining import merged
 from rankscope.exact_arithmetic.registry import rule
 from rankscope.exact_arithmetic.rules.activations import largest
 from rankscope.exact_arithmetic.rules.arithmetic import plain_part, shape_of
 from rankscope.exact_arithmetic.rules.piecewise import maximum, minimum
-from rankscope.exact_arithmetic.tensor import Deviation
+from rankscope.exact_arithmetic.tensor import Deviation, merged
 from rankscope.exact_arithmetic.terms import Term, broadcast, exp
 
 aten = torch.ops.aten

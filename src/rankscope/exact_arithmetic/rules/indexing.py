@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rankscope.exact_arithmetic.combining import written
 from rankscope.exact_arithmetic.registry import refuse, rule
-from rankscope.exact_arithmetic.tensor import Deviation
+from rankscope.exact_arithmetic.tensor import Deviation, written
 from rankscope.exact_arithmetic.terms import Term
 
 aten = torch.ops.aten

@@ -13,9 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rankscope.exact_arithmetic.combining import joined
 from rankscope.exact_arithmetic.registry import refuse, rule
-from rankscope.exact_arithmetic.tensor import Deviation
+from rankscope.exact_arithmetic.tensor import Deviation, joined
 from rankscope.exact_arithmetic.terms import Term, exp
 
 aten = torch.ops.aten

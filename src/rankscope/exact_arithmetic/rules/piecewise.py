@@ -7,10 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rankscope.exact_arithmetic.combining import joined
 from rankscope.exact_arithmetic.registry import rule
 from rankscope.exact_arithmetic.rules.arithmetic import add, expm1, mul, neg
-from rankscope.exact_arithmetic.tensor import Deviation
+from rankscope.exact_arithmetic.tensor import Deviation, joined
 from rankscope.exact_arithmetic.terms import Term, exp
 
 aten = torch.ops.aten

@@ -30,7 +30,7 @@ _ROUNDINGS = 16.0
 
 
 @dataclass(frozen=True)
-class Reading:
+class PaddingReading:
     """One way to read an argument.
 
     Attributes:
@@ -83,7 +83,7 @@ def content_of(model: nn.Module, parts: Sequence[Batch], padding: Padding, *, is
         return Content(tuple(torch.ne(part.inputs[TRANSFORMERS_MASK], 0) for part in parts))
     asked = [name] if name else [TRANSFORMERS_MASK] if is_transformers else None
     masks: list[Tensor | None] = []
-    rule: Reading | None = None
+    rule: PaddingReading | None = None
     notes: dict[str, None] = {}
     for part in parts:
         names = _mask_like(part) if asked is None else asked
@@ -122,8 +122,8 @@ def _from_tensor(parts: Sequence[Batch], padding: Tensor) -> tuple[Tensor | None
 
 
 def _read(
-    model: nn.Module, part: Batch, name: str, value: str, rule: Reading | None, *, explicit: bool
-) -> Reading | None:
+    model: nn.Module, part: Batch, name: str, value: str, rule: PaddingReading | None, *, explicit: bool
+) -> PaddingReading | None:
     """How one argument of a batch is read; None where it is not a mask of tokens."""
     readings = _readings(part, name)
     if value:
@@ -187,25 +187,29 @@ def _mask_like(part: Batch) -> list[str]:
     ]
 
 
-def _readings(part: Batch, name: str) -> list[Reading]:
+def _readings(part: Batch, name: str) -> list[PaddingReading]:
     """Every way to read an argument as a mask of the batch's tokens; empty where its shape or values fit none."""
     value, tokens = part.inputs.get(name), tokens_in(part)
     if isinstance(value, Tensor) and is_pattern(name, value, part.sequences):
-        return [Reading(name, None, torch.ones(part.sequences, value.shape[0], dtype=torch.bool, device=value.device))]
+        return [
+            PaddingReading(
+                name, None, torch.ones(part.sequences, value.shape[0], dtype=torch.bool, device=value.device)
+            )
+        ]
     if not isinstance(value, Tensor) or value.ndim == 0 or value.shape[0] != part.sequences or tokens is None:
         return []
     if value.ndim == 1:
         whole = not value.is_floating_point() and value.dtype is not torch.bool
         if not whole or not bool(((value >= 1) & (value <= tokens)).all()):
             return []
-        return [Reading(name, None, torch.arange(tokens, device=value.device) < value[:, None])]
+        return [PaddingReading(name, None, torch.arange(tokens, device=value.device) < value[:, None])]
     if value.shape[-1] != tokens:
         return []
     if value.is_floating_point() and bool((value <= 0).all()) and bool((value <= _HIDDEN).any()):
-        return [Reading(name, None, _seen_keys(value > _HIDDEN))]
+        return [PaddingReading(name, None, _seen_keys(value > _HIDDEN))]
     if value.dtype is not torch.bool and not bool(((value == 0) | (value == 1)).all()):
         return []
-    return [Reading(name, 0, _seen_keys(value != 0)), Reading(name, 1, _seen_keys(value == 0))]
+    return [PaddingReading(name, 0, _seen_keys(value != 0)), PaddingReading(name, 1, _seen_keys(value == 0))]
 
 
 def _seen_keys(allowed: Tensor) -> Tensor:
@@ -213,7 +217,7 @@ def _seen_keys(allowed: Tensor) -> Tensor:
     return allowed if allowed.ndim == 2 else allowed.flatten(1, -2).any(dim=1)
 
 
-def _by_evidence(model: nn.Module, part: Batch, name: str, possible: Sequence[Reading]) -> Reading:
+def _by_evidence(model: nn.Module, part: Batch, name: str, possible: Sequence[PaddingReading]) -> PaddingReading:
     """The one reading under which padding can be replaced without a trace, and content cannot.
 
     Raises:

@@ -10,11 +10,9 @@ import torch
 from torch.nn.functional import interpolate
 
 from rankscope._errors import InputError
-from rankscope.models.inputs.forward import completed, on_device
-from rankscope.models.inputs.given import batches_from_mapping
-from rankscope.models.inputs.hashed_words import ordinary_ids, special_ids
+from rankscope.models.inputs.given import batches_from_mapping, completed, on_device
 from rankscope.models.inputs.record import Batch, InputPlan, Prepared
-from rankscope.models.inputs.rows import random_rows
+from rankscope.models.inputs.rows import ordinary_ids, random_rows, special_ids
 from rankscope.models.loading import LoadedModel
 
 

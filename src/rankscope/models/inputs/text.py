@@ -4,32 +4,46 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from rankscope._errors import InputError
-from rankscope.models.inputs.forward import (
+from rankscope.models.inputs.given import (
+    batches_from_mapping,
     completed,
     longest_sequence,
     on_device,
     refuse_ids_without_embedding,
     takes,
 )
-from rankscope.models.inputs.given import batches_from_mapping
-from rankscope.models.inputs.hashed_words import TextEncoder, ordinary_ids, special_ids, text_encoder
 from rankscope.models.inputs.record import InputPlan, Prepared
 from rankscope.models.inputs.rows import (
-    Rows,
+    TextEncoder,
+    TokenRows,
     all_or_some,
     kept_tokens,
+    ordinary_ids,
     random_rows,
     read_text,
     rows_from_cycle,
     rows_from_stream,
     rows_from_texts,
+    special_ids,
+    text_encoder,
 )
-from rankscope.models.inputs.sample_text import sample_text
 from rankscope.models.loading import LoadedModel
+
+
+def sample_text() -> str:
+    r"""The built-in sample: ten paragraphs about everyday subjects, separated by blank lines.
+
+    Example:
+        >>> len(sample_text().split("\n\n"))
+        10
+    """
+    return files("rankscope.models.inputs").joinpath("sample_text.txt").read_text(encoding="utf-8").strip()
+
 
 _MOSTLY_UNKNOWN = 0.5
 _HASHED = (
@@ -72,7 +86,7 @@ def prepare_text(
 
 def _read(
     config: Any, encoder: TextEncoder, given: Any, plan: InputPlan, notes: list[str], caveats: list[str]
-) -> tuple[Rows, str]:
+) -> tuple[TokenRows, str]:
     """Ids of the texts, the file or the sample; remarks are appended to ``notes`` and ``caveats``."""
     pad = special_ids(config).get("pad", (0,))[0]
     if given is None:
@@ -99,14 +113,14 @@ def _read(
     return rows, f"{count}{of} {'text' if len(texts) == 1 else 'texts'} given by the caller"
 
 
-def _random(config: Any, encoder: TextEncoder, plan: InputPlan) -> tuple[Rows, str]:
+def _random(config: Any, encoder: TextEncoder, plan: InputPlan) -> tuple[TokenRows, str]:
     special = encoder.special.union(*special_ids(config).values())
     rows = random_rows(ordinary_ids(config, special), plan.wanted, plan.tokens, plan.seed)
     return rows, f"random tokens, seed {plan.seed}"
 
 
 def _batched(
-    loaded: LoadedModel, rows: Rows, encoder: TextEncoder, source: str, plan: InputPlan, notes: list[str]
+    loaded: LoadedModel, rows: TokenRows, encoder: TextEncoder, source: str, plan: InputPlan, notes: list[str]
 ) -> Prepared:
     refuse_ids_without_embedding(loaded.model, rows.ids)
     keep = kept_tokens(rows, plan.policy, encoder.special)

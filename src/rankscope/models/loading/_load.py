@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -15,10 +16,9 @@ from rankscope._types import kind_of, path_of
 from rankscope.models.loading.affording import refuse_unaffordable
 from rankscope.models.loading.config import config_from_json, config_hash, model_class_named
 from rankscope.models.loading.dtypes import default_dtype, parse_dtype
-from rankscope.models.loading.folder import weights_from_folder
-from rankscope.models.loading.hub import weights_from_hub
+from rankscope.models.loading.folder import weights_from_folder, weights_from_hub
+from rankscope.models.loading.pretrained import PretrainedWeights, Request, placement_of
 from rankscope.models.loading.quiet import quiet_transformers
-from rankscope.models.loading.request import Request, Weights, placement_of
 from rankscope.models.loading.spreading import distributed
 from rankscope.models.presets import PRESETS, InputKind, preset
 from rankscope.processes.sharded import Spread
@@ -167,7 +167,7 @@ def transformers_config(model: torch.nn.Module) -> Any | None:
     return model.config if isinstance(model, PreTrainedModel) else None
 
 
-def _folder_or_gguf(path: Path, request: Request) -> Weights:
+def _folder_or_gguf(path: Path, request: Request) -> PretrainedWeights:
     if path.is_dir():
         return weights_from_folder(path, request)
     if path.suffix == ".gguf":
@@ -239,7 +239,7 @@ def _build(config: Any, class_name: str, request: Request, dtype: torch.dtype) -
     return model
 
 
-def _from_weights(found: Weights, spec: str, origin: Origin, seed: int) -> LoadedModel:
+def _from_weights(found: PretrainedWeights, spec: str, origin: Origin, seed: int) -> LoadedModel:
     drawn = seed if found.notes else None
     return described(
         found.model, spec, origin, tokenizer=found.tokenizer, revision=found.revision, seed=drawn, notes=found.notes
@@ -298,3 +298,22 @@ def _input_kind(model: torch.nn.Module, config: Any | None) -> InputKind:
     if main in ("input_values", "input_features"):
         return "audio"
     return "text-to-text" if config.is_encoder_decoder else "text"
+
+
+def load_initialised_twin(loaded: LoadedModel, *, seed: int) -> LoadedModel:
+    """A random initialisation of the class and configuration of ``loaded``, in its dtype and on its device.
+
+    Raises:
+        LoadError: for a module that is not from transformers: nothing tells how to build it.
+    """
+    config = loaded.config
+    if config is None:
+        raise LoadError(
+            f"{loaded.spec} is not a transformers model, so a random initialisation of it cannot be built. "
+            "Build it yourself and pass that."
+        )
+    first = next(loaded.model.parameters())
+    with quiet_transformers(), torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        twin = type(loaded.model)(copy.deepcopy(config))
+    return load(twin.to(dtype=first.dtype, device=first.device).eval())

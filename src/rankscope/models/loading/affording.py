@@ -3,14 +3,31 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from rankscope._errors import LoadError, RankscopeError
-from rankscope.models.loading.meta import on_meta
+
+
+@contextmanager
+def on_meta() -> Iterator[None]:
+    """Tensors made inside have a shape, a dtype and no memory.
+
+    Modeling code imports ``torch._dynamo``, which (in torch 2.6; not in 2.13) computes with small tensors while it is
+    imported and cannot do so on the meta device. So it is imported before.
+    """
+    import torch
+
+    if torch.__version__ < "2.13":
+        importlib.import_module("torch._dynamo")
+    with torch.device("meta"):
+        yield
+
 
 MANY_LAYERS = 512
 """Up to so many a network is laid out on the meta device as it is; beyond, two small ones stand for it."""

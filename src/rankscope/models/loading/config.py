@@ -64,16 +64,16 @@ def read_config_json(path: Path) -> dict[str, Any]:
     return found
 
 
-def refuse_remote_kernels(config: Mapping[str, Any], origin: str) -> None:
+def refuse_remote_kernels(config: Mapping[str, Any], where: str) -> None:
     """A configuration may not name an attention kernel to be downloaded and run."""
     for key, value in config.items():
         if "attn_implementation" in str(key) and "/" in str(value):
             raise LoadError(
-                f"{origin} asks for attention code from elsewhere ({key}={value!r}). It was not run. "
+                f"{where} asks for attention code from elsewhere ({key}={value!r}). It was not run. "
                 "Remove that key, or pass trust_remote_code=True if you trust its author."
             )
         if isinstance(value, Mapping):
-            refuse_remote_kernels(value, origin)
+            refuse_remote_kernels(value, where)
 
 
 def model_class_named(name: str) -> Any:

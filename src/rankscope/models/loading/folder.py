@@ -1,4 +1,4 @@
-"""A model in a local folder, read as data: safetensors, GGUF, or a pickle limited to tensors."""
+"""A model in a local folder or on the hub, read as data: safetensors, GGUF, or a pickle limited to tensors."""
 
 from __future__ import annotations
 
@@ -6,16 +6,20 @@ from pathlib import Path
 from typing import Any
 
 from rankscope._errors import LoadError
-from rankscope.models.loading.config import config_from_json
+from rankscope.models.loading.config import config_from_json, refuse_remote_kernels
 from rankscope.models.loading.gguf import gguf_config, only_gguf, refuse_other_shapes
-from rankscope.models.loading.pretrained import from_pretrained, refuse_too_large
-from rankscope.models.loading.request import Request, Weights
+from rankscope.models.loading.pretrained import (
+    PretrainedWeights,
+    Request,
+    from_pretrained,
+    hub_answers,
+    refuse_too_large,
+)
 from rankscope.models.loading.shard_files import indexed_files, safetensors_in
-from rankscope.models.loading.tokenizer import read_tokenizer
-from rankscope.models.loading.tokenizer_files import has_tokenizer
+from rankscope.models.loading.tokenizer import has_tokenizer, read_tokenizer
 
 
-def weights_from_folder(folder: Path, request: Request, gguf: str | None = None) -> Weights:
+def weights_from_folder(folder: Path, request: Request, gguf: str | None = None) -> PretrainedWeights:
     """The model in a local folder; nothing is fetched, nothing but declared formats is opened."""
     gguf = gguf or only_gguf(folder)
     arguments: dict[str, Any] = {"local_files_only": True}
@@ -32,9 +36,9 @@ def weights_from_folder(folder: Path, request: Request, gguf: str | None = None)
     if gguf is not None:
         refuse_other_shapes(model, folder / gguf)
     if gguf is None and not has_tokenizer(folder):
-        return Weights(model, None, None, notes)
+        return PretrainedWeights(model, None, None, notes)
     tokenizer, remark = read_tokenizer(str(folder), arguments, trust_remote_code=request.trust_remote_code)
-    return Weights(model, tokenizer, None, notes + remark)
+    return PretrainedWeights(model, tokenizer, None, notes + remark)
 
 
 def _has_safetensors(folder: Path, allow_pickle: bool) -> bool:
@@ -54,3 +58,33 @@ def _has_safetensors(folder: Path, allow_pickle: bool) -> bool:
             "or pass allow_pickle=True: only tensors are then read from it and no code in it runs."
         )
     return False
+
+
+def weights_from_hub(name: str, request: Request) -> PretrainedWeights:
+    """The model a hub id names, safetensors only unless pickles were allowed."""
+    import transformers
+
+    where = {"revision": request.revision, "local_files_only": not hub_answers()}
+    try:
+        config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=request.trust_remote_code, **where)
+    except (OSError, ValueError) as error:
+        raise _hub_error(name, error) from error
+    if not request.trust_remote_code:
+        refuse_remote_kernels(config.to_dict(), name)
+        refuse_too_large(config, request)
+    arguments: dict[str, Any] = {"config": config, **where}
+    if not request.allow_pickle:
+        arguments["use_safetensors"] = True
+    model, notes = from_pretrained(name, request, arguments)
+    tokenizer, remark = read_tokenizer(name, where, trust_remote_code=request.trust_remote_code)
+    return PretrainedWeights(model, tokenizer, getattr(config, "_commit_hash", None), notes + remark)
+
+
+def _hub_error(name: str, error: Exception) -> LoadError:
+    from rankscope.models.presets import PRESETS
+
+    advice = f"'init:{name}'" if name in PRESETS else "init:NAME for a random initialisation (rankscope ls presets)"
+    return LoadError(
+        f"{name!r} is no local folder, and the hub cannot be reached or does not have it "
+        f"({str(error).splitlines()[0]}). Pass a local folder, or {advice}."
+    )

@@ -2,15 +2,57 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from rankscope._errors import LoadError
+from rankscope._errors import LoadError, MissingExtraError
 from rankscope.models.loading.affording import refuse_unaffordable
 from rankscope.models.loading.config import model_class_named
-from rankscope.models.loading.request import Request
 from rankscope.models.loading.spreading import spread_arguments
+from rankscope.processes.sharded import Spread
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the caller of ``load`` allowed and asked for."""
+
+    seed: int
+    dtype: torch.dtype | None
+    revision: str | None
+    trust_remote_code: bool
+    allow_pickle: bool
+    model_class: str | None
+    spread: Spread | None = None
+    placement: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class PretrainedWeights:
+    """A model with weights, its tokenizer if there is one, and remarks worth keeping."""
+
+    model: torch.nn.Module
+    tokenizer: Any | None
+    revision: str | None
+    notes: tuple[str, ...]
+
+
+def placement_of(device_map: str | Mapping[str, int | str] | None, offload_folder: str | Path | None) -> dict[str, Any]:
+    """Arguments of ``from_pretrained`` that put parts of a model on several devices, or on disk."""
+    from importlib.util import find_spec
+
+    if device_map is None:
+        if offload_folder is not None:
+            raise LoadError("offload_folder holds what device_map puts on disk, and there is none. Add device_map.")
+        return {}
+    if find_spec("accelerate") is None:
+        raise MissingExtraError("device_map", "accelerate", "accelerate")
+    placed = device_map if isinstance(device_map, str) else dict(device_map)
+    folder = {} if offload_folder is None else {"offload_folder": str(offload_folder)}
+    return {"device_map": placed, **folder}
 
 
 def refuse_too_large(config: Any, request: Request, dtype: torch.dtype = torch.bfloat16) -> None:
@@ -53,3 +95,23 @@ def _mostly_random(where: str, model: torch.nn.Module, found: int, wanted: int, 
     share = f"Only {found} of the {wanted}" if found else "None of the"
     remedy = "gguf 0.18 or newer reads more kinds of files" if is_gguf else "pass the right model_class="
     return LoadError(f"{share} weights of a {type(model).__name__} are in {where}; {remedy}.")
+
+
+def hub_answers() -> bool:
+    """Whether a connection to the hub opens; without one only its local cache is looked at, and at once."""
+    import socket
+    from urllib.parse import urlsplit
+    from urllib.request import getproxies
+
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return False
+    if "https" in getproxies():
+        return True
+    hub = urlsplit(constants.ENDPOINT)
+    try:
+        socket.create_connection((hub.hostname, hub.port or 443), timeout=5).close()
+    except OSError:
+        return False
+    return True

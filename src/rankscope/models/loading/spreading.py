@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from rankscope._errors import LoadError
-from rankscope.models.loading.meta import on_meta
+from rankscope.models.loading.affording import on_meta
 from rankscope.processes.notes import in_group
 from rankscope.processes.sharded import Spread
 

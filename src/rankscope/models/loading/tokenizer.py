@@ -2,18 +2,143 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+import warnings
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from rankscope._errors import InputError, LoadError
 from rankscope.models.loading.foreign import in_a_line, refusing
-from rankscope.models.loading.tokenizer_files import (
-    CHECKED,
-    TOKENIZER_FILES,
-    has_tokenizer,
-    refuse_dangerous_tokenizer,
+from rankscope.models.loading.pretrained import hub_answers
+from rankscope.runs.plain_json import parse_json
+
+LARGEST_FILE = 2**28
+MOST_GROWTH = 64
+"""How many times longer a text may become by replacements; the tokenizers we know stay below 10."""
+MOST_STEPS = 1000
+LONGEST_PADDING = 2**20
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "spiece.model",
+    "vocab.txt",
+    "vocab.json",
+    "sentencepiece.bpe.model",
 )
+BESIDE = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt")
+CHECKED = ("tokenizer_config.json", "special_tokens_map.json", "tokenizer.json")
+# Arguments of a tokenizer's class that say where else to read; transformers takes them from these files as they are.
+_ELSEWHERE = ("gguf_file", "init_inputs", "tokenizer_object")
+
+
+def has_tokenizer(folder: Path) -> bool:
+    """Whether a folder holds a file that a tokenizer can be made of."""
+    return any((folder / name).is_file() for name in TOKENIZER_FILES)
+
+
+def refuse_dangerous_tokenizer(folder: Path) -> None:
+    """Raise for files that would read elsewhere, wait for ever or fill memory.
+
+    Raises:
+        LoadError: a file is a pipe or a device, is huge, names files elsewhere, or makes texts explode.
+        ValueError: one is merely damaged, so that nobody can say what it asks for.
+    """
+    for name in (*TOKENIZER_FILES, *BESIDE):
+        path = folder / name
+        if path.exists() and not path.is_file():
+            raise LoadError(f"{path} is no regular file. Fetch the model again.")
+        if path.is_file() and path.stat().st_size > LARGEST_FILE:
+            raise LoadError(f"{path} has more than {LARGEST_FILE:,} bytes; that is no tokenizer.")
+    _refuse_elsewhere(folder / "tokenizer_config.json", _ELSEWHERE)
+    for key in _object_in(folder / "special_tokens_map.json"):
+        if not key.endswith(("_token", "_tokens")):
+            raise LoadError(
+                f"{folder / 'special_tokens_map.json'} holds {key!r:.80}, which is no special token: it would be taken "
+                "for a setting of the tokenizer. Remove that key, or fetch the model again."
+            )
+    _refuse_explosions(folder / "tokenizer.json")
+
+
+def _refuse_elsewhere(path: Path, keys: tuple[str, ...]) -> None:
+    found = _object_in(path)
+    for key in keys:
+        if found.get(key):
+            raise LoadError(
+                f"{path} asks for {key}={found[key]!r:.80}, which makes the tokenizer read from elsewhere. "
+                "It was not read. Remove that key, or fetch the model again."
+            )
+
+
+def _refuse_explosions(path: Path) -> None:
+    """A text that grows at each of forty steps, or is padded to 10^12 tokens, fills memory without an exception."""
+    found = _object_in(path)
+    padding = found.get("padding")
+    if isinstance(padding, dict):
+        fixed = padding.get("strategy")
+        asked = [padding.get("pad_to_multiple_of"), *(fixed.values() if isinstance(fixed, dict) else ())]
+        if any(isinstance(length, (int, float)) and length > LONGEST_PADDING for length in asked):
+            raise LoadError(f"{path} pads every text to more than {LONGEST_PADDING:,} tokens. It was not read.")
+    steps = 0
+    for part in ("normalizer", "pre_tokenizer"):
+        growth = 1.0
+        for step in _steps(found.get(part)):
+            steps += 1
+            growth *= _growth(step)
+            if growth > MOST_GROWTH or steps > MOST_STEPS:
+                raise LoadError(
+                    f"{path} makes texts more than {MOST_GROWTH} times longer, or has more than {MOST_STEPS:,} steps "
+                    f"({part}). It was not read: remove the tokenizer files, or pass token ids yourself."
+                )
+
+
+def _steps(part: Any) -> Iterator[dict[str, Any]]:
+    """Every step of a normalizer or pre-tokenizer, sequences inside sequences included."""
+    waiting = [part]
+    while waiting:
+        step = waiting.pop()
+        if isinstance(step, list):
+            waiting.extend(step)
+        elif isinstance(step, dict):
+            yield step
+            waiting.extend(value for value in step.values() if isinstance(value, (list, dict)))
+
+
+def _growth(step: dict[str, Any]) -> float:
+    """How many times longer one replacement may make a text."""
+    content, pattern = step.get("content"), step.get("pattern")
+    if not isinstance(content, str):
+        return 1.0
+    plain = pattern.get("String") if isinstance(pattern, dict) else None
+    if isinstance(plain, str) and plain:
+        return max(1.0, len(content.encode("utf-8", "replace")) / len(plain.encode("utf-8", "replace")))
+    regex = pattern.get("Regex") if isinstance(pattern, dict) else None
+    return len(content) + (1.0 if _may_match_nothing(regex) else 0.0) if content else 1.0
+
+
+def _may_match_nothing(regex: Any) -> bool:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what Python has to say of the pattern is nobody's business
+            return re.match(regex, "") is not None
+    except (re.error, TypeError, ValueError, RecursionError, OverflowError):
+        return True  # written in another dialect: expect the worst
+
+
+def _object_in(path: Path) -> dict[str, Any]:
+    """The JSON object in a file, empty without one.
+
+    A document that this parser refuses may be one that the next one takes, so it goes no further.
+    """
+    if not path.is_file():
+        return {}
+    try:
+        found = parse_json(path.read_bytes())
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{path.name}: {error}") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{path.name} holds no JSON object")
+    return found
 
 
 class _DamagedTokenizerError(LoadError):
@@ -58,8 +183,6 @@ def _tokenizer_at(place: str | Path) -> Any:
     elif path.exists():
         raise LoadError(f"tokenizer: {path} is a file. Pass the folder it lies in.")
     else:
-        from rankscope.models.loading.hub import hub_answers
-
         found, remarks = read_tokenizer(str(place), {"local_files_only": not hub_answers()})
     if found is None:
         raise LoadError(f"tokenizer={str(place)!r}: {' '.join(remarks)}. Pass a folder, a hub name or a tokenizer.")

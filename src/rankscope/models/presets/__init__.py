@@ -8,9 +8,7 @@ from types import MappingProxyType
 from rankscope._errors import UnknownNameError
 from rankscope.models.presets.real import REAL
 from rankscope.models.presets.record import InputKind, Preset
-from rankscope.models.presets.tiny_decoders import TINY_DECODERS
-from rankscope.models.presets.tiny_encoders import TINY_ENCODERS
-from rankscope.models.presets.tiny_others import TINY_AUDIO, TINY_SEQ2SEQ, TINY_VISION
+from rankscope.models.presets.tiny import TINY_AUDIO, TINY_DECODERS, TINY_ENCODERS, TINY_SEQ2SEQ, TINY_VISION
 
 __all__ = ["PRESETS", "TINY_PRESETS", "InputKind", "Preset", "preset"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from rankscope.monitor.protocol import Sink
+from rankscope.monitor.outlets import Sink
 from rankscope.runs.readings import Alarm, Heatmap
 
 if TYPE_CHECKING:

@@ -12,10 +12,9 @@ from rankscope._errors import UnknownNameError
 from rankscope.models.inputs import Padding, TokensPolicy
 from rankscope.models.stream import Stream, stream_of
 from rankscope.monitor.acting import LOGGER, Action, Actions
-from rankscope.monitor.battery import chosen_metrics
 from rankscope.monitor.gauge import Gauge
-from rankscope.monitor.probing import Given
-from rankscope.monitor.protocol import Sink
+from rankscope.monitor.outlets import Sink
+from rankscope.monitor.probing import Given, chosen_metrics
 from rankscope.monitor.schedules import Schedule, as_schedule
 from rankscope.monitor.watching import chosen_alarms
 from rankscope.runs.readings import Alarm, Heatmap

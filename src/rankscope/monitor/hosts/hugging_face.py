@@ -16,7 +16,7 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from rankscope._errors import InputError
 from rankscope.monitor.acting import LOGGER
 from rankscope.monitor.hosts.hosting import HostedGauge
-from rankscope.monitor.protocol import Sink
+from rankscope.monitor.outlets import Sink
 from rankscope.runs.readings import Reading
 
 

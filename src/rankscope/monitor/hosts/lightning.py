@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from rankscope._errors import MissingExtraError
 from rankscope.monitor.hosts.hosting import HostedGauge
-from rankscope.monitor.protocol import Sink
+from rankscope.monitor.outlets import Sink
 from rankscope.runs.readings import Reading
 
 try:

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from rankscope._errors import InputError, MissingExtraError
-from rankscope.monitor.sinks.pictures import Painter
-from rankscope.monitor.sinks.wording import artifact_name
+from rankscope.monitor.sinks.pictures import Painter, artifact_name
 from rankscope.runs.readings import Alarm, Heatmap
 
 if TYPE_CHECKING:

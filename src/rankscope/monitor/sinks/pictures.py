@@ -10,12 +10,13 @@ import numpy.typing as npt
 from rankscope._errors import MissingExtraError
 from rankscope.monitor.acting import LOGGER
 from rankscope.runs.figure import FAINT, INK
-from rankscope.runs.readings import Heatmap
+from rankscope.runs.readings import Alarm, Heatmap, scalar_name
 from rankscope.runs.sheet import drawing_style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
 
 Picture = npt.NDArray[np.uint8]
 
@@ -129,3 +130,30 @@ def _dress(axes: Axes, heatmap: Heatmap) -> None:
     axes.set_title(title, loc="left", size=12.5, weight="bold", color=INK)
     if heatmap.alarms:
         axes.set_title("\N{BLACK UP-POINTING TRIANGLE} alarm raised", loc="right", size=11, color=ALARM_RED)
+
+
+ALARM_NAME = "rankscope/alarm"
+MARKS = {"raised": "\N{WARNING SIGN} raised", "cleared": "\N{CHECK MARK} cleared"}
+
+
+def title(alarm: Alarm) -> str:
+    """A few words for a list of notifications.
+
+    Example:
+        >>> title(Alarm("token_collapse", "raised", 90, None, 7, "...", {}, "attention", ()))
+        'rankscope: token collapse raised at layer 7'
+    """
+    where = f"layer {alarm.layer}" if alarm.stack is None else f"layer {alarm.layer} of the {alarm.stack}"
+    return f"rankscope: {alarm.name.replace('_', ' ')} {alarm.state} at {where}"
+
+
+def as_markdown(alarm: Alarm) -> str:
+    """State, sentence, and a table of the evidence."""
+    rows = "\n".join(f"| {name.replace('_', ' ')} | {value:.4g} |" for name, value in alarm.evidence.items())
+    table = f"\n\n| evidence | value |\n|---|---|\n{rows}" if rows else ""
+    return f"**{MARKS[alarm.state]}** {alarm.sentence}{table}"
+
+
+def artifact_name(metric: str, stack: str | None) -> str:
+    """Name of a picture among the files of a run, ``rankscope/METRIC/layers.png``."""
+    return f"{scalar_name(metric, stack, 'layers')}.png"

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rankscope._errors import MissingExtraError
-from rankscope.monitor.sinks.pictures import Painter
-from rankscope.monitor.sinks.wording import ALARM_NAME, as_markdown
+from rankscope.monitor.sinks.pictures import ALARM_NAME, Painter, as_markdown
 from rankscope.runs.readings import Alarm, Heatmap
 
 if TYPE_CHECKING:

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from rankscope._errors import InputError, MissingExtraError
-from rankscope.monitor.sinks.pictures import Painter
-from rankscope.monitor.sinks.wording import ALARM_NAME, title
+from rankscope.monitor.sinks.pictures import ALARM_NAME, Painter, title
 from rankscope.runs.readings import Alarm, Heatmap
 
 if TYPE_CHECKING:

@@ -12,6 +12,7 @@ their twins without state. They need torchmetrics: ``pip install 'rankscope[torc
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ def __getattr__(name: str) -> type[TokenMetric] | type[AttentionMetric]:
     if name.startswith("_"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from rankscope.metrics import METRICS
-    from rankscope.monitor.stateful.naming import class_names
 
     known = class_names(METRICS)
     if name not in known:
@@ -36,6 +36,20 @@ def __getattr__(name: str) -> type[TokenMetric] | type[AttentionMetric]:
 
 def __dir__() -> list[str]:
     from rankscope.metrics import METRICS
-    from rankscope.monitor.stateful.naming import class_names
 
     return sorted(class_names(METRICS))
+
+
+def class_name(metric: str) -> str:
+    """The class of a metric.
+
+    Example:
+        >>> class_name("relative_residual")
+        'RelativeResidual'
+    """
+    return "".join(word.capitalize() for word in metric.split("_"))
+
+
+def class_names(metrics: Iterable[str]) -> dict[str, str]:
+    """Class names, each with the name of its metric."""
+    return {class_name(metric): metric for metric in metrics}

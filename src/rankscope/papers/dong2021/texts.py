@@ -15,9 +15,8 @@ from typing import Literal
 import torch
 
 from rankscope.models.inputs import Prepared, prepare_inputs
-from rankscope.models.inputs.hashed_words import HashTokenizer, hash_tokenizer
-from rankscope.models.inputs.rows import read_text, rows_from_cycle
-from rankscope.models.inputs.sample_text import sample_text
+from rankscope.models.inputs.rows import HashTokenizer, hash_tokenizer, read_text, rows_from_cycle
+from rankscope.models.inputs.text import sample_text
 from rankscope.models.loading import LoadedModel
 
 Cut = Literal["words", "pieces"]

@@ -14,9 +14,8 @@ from rankscope.metrics import METRICS
 from rankscope.models.inputs import Prepared
 from rankscope.models.loading import LoadedModel
 from rankscope.models.view import ModelView
-from rankscope.monitor.gradients import SITE, gradient_values
+from rankscope.monitor.gradients import SITE, BlockProjections, find_projections, gradient_values
 from rankscope.monitor.isolation import beside_training
-from rankscope.monitor.projections import Projections, find_projections
 from rankscope.papers.dynamics.arms import Arm, Size
 from rankscope.papers.training.fitting import Moment
 from rankscope.runs.rows import STATUS_CODE, RowWriter
@@ -128,7 +127,7 @@ class Watcher:
                 self.add(f"{name}_moved", SITE, layer, float(moved), at)
 
 
-def _weights(loaded: LoadedModel, projections: Mapping[Key, Projections]) -> dict[Key, dict[str, Tensor]]:
+def _weights(loaded: LoadedModel, projections: Mapping[Key, BlockProjections]) -> dict[Key, dict[str, Tensor]]:
     parameters = dict(loaded.model.named_parameters(remove_duplicate=False))
     return {
         key: {

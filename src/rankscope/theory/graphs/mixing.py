@@ -50,7 +50,7 @@ def followed(
         apply: multiplication by P0.
         start: random tokens.
         anchor: a token that sees only itself, or None. Relative to it nothing needs to be subtracted, and each entry
-            keeps its own digits (see ``theory.transient``).
+            keeps its own digits, which a long transient would otherwise bring back as rounding.
         late_factor: modulus of the second eigenvalue, nan where unknown.
         layers: horizon.
     """

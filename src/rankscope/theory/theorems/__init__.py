@@ -1,6 +1,5 @@
 """Theorems on collapse: one file per statement, found by name in ``THEOREMS``."""
 
-from rankscope.theory.theorems._evaluation import Evaluation, Hypothesis, LayerBound
 from rankscope.theory.theorems._quantities import (
     MOST_ROUNDING,
     HeadSizes,
@@ -9,7 +8,7 @@ from rankscope.theory.theorems._quantities import (
     Passage,
     StreamState,
 )
-from rankscope.theory.theorems._spec import THEOREMS, Theorem
+from rankscope.theory.theorems._spec import THEOREMS, Evaluation, Hypothesis, LayerBound, Theorem
 
 __all__ = [
     "MOST_ROUNDING",

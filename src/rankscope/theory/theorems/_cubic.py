@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from rankscope.theory.theorems._evaluation import Hypothesis, LayerBound, claim, log, powers_of_ten
-from rankscope.theory.theorems._layers import rows_add_up
 from rankscope.theory.theorems._quantities import LayerQuantities, Network, Passage
+from rankscope.theory.theorems._spec import Hypothesis, LayerBound, claim, log, powers_of_ten, rows_add_up
 
 LARGEST_SPREAD = 1.2564312086261697
 """The positive root of e^x = 1 + 2x: up to here the exponentials of the proof stay below their chords."""

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from rankscope.theory.attention_graph import AttentionGraph
-from rankscope.theory.contraction import Gains
+from rankscope.theory.contraction import LayerGains
 from rankscope.theory.lipschitz import LipschitzConstants
 
 MOST_ROUNDING = 0.5
@@ -144,8 +144,8 @@ class Passage:
     stream_in: StreamState
     stream_out: StreamState
     log_cubic: tuple[float, float] | None = None
-    gains: Gains | None = None
-    sum_gains: Gains | None = None
+    gains: LayerGains | None = None
+    sum_gains: LayerGains | None = None
     sum_out: float = math.nan
     at_floor: bool = False
     rounding: float = 0.0

@@ -5,11 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from rankscope.theory.contraction import Gains
-from rankscope.theory.theorems._evaluation import Evaluation, LayerBound, claim, log, log_ratio, powers_of_ten
-from rankscope.theory.theorems._layers import heads_make_it_up, rows_add_up
+from rankscope.theory.contraction import LayerGains
 from rankscope.theory.theorems._quantities import LayerQuantities, Network
-from rankscope.theory.theorems._spec import theorem
+from rankscope.theory.theorems._spec import (
+    Evaluation,
+    LayerBound,
+    claim,
+    heads_make_it_up,
+    log,
+    log_ratio,
+    powers_of_ten,
+    rows_add_up,
+    theorem,
+)
 
 
 @theorem(
@@ -66,7 +74,7 @@ def _layer(layer: LayerQuantities) -> LayerBound:
     )
 
 
-def narrowest(gains: Gains) -> tuple[float, float]:
+def narrowest(gains: LayerGains) -> tuple[float, float]:
     """The largest lower and the smallest upper end known of this residual."""
     uppers = [gains.any_residual.upper, gains.given_values.upper]
     if gains.ends is not None:

@@ -6,9 +6,8 @@ import math
 from collections.abc import Sequence
 
 from rankscope.theory.theorems._cubic import bilinear_attention, network_hypotheses
-from rankscope.theory.theorems._evaluation import Evaluation, LayerBound, claim, log
 from rankscope.theory.theorems._quantities import LayerQuantities, Network
-from rankscope.theory.theorems._spec import theorem
+from rankscope.theory.theorems._spec import Evaluation, LayerBound, claim, log, theorem
 
 
 @theorem(
@@ -21,7 +20,7 @@ from rankscope.theory.theorems._spec import theorem
 def cubic_law_interval(network: Network, layers: Sequence[LayerQuantities]) -> Evaluation:
     r"""Between what and what the residual after attention lies, by the cubic law and its remainder.
 
-    **Bound**, both ways, on :math:`\|R'\|_F` after attention; see :func:`rankscope.theory.cubic_bounds.cubic_interval`.
+    **Bound**, both ways, on :math:`\|R'\|_F` after attention; see :func:`rankscope.theory.cubic_law.cubic_interval`.
     Narrow near collapse; far from it the remainder swallows the lower end, which is then 0.
     """
     bounds = tuple(_layer(layer) for layer in layers)

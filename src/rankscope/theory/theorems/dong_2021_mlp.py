@@ -7,9 +7,8 @@ from dataclasses import replace
 
 from rankscope._citations import Cite
 from rankscope.theory.theorems._cubic import cubic_layer, network_hypotheses, sum_of_rounding
-from rankscope.theory.theorems._evaluation import Evaluation, LayerBound, claim, log, powers_of_ten
 from rankscope.theory.theorems._quantities import LayerQuantities, Network
-from rankscope.theory.theorems._spec import theorem
+from rankscope.theory.theorems._spec import Evaluation, LayerBound, claim, log, powers_of_ten, theorem
 
 
 @theorem(

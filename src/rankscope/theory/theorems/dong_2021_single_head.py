@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 from rankscope._citations import Cite
 from rankscope.theory.theorems._cubic import cubic_depth, cubic_layer, cubic_sentence, network_hypotheses
-from rankscope.theory.theorems._evaluation import Evaluation, Hypothesis
 from rankscope.theory.theorems._quantities import LayerQuantities, Network
-from rankscope.theory.theorems._spec import theorem
+from rankscope.theory.theorems._spec import Evaluation, Hypothesis, theorem
 
 
 @theorem(

@@ -12,10 +12,9 @@ from torch import Tensor
 
 from rankscope._citations import Cite
 from rankscope._errors import InputError
-from rankscope.theory.composite_norms import composite_norm, composite_residual, one_norm
-from rankscope.theory.theorems._evaluation import Evaluation, Hypothesis, LayerBound, claim, log
+from rankscope.theory.operator_norms import composite_norm, composite_residual, one_norm
 from rankscope.theory.theorems._quantities import LayerQuantities, Network
-from rankscope.theory.theorems._spec import theorem
+from rankscope.theory.theorems._spec import Evaluation, Hypothesis, LayerBound, claim, log, theorem
 
 TOKENS = 8
 ROUNDING = 1e-14

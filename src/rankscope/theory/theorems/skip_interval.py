@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rankscope.theory.theorems._evaluation import Evaluation, LayerBound, claim, log, log_ratio
-from rankscope.theory.theorems._layers import heads_make_it_up
 from rankscope.theory.theorems._quantities import MOST_ROUNDING, LayerQuantities, Network, log_of_rounding
-from rankscope.theory.theorems._spec import theorem
+from rankscope.theory.theorems._spec import Evaluation, LayerBound, claim, heads_make_it_up, log, log_ratio, theorem
 from rankscope.theory.theorems.contraction_interval import narrowest
 
 

@@ -11,9 +11,8 @@ from torch import Tensor
 
 from rankscope._citations import Cite
 from rankscope._errors import InputError
-from rankscope.theory.theorems._evaluation import Evaluation, Hypothesis, LayerBound, claim, log
 from rankscope.theory.theorems._quantities import LayerQuantities, Network
-from rankscope.theory.theorems._spec import theorem
+from rankscope.theory.theorems._spec import Evaluation, Hypothesis, LayerBound, claim, log, theorem
 
 SIZE = 6
 ROUNDING = 1e-14

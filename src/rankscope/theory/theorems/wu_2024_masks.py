@@ -16,10 +16,18 @@ from rankscope.theory.theorems._decay import (
     window_rates,
     windows,
 )
-from rankscope.theory.theorems._evaluation import Evaluation, Hypothesis, LayerBound, claim, log, powers_of_ten
-from rankscope.theory.theorems._layers import alone, rows_add_up
 from rankscope.theory.theorems._quantities import LayerQuantities, Network
-from rankscope.theory.theorems._spec import theorem
+from rankscope.theory.theorems._spec import (
+    Evaluation,
+    Hypothesis,
+    LayerBound,
+    alone,
+    claim,
+    log,
+    powers_of_ten,
+    rows_add_up,
+    theorem,
+)
 
 
 @theorem(

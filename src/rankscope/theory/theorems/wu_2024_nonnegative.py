@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rankscope._citations import Cite
-from rankscope.theory.theorems._decay import passages
-from rankscope.theory.theorems._evaluation import Evaluation, Hypothesis
+from rankscope.theory.theorems._decay import passages, sphere_decay
 from rankscope.theory.theorems._quantities import LayerQuantities, Network
-from rankscope.theory.theorems._spec import theorem
-from rankscope.theory.theorems._sphere import sphere_decay
+from rankscope.theory.theorems._spec import Evaluation, Hypothesis, theorem
 
 
 @theorem(

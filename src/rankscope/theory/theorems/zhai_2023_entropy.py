@@ -6,10 +6,8 @@ import math
 from collections.abc import Sequence
 
 from rankscope._citations import Cite
-from rankscope.theory.theorems._evaluation import Evaluation, Hypothesis, LayerBound, claim, log
-from rankscope.theory.theorems._layers import rows_add_up
 from rankscope.theory.theorems._quantities import LayerQuantities, Network, log_of_rounding
-from rankscope.theory.theorems._spec import theorem
+from rankscope.theory.theorems._spec import Evaluation, Hypothesis, LayerBound, claim, log, rows_add_up, theorem
 
 
 def log_entropy_bound(tokens: int, logit_size: float) -> float:

@@ -1,4 +1,4 @@
-"""The hand that operates: rewrites skip adds, norms and attention of a running model, and touches no weight."""
+"""Surgery on a running model: rewrites its skip adds, norms and attention, and touches no weight."""
 
 from __future__ import annotations
 
@@ -15,41 +15,64 @@ from torch import Tensor, nn
 from rankscope._errors import UnsupportedOperationError
 from rankscope.models.view import Label, ModelView
 from rankscope.stream.attention_calls import announce, from_sdpa, sdpa_arguments
-from rankscope.stream.follower import Perform, StreamFollower, observing
 from rankscope.stream.frames import first_tensor, output_tensor, with_output_tensor
-from rankscope.stream.open_call import OpenCall
+from rankscope.stream.mode import ActiveBlock, Perform, StreamMode, in_backward, observing
 from rankscope.stream.operators import SOFTMAXES, is_attention, is_mixer, is_norm
-from rankscope.stream.recomputation import in_backward
 from rankscope.stream.sites import SiteRef
-from rankscope.surgery.attention_edits import before_kernel, before_softmax, edit_probs, edits_probs, needs_uniform
+from rankscope.surgery.attention_edits import (
+    before_kernel,
+    before_softmax,
+    edit_probs,
+    edits_probs,
+    needs_uniform,
+    run_edited,
+)
 from rankscope.surgery.graft import Graft, Spot
-from rankscope.surgery.graft_attention import (
+from rankscope.surgery.graft_dispatcher import (
+    READERS,
+    GraftDispatcher,
     gained_scores,
     joint_mixture,
     mixed_output,
     mixed_probs,
     score_gain,
+    spot_of,
     with_gain,
 )
-from rankscope.surgery.graft_hand import READERS, GraftHand, spot_of
-from rankscope.surgery.kernels import run_edited
-from rankscope.surgery.norm_edits import normed
 from rankscope.surgery.operation import NormChoice, Operation, joint_edit
 
 
-class Operator(StreamFollower):
+def normed(x: Tensor, out: Tensor, choice: NormChoice) -> Tensor:
+    """The output of a norm of ``x`` under surgery; ``out`` is what the model's own norm gave.
+
+    A token of zeros stays one.
+    """
+    if choice == "keep":
+        return out
+    if choice == "identity":
+        return x.clone()
+    # The result does not depend on the scale of x: dividing by a constant peak keeps the squares in range.
+    peak = x.detach().abs().amax(dim=-1, keepdim=True)
+    x = x / peak.masked_fill(peak == 0, 1.0)
+    squared = x.square().sum(dim=-1, keepdim=True)
+    if choice == "rms":
+        squared = squared / x.shape[-1]
+    return x * squared.masked_fill(peak == 0, 1.0).rsqrt()
+
+
+class SurgeryMode(StreamMode):
     """Follows the stream and changes it as the operations say, in their order.
 
     Args:
         view: the model and its structure.
-        operations: what is done now; the list may grow and shrink while the operator rides.
+        operations: what is done now; the list may grow and shrink while the mode is active.
         grafts: what is put in, after the operations; this list may change too.
     """
 
     def __init__(self, view: ModelView, operations: Sequence[Operation], grafts: Sequence[Graft] = ()) -> None:
         super().__init__(view)
         self._operations = operations
-        self._hand = GraftHand(grafts)
+        self._dispatcher = GraftDispatcher(grafts)
         self._softmax_at: Spot | None = None
         self._norm_depth = 0
         self._touched: set[tuple[str, int]] = set()
@@ -57,7 +80,7 @@ class Operator(StreamFollower):
 
     def reads_attention(self) -> bool:
         """Only while an operation or a graft changes attention."""
-        return self._hand.touches_attention or any(operation.touches_attention for operation in self._operations)
+        return self._dispatcher.touches_attention or any(operation.touches_attention for operation in self._operations)
 
     def opens_outside_a_pass(self) -> bool:
         """Gradient checkpointing runs blocks again, and they must be cut again."""
@@ -70,55 +93,57 @@ class Operator(StreamFollower):
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         call = self._open
-        if call is None or not self._hand.grafts:
+        if call is None or not self._dispatcher.grafts:
             return super().__torch_function__(func, types, args, kwargs)
-        if self._hand.takes_product(func, args):
-            return self._hand.product(call, func, args)
-        if func in READERS and self._hand.at("reads"):
-            args = self._hand.read(call, args)
+        if self._dispatcher.takes_product(func, args):
+            return self._dispatcher.product(call, func, args)
+        if func in READERS and self._dispatcher.at("reads"):
+            args = self._dispatcher.read(call, args)
         out = super().__torch_function__(func, types, args, kwargs)
         if func in SOFTMAXES and self._softmax_at is not None:
-            self._hand.follow_probs(out, self._softmax_at)
+            self._dispatcher.follow_probs(out, self._softmax_at)
             self._softmax_at = None
-        self._hand.pass_on(func, args, out)
+        self._dispatcher.pass_on(func, args, out)
         return out
 
-    def on_add(self, call: OpenCall, label: Label | None, stream: Tensor, branch: Tensor, perform: Perform) -> Tensor:
+    def on_add(
+        self, call: ActiveBlock, label: Label | None, stream: Tensor, branch: Tensor, perform: Perform
+    ) -> Tensor:
         """Put the gain on the skip, or leave the MLP out."""
         operations = self._for(call.stack.name, call.layer) if label is not None else []
-        if label is None or not (operations or self._hand.grafts):
+        if label is None or not (operations or self._dispatcher.grafts):
             return super().on_add(call, label, stream, branch, perform)
         gain = 1.0 if call.joins else prod(operation.gain(label) for operation in operations)
         if label == "mlp" and any(operation.mlp == "drop" for operation in operations):
             keeps_stream = gain == 1.0 or (gain == 0.0 and not call.is_joined)
-            return self._hand.sum(call, label, stream.clone() if keeps_stream else gain * stream)
-        own, added = self._hand.add(call, label, stream, branch)
+            return self._dispatcher.sum(call, label, stream.clone() if keeps_stream else gain * stream)
+        own, added = self._dispatcher.add(call, label, stream, branch)
         if gain == 1.0 and own is stream and added is branch:
             total = super().on_add(call, label, stream, branch, perform)
         elif gain == 0.0:
             total = added.clone()
         else:
             total = (own if gain == 1.0 else gain * own) + added
-        return self._hand.sum(call, label, total)
+        return self._dispatcher.sum(call, label, total)
 
-    def on_enter(self, call: OpenCall, entry: Tensor) -> None:
+    def on_enter(self, call: ActiveBlock, entry: Tensor) -> None:
         """Begin to count what is changed."""
         if call.block == 0:
             self._touched.clear()
 
-    def on_norm(self, call: OpenCall, x: Tensor, out: Tensor) -> Tensor:
+    def on_norm(self, call: ActiveBlock, x: Tensor, out: Tensor) -> Tensor:
         """Replace a norm of the stream."""
         out = self._normed(call, x, out)
         if not call.is_at_final_norm:
-            for graft in self._hand.at("norms"):
+            for graft in self._dispatcher.at("norms"):
                 out = graft.norm(spot_of(call), x, out, is_last=call.adds_are_over)
         return out
 
-    def on_branch_norm(self, call: OpenCall, x: Tensor, out: Tensor) -> Tensor:
+    def on_branch_norm(self, call: ActiveBlock, x: Tensor, out: Tensor) -> Tensor:
         """Replace a norm function on a branch; those inside attention are part of it, norm modules have their hook."""
         return out if self._attention_depth or self._norm_depth else self._normed(call, x, out)
 
-    def _normed(self, call: OpenCall, x: Tensor, out: Tensor) -> Tensor:
+    def _normed(self, call: ActiveBlock, x: Tensor, out: Tensor) -> Tensor:
         choice = self._norm_choice(call)
         if choice == "keep":
             return out
@@ -131,7 +156,7 @@ class Operator(StreamFollower):
         self._touched.add(("norm", call.layer))
         return normed(x, out, choice)
 
-    def _norm_choice(self, call: OpenCall) -> NormChoice:
+    def _norm_choice(self, call: ActiveBlock) -> NormChoice:
         if call.is_at_final_norm:
             return "keep"
         chosen = [operation.norm for operation in self._for(call.stack.name, call.layer) if operation.norm != "keep"]
@@ -151,7 +176,7 @@ class Operator(StreamFollower):
     def _spot(self, ref: SiteRef) -> Spot | None:
         """Where grafts meet this attention; cross-attention is left alone."""
         assert self._open is not None
-        if ref.site != "attention.probs" or not self._hand.touches_attention:
+        if ref.site != "attention.probs" or not self._dispatcher.touches_attention:
             return None
         return Spot(ref.stack, ref.layer, self._open.stack.depth)
 
@@ -167,17 +192,17 @@ class Operator(StreamFollower):
         named = sdpa_arguments(args, kwargs)
         value: Tensor = named["value"]
         if spot is not None:
-            self._hand.seen = call.support()
-            value = self._hand.values(spot, value)
-            gain = score_gain(spot, self._hand.grafts, self._hand.seen, call.lengths)
+            self._dispatcher.seen = call.support()
+            value = self._dispatcher.values(spot, value)
+            gain = score_gain(spot, self._dispatcher.grafts, self._dispatcher.seen, call.lengths)
             call = replace(with_gain(call, gain), value=value)
-            mixture = joint_mixture(spot, self._hand.grafts)
+            mixture = joint_mixture(spot, self._dispatcher.grafts)
         out = run_edited(call, named, perform, after)
         if mixture is not None:
             out = mixed_output(out, call, mixture, named, perform)
             call = replace(call, edits=(*call.edits, partial(mixed_probs, mixture=mixture)))
         announce(call)
-        return out if spot is None or self._open is None else self._hand.attended(self._open, spot, out, value)
+        return out if spot is None or self._open is None else self._dispatcher.attended(self._open, spot, out, value)
 
     def on_softmax(self, ref: SiteRef, args: Sequence[Any], kwargs: Mapping[str, Any], perform: Perform) -> Any:
         """Change scores before the softmax and probabilities after it."""
@@ -185,27 +210,27 @@ class Operator(StreamFollower):
         if not (operations or spot):
             return perform(*args, **kwargs)
         tokens, after = self._tokens(), joint_edit(operations)
-        mixture = None if spot is None else joint_mixture(spot, self._hand.grafts)
+        mixture = None if spot is None else joint_mixture(spot, self._dispatcher.grafts)
         sinks = int(ref.site == "attention.probs" and args[0].shape[-1] == tokens + 1)
         flat = needs_uniform(after) or any(operation.attention == "uniform" for operation in operations)
-        if sinks and (flat or self._hand.touches_attention):
+        if sinks and (flat or self._dispatcher.touches_attention):
             raise UnsupportedOperationError(
                 f"{ref}: a learned sink stands beside its keys: uniform has no meaning there."
             )
         scores, visible = before_softmax(args[0], tokens, operations, sinks)
         if spot is not None:
-            self._hand.seen, self._softmax_at = visible, spot
-            self._hand.owe_values(spot)
-            gain = score_gain(spot, self._hand.grafts, visible, (scores.shape[-2], scores.shape[-1]))
+            self._dispatcher.seen, self._softmax_at = visible, spot
+            self._dispatcher.owe_values(spot)
+            gain = score_gain(spot, self._dispatcher.grafts, visible, (scores.shape[-2], scores.shape[-1]))
             scores = gained_scores(scores, visible, gain)
         sees_nothing = ~visible.any(dim=-1, keepdim=True)
         probs = perform(scores.masked_fill(sees_nothing, 0.0), *args[1:], **kwargs).masked_fill(sees_nothing, 0.0)
         probs = edit_probs(probs, visible, after)
         return probs if mixture is None else mixed_probs(probs, visible, mixture)
 
-    def on_leave(self, call: OpenCall, out: Tensor) -> None:
+    def on_leave(self, call: ActiveBlock, out: Tensor) -> None:
         """Make sure that nothing was passed over."""
-        self._hand.check_values()
+        self._dispatcher.check_values()
         for block, plan in enumerate(call.call.blocks):
             layer = call.call.first_layer + block
             for operation in self._for(call.stack.name, layer):
@@ -214,7 +239,7 @@ class Operator(StreamFollower):
                 if operation.mlp == "drop" and "both" in plan.skips:
                     self._check_touched("mlp", "mlp='drop'", call, layer)
 
-    def _check_touched(self, what: str, asked: str, call: OpenCall, layer: int) -> None:
+    def _check_touched(self, what: str, asked: str, call: ActiveBlock, layer: int) -> None:
         if (what, layer) not in self._touched:
             raise UnsupportedOperationError(
                 f"{asked} changed nothing in block {layer} ({call.call.module_name}): the {what} that was seen there "
@@ -224,10 +249,10 @@ class Operator(StreamFollower):
     def _begin_pass(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         super()._begin_pass(module, args)
         self._norm_depth = 0
-        self._hand.reset()
+        self._dispatcher.reset()
 
     def _end_pass(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        self._hand.reset()
+        self._dispatcher.reset()
         super()._end_pass(module, args, output)
 
     def _inner_hooks(self, block: nn.Module) -> Iterator[torch.utils.hooks.RemovableHandle]:
@@ -255,15 +280,15 @@ class Operator(StreamFollower):
     def _note_attention_input(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         given = first_tensor(args, kwargs)
         if self._open is not None and given is not None and given.shape == self._open.entry_shape:
-            self._hand.attention_input = weakref.ref(given)
+            self._dispatcher.attention_input = weakref.ref(given)
 
     def _read_whole(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
         """Torch's own attention turns its inputs around before its one opaque product reads them."""
         call = self._open
-        if call is None or not self._hand.at("reads"):
+        if call is None or not self._dispatcher.at("reads"):
             return None
         with observing():
-            return self._hand.read(call, args)
+            return self._dispatcher.read(call, args)
 
     def _refuse_parts(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         if self._open is None and in_backward():

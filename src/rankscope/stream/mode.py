@@ -2,6 +2,10 @@
 
 A ``TorchFunctionMode`` sees each torch call; hooks on the blocks tell it where a stream begins and ends. What is
 done at an add, an attention call or a norm is left to two kinds of followers: the tracer looks, surgery rewrites.
+
+Gradient checkpointing runs blocks again in the backward pass.
+Which call of a block is being repeated is told by its input: checkpointing hands the block the tensor it had in the
+forward pass, or a detached one with the same storage. Only weak references are kept.
 """
 
 from __future__ import annotations
@@ -9,21 +13,186 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 from rankscope._errors import SiteError
-from rankscope.models.view import Label, ModelView, Stack
+from rankscope.models.inputs import sequences_in_pass
+from rankscope.models.view import BlockCall, Label, ModelView, Stack
 from rankscope.stream.attention_calls import from_sdpa, inside_multi_head, is_attention_shaped, is_over_keys
-from rankscope.stream.fastpath import without_fastpath
-from rankscope.stream.frames import first_tensor, output_tensor, stream_in, stream_out, with_output_tensor
-from rankscope.stream.open_call import OpenCall
-from rankscope.stream.operators import IN_PLACE_SUMS, MULTI_HEAD, NORMS, SDPA, SOFTMAXES, is_attention, is_norm
-from rankscope.stream.recomputation import CallMemory
+from rankscope.stream.frames import StreamFrame, first_tensor, output_tensor, stream_in, stream_out, with_output_tensor
+from rankscope.stream.operators import (
+    IN_PLACE_SUMS,
+    MULTI_HEAD,
+    NORMS,
+    SDPA,
+    SOFTMAXES,
+    is_attention,
+    is_norm,
+    without_fastpath,
+)
 from rankscope.stream.sites import SiteRef
+
+AttentionKind = Literal["attention", "cross_attention"]
+
+
+class ActiveBlock(StreamFrame):
+    """Follows the stream through one call and checks off what the probe said would happen.
+
+    ``taken`` is what the model's own loop adds to what the call gives back, where its skips go around the blocks; the
+    loop holds on to it as well, so that keeping it costs nothing.
+    """
+
+    def __init__(self, entry: Tensor, stack: Stack, number: int, taken: Tensor | None = None) -> None:
+        super().__init__(entry, stack.sums)
+        self.taken = taken if stack.stream.skips == "around" else None
+        self.stack = stack
+        self.number = number
+        self.call: BlockCall = stack.calls[number]
+        self.block = 0
+        self.last_sum: Tensor | None = None
+        blocks = self.call.blocks
+        self._adds = [(i, label) for i, plan in enumerate(blocks) for label in plan.adds]
+        self._joins = [join for plan in blocks for join in plan.joins]
+        self._attention = [(i, kind) for i, plan in enumerate(blocks) for kind in plan.attention]
+        self._adds_seen = 0
+        self._attention_seen = 0
+        self._sequences = sequences_in_pass()
+        self._check_batch()
+
+    @property
+    def layer(self) -> int:
+        """Number of the block that is running."""
+        return self.call.first_layer + self.block
+
+    def ref(self, site: str) -> SiteRef:
+        """A site of the block that is running."""
+        return SiteRef(self.stack.name, self.layer, site)
+
+    def next_add(self) -> tuple[int, Label | None]:
+        """Block (counted inside this call) and label of the add that is happening."""
+        if self._adds_seen == len(self._adds):
+            raise SiteError(self._surprise("more adds onto the stream than when the model was probed"))
+        self._adds_seen += 1
+        return self._adds[self._adds_seen - 1]
+
+    @property
+    def joins(self) -> bool:
+        """Whether the add that is happening brings a parallel branch to the sum of the one before."""
+        return self._joins[self._adds_seen - 1]
+
+    @property
+    def is_joined(self) -> bool:
+        """Whether the next add brings a parallel branch to the sum of this one."""
+        return self._adds_seen < len(self._adds) and self._joins[self._adds_seen]
+
+    @property
+    def adds_are_over(self) -> bool:
+        """Whether every add of the block that is running has happened."""
+        return all(block != self.block for block, _ in self._adds[self._adds_seen :])
+
+    @property
+    def is_at_final_norm(self) -> bool:
+        """Whether a norm met now is the final norm of the stack, and not one of a block."""
+        return self.call.final_norm_inside and self._adds_seen == len(self._adds)
+
+    @property
+    def has_attention(self) -> bool:
+        """Whether the probe saw attention in this call."""
+        return bool(self._attention)
+
+    def next_attention(self) -> SiteRef:
+        """The site of the attention call that is happening."""
+        if self._attention_seen == len(self._attention):
+            raise SiteError(self._surprise("more attention calls than when the model was probed"))
+        self._attention_seen += 1
+        block, kind = self._attention[self._attention_seen - 1]
+        return SiteRef(self.stack.name, self.call.first_layer + block, f"{kind}.probs")
+
+    def check_complete(self, *, attention: bool) -> None:
+        """Raise unless everything the probe saw has happened."""
+        if self._adds_seen != len(self._adds):
+            raise SiteError(self._surprise(f"{self._adds_seen} of {len(self._adds)} adds onto the stream"))
+        if attention and self._attention_seen != len(self._attention):
+            raise SiteError(self._surprise(f"{self._attention_seen} of {len(self._attention)} attention calls"))
+
+    def canonical(self, tensor: Tensor) -> Tensor:
+        """The tensor as ``batch tokens dim``, whatever order or flattening the block works in."""
+        shape = self.entry_shape
+        flattened = tensor.dim() != len(shape) or self.is_stream(tensor)
+        if flattened and tensor.shape != shape and tensor.numel() == shape.numel():
+            tensor = tensor.reshape(shape)
+        return self.stack.stream.canonical(tensor, self._sequences)
+
+    def native(self, x: Tensor, like: Tensor) -> Tensor:
+        """A stream ``batch tokens dim`` in the order and flattening of ``like``, a tensor of this call."""
+        return self.stack.stream.native(x, self.entry_shape, self._sequences).reshape(like.shape)
+
+    def batch_and_tokens(self) -> tuple[int, int]:
+        """How many sequences and tokens the stream holds."""
+        return self.stack.stream.sizes(self.entry_shape, self._sequences)[:2]
+
+    def _check_batch(self) -> None:
+        """Raise where the stream does not hold the sequences of the batch that runs."""
+        batch, tokens = self.batch_and_tokens()
+        if self._sequences is not None and batch != self._sequences:
+            raise SiteError(
+                f"Block {self.layer} ({self.call.module_name}) took a tensor of shape {tuple(self.entry_shape)}, read "
+                f"as '{self.stack.stream}': {batch} sequences of {tokens} tokens, where the inputs hold "
+                f"{self._sequences} sequences. Declare the order of its axes, e.g. "
+                "stream=rankscope.Stream('batch dim tokens'), or --layout 'batch dim tokens'."
+            )
+
+    def _surprise(self, what: str) -> str:
+        return (
+            f"In block {self.layer} ({self.call.module_name}) the tracer saw {what}. "
+            "The model takes another path on this input than on the probe: measure it with inputs of the same kind."
+        )
+
+
+def in_backward() -> bool:
+    """Whether autograd is running at this moment."""
+    return torch._C._current_graph_task_id() != -1
+
+
+class CallMemory:
+    """Remembers which call took which tensor, as long as that tensor lives."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[tuple[str | None, StorageWeakRef], int] = {}
+        self._latest: dict[str | None, int] = {}
+
+    def begin_pass(self) -> None:
+        """Forget tensors that are gone."""
+        self._numbers = {key: number for key, number in self._numbers.items() if not key[1].expired()}  # type: ignore[no-untyped-call]
+        self._latest.clear()
+
+    def remember(self, stack: Stack, number: int, entry: Tensor) -> None:
+        """This tensor went into this call."""
+        self._numbers[stack.name, _storage(entry)] = number
+
+    def remember_output(self, stack: Stack, number: int, out: Tensor) -> None:
+        """This tensor came out of a repeated call: where several blocks are repeated together, the next takes it."""
+        self.remember(stack, number + 1, out)
+
+    def number(self, stack: Stack, module_name: str, entry: Tensor) -> int:
+        """The call that is repeated; where its input is not known any more (offloaded), calls come last first."""
+        numbers = [i for i, call in enumerate(stack.calls) if call.module_name == module_name]
+        known = self._numbers.get((stack.name, _storage(entry)))
+        if known not in numbers:
+            latest = self._latest.get(stack.name, len(stack.calls))
+            known = ([number for number in numbers if number < latest] or numbers)[-1]
+        self._latest[stack.name] = known
+        return known
+
+
+def _storage(tensor: Tensor) -> StorageWeakRef:
+    return StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+
 
 Perform = Callable[..., Any]
 _CALLS_TORCH_NORM = (nn.LayerNorm, nn.RMSNorm)
@@ -46,8 +215,10 @@ def observing() -> Iterator[None]:
         _OBSERVING.reset(token)
 
 
-class StreamFollower(TorchFunctionMode):
-    """Base of everything that rides on the stream. Subclasses override the methods named ``on_...``.
+class StreamMode(TorchFunctionMode):
+    """Base of everything that reads or changes the stream of a running model.
+
+    Subclasses override the methods named ``on_...``.
 
     Args:
         view: the model and its structure.
@@ -56,20 +227,22 @@ class StreamFollower(TorchFunctionMode):
     def __init__(self, view: ModelView) -> None:
         super().__init__()
         self.view = view
-        self._open: OpenCall | None = None
+        self._open: ActiveBlock | None = None
         self._in_pass = False
         self._calls_made: dict[str | None, int] = {}
         self._attention_depth = 0
         self._memory = CallMemory()
         self._pushed = ExitStack()
 
-    def on_enter(self, call: OpenCall, entry: Tensor) -> None:
+    def on_enter(self, call: ActiveBlock, entry: Tensor) -> None:
         """A block call begins."""
 
-    def on_next_block(self, call: OpenCall, stream: Tensor) -> None:
+    def on_next_block(self, call: ActiveBlock, stream: Tensor) -> None:
         """Inside one call, the next block begins."""
 
-    def on_add(self, call: OpenCall, label: Label | None, stream: Tensor, branch: Tensor, perform: Perform) -> Tensor:
+    def on_add(
+        self, call: ActiveBlock, label: Label | None, stream: Tensor, branch: Tensor, perform: Perform
+    ) -> Tensor:
         """A branch is added to the stream; ``perform()`` is the model's own add."""
         result: Tensor = perform()
         return result
@@ -82,15 +255,15 @@ class StreamFollower(TorchFunctionMode):
         """The softmax over keys; ``perform(*args, **kwargs)`` is the model's own."""
         return perform(*args, **kwargs)
 
-    def on_norm(self, call: OpenCall, x: Tensor, out: Tensor) -> Tensor:
+    def on_norm(self, call: ActiveBlock, x: Tensor, out: Tensor) -> Tensor:
         """A norm of the stream gave ``out``."""
         return out
 
-    def on_branch_norm(self, call: OpenCall, x: Tensor, out: Tensor) -> Tensor:
+    def on_branch_norm(self, call: ActiveBlock, x: Tensor, out: Tensor) -> Tensor:
         """A norm function gave ``out`` for something that is not the stream itself."""
         return out
 
-    def on_leave(self, call: OpenCall, out: Tensor) -> None:
+    def on_leave(self, call: ActiveBlock, out: Tensor) -> None:
         """A block call ends."""
 
     def on_final(self, stack: Stack, x: Tensor, out: Tensor) -> Tensor:
@@ -106,7 +279,7 @@ class StreamFollower(TorchFunctionMode):
         return False
 
     @contextmanager
-    def riding(self) -> Iterator[None]:
+    def active(self) -> Iterator[None]:
         """Register the hooks and switch the mode on; take all of it off again, whatever happens."""
         modules = self.view.modules()
         with ExitStack() as stack:
@@ -137,7 +310,9 @@ class StreamFollower(TorchFunctionMode):
         call.pass_on(func, args, out)
         return out
 
-    def _add(self, call: OpenCall, stream: Tensor, branch: Tensor, perform: Perform, target: Tensor | None) -> Tensor:
+    def _add(
+        self, call: ActiveBlock, stream: Tensor, branch: Tensor, perform: Perform, target: Tensor | None
+    ) -> Tensor:
         block, label = call.next_add()
         if block != call.block:
             self.on_next_block(call, stream)
@@ -152,7 +327,7 @@ class StreamFollower(TorchFunctionMode):
         return out
 
     def _attention(
-        self, call: OpenCall, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+        self, call: ActiveBlock, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
         if func is MULTI_HEAD:
             return inside_multi_head(func, args, kwargs, self._fused, self._softmax_inside)
@@ -220,7 +395,7 @@ class StreamFollower(TorchFunctionMode):
             with unseen():
                 taken = stream_in(stack.stream, args, kwargs)
             assert taken is not None
-            call = OpenCall(entry, stack, number, taken)
+            call = ActiveBlock(entry, stack, number, taken)
             self.on_enter(call, taken)
             self._open = call
             if not self._in_pass:

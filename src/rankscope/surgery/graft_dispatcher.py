@@ -1,9 +1,11 @@
-"""The hand that carries out grafts: asks each one at its places, in order, and follows values through attention."""
+"""Carries out grafts: asks each one at its places, in order, and follows values through attention."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import reduce
 from typing import Any
 
 import torch
@@ -11,10 +13,93 @@ from torch import Tensor
 
 from rankscope._errors import UnsupportedOperationError
 from rankscope.models.view import Label
-from rankscope.stream.open_call import OpenCall
+from rankscope.stream.attention_calls import HIDES, AttentionCall
+from rankscope.stream.mode import ActiveBlock, Perform
 from rankscope.stream.operators import MULTI_HEAD, SAME_VALUES
-from rankscope.surgery.graft import ATTENTION_PLACES, Attended, Graft, Place, Spot
-from rankscope.surgery.graft_attention import for_each_head
+from rankscope.surgery.attention_edits import UNIFORM, before_kernel, run_kernel, uniform_on
+from rankscope.surgery.graft import ATTENTION_PLACES, Attended, Graft, Mixture, Number, Place, Spot
+
+
+def score_gain(at: Spot, grafts: Sequence[Graft], seen: Tensor | None, lengths: tuple[int, int]) -> Number:
+    """The factor of all grafts on the scores; a row that sees n keys is told so."""
+    asked = [graft for graft in grafts if "scores" in graft.touches]
+    if not asked:
+        return 1.0
+    keys = torch.full((1, 1, lengths[0], 1), lengths[1]) if seen is None else seen.sum(dim=-1, keepdim=True)
+    product: Number = 1.0
+    for graft in asked:
+        product = product * graft.score_gain(at, keys)
+    return product
+
+
+def with_gain(call: AttentionCall, gain: Number) -> AttentionCall:
+    """A fused call whose scores, a bias in them included, are multiplied by ``gain``."""
+    if not isinstance(gain, Tensor) and gain == 1.0:
+        return call
+    assert call.query is not None
+    factor = gain.to(call.query) if isinstance(gain, Tensor) else gain
+    call = replace(call, query=call.query * factor)
+    if call.mask is None or call.mask.dtype == torch.bool:
+        return call
+    return replace(call, mask=torch.where(call.mask <= HIDES, call.mask, call.mask.clamp(min=HIDES) * factor))
+
+
+def gained_scores(scores: Tensor, visible: Tensor, gain: Number) -> Tensor:
+    """Scores times ``gain`` where a key is visible."""
+    if not isinstance(gain, Tensor) and gain == 1.0:
+        return scores
+    factor = gain.to(scores) if isinstance(gain, Tensor) else gain
+    return (scores.masked_fill(~visible, 0.0) * factor).masked_fill(~visible, -torch.inf)
+
+
+def joint_mixture(at: Spot, grafts: Sequence[Graft]) -> Mixture | None:
+    """The mixtures of all grafts as one; None when no graft mixes."""
+    mixtures = [graft.mixture(at) for graft in grafts if "probs" in graft.touches]
+    return reduce(lambda earlier, later: later.after(earlier), mixtures) if mixtures else None
+
+
+def mixed_probs(probs: Tensor, seen: Tensor | None, mixture: Mixture) -> Tensor:
+    """The mixture on probabilities ``batch heads query key``."""
+    mixed = mixture.own * probs
+    if _counts(mixture.uniform):
+        mixed = mixed + mixture.uniform * uniform_on(seen, probs)
+    if _counts(mixture.identity):
+        _check_square(probs.shape[-2], probs.shape[-1])
+        mixed = mixed + mixture.identity * torch.eye(probs.shape[-1], dtype=probs.dtype, device=probs.device)
+    return mixed
+
+
+def mixed_output(
+    out: Tensor, call: AttentionCall, mixture: Mixture, own: Mapping[str, Any], perform: Perform
+) -> Tensor:
+    """The same on the output of a fused kernel, ``own`` its arguments. Dropout touches P alone, not I and U."""
+    mixed = mixture.own * out
+    if _counts(mixture.uniform):
+        flat = before_kernel(replace(call, edits=()), call.lengths[0], [UNIFORM])
+        mixed = mixed + mixture.uniform * run_kernel(flat, {**own, "dropout_p": 0.0}, perform)
+    if _counts(mixture.identity):
+        _check_square(*call.lengths)
+        assert call.value is not None
+        mixed = mixed + mixture.identity * for_each_head(call.value, out.shape[1])
+    return mixed
+
+
+def for_each_head(value: Tensor, heads: int) -> Tensor:
+    """Values with one entry per query head, where several heads share a group."""
+    return value if value.shape[1] == heads else value.repeat_interleave(heads // value.shape[1], dim=1)
+
+
+def _counts(number: Number) -> bool:
+    return isinstance(number, Tensor) or number != 0.0
+
+
+def _check_square(queries: int, keys: int) -> None:
+    if queries != keys:
+        raise UnsupportedOperationError(
+            f"An identity in attention pairs each token with itself, and here are {queries} queries and {keys} keys. "
+            "Run whole sequences, without cached keys, prefixes or pooled keys."
+        )
+
 
 T = torch.Tensor
 PRODUCTS: frozenset[Callable[..., Any]] = frozenset({torch.matmul, T.matmul, T.__matmul__, torch.bmm, T.bmm})
@@ -23,13 +108,13 @@ READERS: frozenset[Callable[..., Any]] = PRODUCTS | {
 }  # fmt: skip
 
 
-def spot_of(call: OpenCall) -> Spot:
+def spot_of(call: ActiveBlock) -> Spot:
     """The block that is running."""
     return Spot(call.stack.name, call.layer, call.stack.depth)
 
 
-class GraftHand:
-    """Asks the grafts. The list may grow and shrink while the hand is at work.
+class GraftDispatcher:
+    """Asks the grafts. The list may grow and shrink while it is at work.
 
     Args:
         grafts: in their order.
@@ -64,17 +149,17 @@ class GraftHand:
         for graft in self._grafts:
             graft.reset()
 
-    def read(self, call: OpenCall, args: Sequence[Any]) -> tuple[Any, ...]:
+    def read(self, call: ActiveBlock, args: Sequence[Any]) -> tuple[Any, ...]:
         """The arguments of a matrix product, with the stream among them as the grafts want it read."""
         return tuple(self._read_one(call, value) if call.is_stream(value) else value for value in args)
 
-    def _read_one(self, call: OpenCall, x: Tensor) -> Tensor:
+    def _read_one(self, call: ActiveBlock, x: Tensor) -> Tensor:
         for graft in self.at("reads"):
             x = graft.read(spot_of(call), x)
             self._reads += 1
         return x
 
-    def add(self, call: OpenCall, label: Label, stream: Tensor, branch: Tensor) -> tuple[Tensor, Tensor]:
+    def add(self, call: ActiveBlock, label: Label, stream: Tensor, branch: Tensor) -> tuple[Tensor, Tensor]:
         """What is added to what; where a parallel branch joins, the stream already went through the first add."""
         if self.at("reads") and not self._reads:
             raise UnsupportedOperationError(
@@ -87,7 +172,7 @@ class GraftHand:
             stream = stream if call.joins else own
         return stream, branch
 
-    def sum(self, call: OpenCall, label: Label, total: Tensor) -> Tensor:
+    def sum(self, call: ActiveBlock, label: Label, total: Tensor) -> Tensor:
         """The stream after an add."""
         for graft in self.at("sums"):
             new = graft.sum(spot_of(call), label, call.canonical(total), self.seen)
@@ -100,7 +185,7 @@ class GraftHand:
             value = graft.values(at, value)
         return value
 
-    def attended(self, call: OpenCall, at: Spot, out: Tensor, value: Tensor) -> Tensor:
+    def attended(self, call: ActiveBlock, at: Spot, out: Tensor, value: Tensor) -> Tensor:
         """What attention gives back, ``batch heads query dim``."""
         given = None if self.attention_input is None else self.attention_input()
         read = None if given is None else call.canonical(given)
@@ -122,7 +207,7 @@ class GraftHand:
         """Whether this call is the product of the probabilities and the values."""
         return func in PRODUCTS and len(args) == 2 and self._is_probs(args[0])
 
-    def product(self, call: OpenCall, func: Callable[..., Any], args: Sequence[Any]) -> Tensor:
+    def product(self, call: ActiveBlock, func: Callable[..., Any], args: Sequence[Any]) -> Tensor:
         """The product of probabilities and values, with the values and the result as the grafts want them."""
         assert self._probs is not None
         at, shape = self._probs[1], args[1].shape

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from rankscope.stream.attention_calls import AttentionCall
-from rankscope.stream.origins import CallRecord, Origin, ProbeFrame
+from rankscope.stream.probe import Ancestry, CallRecord, ProbeFrame
 
 X = torch.zeros(2, 5, 8)
 
@@ -51,7 +51,7 @@ def test_attention_then_mlp() -> None:
     probe = frame()
     query = computed(probe, X)
     out = computed(probe, attended(probe, query, computed(probe, X)))
-    assert probe.origin(out) == Origin.DERIVED | Origin.ATTENTION | Origin.FRESH
+    assert probe.ancestry(out) == Ancestry.DERIVED | Ancestry.ATTENTION | Ancestry.FRESH
     x = added(probe, X, out)
     added(probe, x, computed(probe, x))
     assert probe.record.adds == ["attention", "mlp"]
@@ -64,7 +64,7 @@ def test_attention_then_mlp() -> None:
 def test_keys_from_elsewhere_make_cross_attention() -> None:
     probe, memory = frame(), torch.zeros(2, 9, 8)
     out = attended(probe, computed(probe, X), memory)
-    assert probe.origin(out) & Origin.CROSS
+    assert probe.ancestry(out) & Ancestry.CROSS
     x = added(probe, X, out)
     added(probe, x, attended(probe, computed(probe, x), computed(probe, x), by_name=True))
     assert probe.record.adds == ["cross_attention", "cross_attention"]
@@ -76,7 +76,7 @@ def test_keys_from_elsewhere_make_cross_attention() -> None:
 
 def test_an_add_of_what_does_not_come_from_the_stream_is_no_skip() -> None:
     probe, positions = frame(), torch.zeros(2, 5, 8)
-    assert probe.origin(positions) == Origin.NONE
+    assert probe.ancestry(positions) == Ancestry.NONE
     x = added(probe, X, computed(probe, positions))
     assert probe.record.adds == [None]
     added(probe, x, computed(probe, x))
@@ -90,10 +90,10 @@ def test_branches_computed_before_the_first_add_join_it() -> None:
     normed = torch.zeros(2, 5, 8)
     probe.follow_normed(normed)
     attention, mlp = attended(probe, computed(probe, normed), computed(probe, normed)), computed(probe, normed)
-    assert probe.origin(mlp) & Origin.FRESH
+    assert probe.ancestry(mlp) & Ancestry.FRESH
     x = added(probe, X, attention)
-    assert probe.origin(mlp) == Origin.DERIVED
-    assert probe.origin(attention) == Origin.DERIVED | Origin.ATTENTION
+    assert probe.ancestry(mlp) == Ancestry.DERIVED
+    assert probe.ancestry(attention) == Ancestry.DERIVED | Ancestry.ATTENTION
     added(probe, x, mlp)
     assert probe.record.adds == ["attention", "mlp"]
     assert probe.record.joins == [False, True]
@@ -122,11 +122,11 @@ def test_both_branches_added_at_once() -> None:
 
 def test_constants_and_shapes_come_from_nowhere() -> None:
     probe, other = frame(), torch.zeros(2, 5, 8)
-    assert probe.origin(computed(probe, X, func=torch.zeros_like)) == Origin.NONE
-    assert probe.origin(computed(probe, other, X, func=Tensor.expand_as)) == Origin.NONE
-    assert probe.origin(computed(probe, other, X)) == Origin.DERIVED | Origin.FRESH
+    assert probe.ancestry(computed(probe, X, func=torch.zeros_like)) == Ancestry.NONE
+    assert probe.ancestry(computed(probe, other, X, func=Tensor.expand_as)) == Ancestry.NONE
+    assert probe.ancestry(computed(probe, other, X)) == Ancestry.DERIVED | Ancestry.FRESH
     probe.mark_attention(X, crosses=True)
-    assert probe.origin(X) == Origin.DERIVED | Origin.FRESH, "the stream itself is never a branch"
+    assert probe.ancestry(X) == Ancestry.DERIVED | Ancestry.FRESH, "the stream itself is never a branch"
 
 
 @pytest.mark.parametrize(
