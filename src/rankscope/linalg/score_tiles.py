@@ -165,7 +165,7 @@ class HeadScores:
         return self._lengths(self.query)
 
     def _lengths(self, rows: Float[Tensor, "rows dim"]) -> Float[Tensor, " rows"]:
-        """Lengths without the shift column: the shift is known, and a product of lengths would be a poor bound on it."""
+        """Lengths without the shift column: the shift is known, and a product of lengths would bound it poorly."""
         lengths: Tensor = torch.linalg.vector_norm(rows if self.shift is None else rows[:, :-1], dim=-1)
         return lengths
 
