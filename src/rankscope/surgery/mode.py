@@ -1,4 +1,4 @@
-"""Surgery on a running model: rewrites its skip adds, norms and attention, and touches no weight."""
+"""Surgery on a running model: rewrites its skip adds, norms and attention without changing any weight."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ from rankscope.surgery.operation import NormChoice, Operation, joint_edit
 
 
 def normed(x: Tensor, out: Tensor, choice: NormChoice) -> Tensor:
-    """The output of a norm of ``x`` under surgery; ``out`` is what the model's own norm gave.
+    """The output of a norm of ``x`` under surgery; ``out`` is the output of the model's own norm.
 
-    A token of zeros stays one.
+    A zero token stays zero.
     """
     if choice == "keep":
         return out
     if choice == "identity":
         return x.clone()
-    # The result does not depend on the scale of x: dividing by a constant peak keeps the squares in range.
+    # The result does not depend on the scale of x, so dividing by a constant peak first keeps the squares in range.
     peak = x.detach().abs().amax(dim=-1, keepdim=True)
     x = x / peak.masked_fill(peak == 0, 1.0)
     squared = x.square().sum(dim=-1, keepdim=True)
@@ -61,12 +61,12 @@ def normed(x: Tensor, out: Tensor, choice: NormChoice) -> Tensor:
 
 
 class SurgeryMode(StreamMode):
-    """Follows the stream and changes it as the operations say, in their order.
+    """Follows the stream and applies the operations to it, in order.
 
     Args:
         view: the model and its structure.
-        operations: what is done now; the list may grow and shrink while the mode is active.
-        grafts: what is put in, after the operations; this list may change too.
+        operations: the active operations; the list may grow and shrink while the mode is active.
+        grafts: the active grafts, applied after the operations; this list may change too.
     """
 
     def __init__(self, view: ModelView, operations: Sequence[Operation], grafts: Sequence[Graft] = ()) -> None:
@@ -76,14 +76,14 @@ class SurgeryMode(StreamMode):
         self._softmax_at: Spot | None = None
         self._norm_depth = 0
         self._touched: set[tuple[str, int]] = set()
-        """What was changed in the call under way, and in which block."""
+        """What was changed in the current call, and in which block."""
 
     def reads_attention(self) -> bool:
-        """Only while an operation or a graft changes attention."""
+        """True while an operation or a graft changes attention."""
         return self._dispatcher.touches_attention or any(operation.touches_attention for operation in self._operations)
 
     def opens_outside_a_pass(self) -> bool:
-        """Gradient checkpointing runs blocks again, and they must be cut again."""
+        """True: gradient checkpointing runs blocks again, and they must be modified again."""
         return True
 
     def _for(self, stack: str | None, layer: int) -> list[Operation]:
@@ -109,7 +109,7 @@ class SurgeryMode(StreamMode):
     def on_add(
         self, call: ActiveBlock, label: Label | None, stream: Tensor, branch: Tensor, perform: Perform
     ) -> Tensor:
-        """Put the gain on the skip, or leave the MLP out."""
+        """Apply the gain to the skip, or drop the MLP."""
         operations = self._for(call.stack.name, call.layer) if label is not None else []
         if label is None or not (operations or self._dispatcher.grafts):
             return super().on_add(call, label, stream, branch, perform)
@@ -127,7 +127,7 @@ class SurgeryMode(StreamMode):
         return self._dispatcher.sum(call, label, total)
 
     def on_enter(self, call: ActiveBlock, entry: Tensor) -> None:
-        """Begin to count what is changed."""
+        """Start recording what is changed."""
         if call.block == 0:
             self._touched.clear()
 
@@ -140,7 +140,7 @@ class SurgeryMode(StreamMode):
         return out
 
     def on_branch_norm(self, call: ActiveBlock, x: Tensor, out: Tensor) -> Tensor:
-        """Replace a norm function on a branch; those inside attention are part of it, norm modules have their hook."""
+        """Replace a norm function on a branch; norms inside attention stay, and norm modules have their own hook."""
         return out if self._attention_depth or self._norm_depth else self._normed(call, x, out)
 
     def _normed(self, call: ActiveBlock, x: Tensor, out: Tensor) -> Tensor:
@@ -163,7 +163,7 @@ class SurgeryMode(StreamMode):
         return chosen[-1] if chosen else "keep"
 
     def _on_attention(self, ref: SiteRef) -> list[Operation]:
-        """What changes this attention; a mask, which is about tokens of one stream, leaves cross-attention alone."""
+        """The operations on this attention; masks are between tokens of one stream and skip cross-attention."""
         operations = self._for(ref.stack, ref.layer)
         if ref.site == "cross_attention.probs":
             operations = [replace(operation, mask=None) for operation in operations]
@@ -174,14 +174,14 @@ class SurgeryMode(StreamMode):
         return self._open.batch_and_tokens()[1]
 
     def _spot(self, ref: SiteRef) -> Spot | None:
-        """Where grafts meet this attention; cross-attention is left alone."""
+        """The block of this attention, for grafts; None for cross-attention, which they do not change."""
         assert self._open is not None
         if ref.site != "attention.probs" or not self._dispatcher.touches_attention:
             return None
         return Spot(ref.stack, ref.layer, self._open.stack.depth)
 
     def on_fused(self, ref: SiteRef, args: Sequence[Any], kwargs: Mapping[str, Any], perform: Perform) -> Any:
-        """Run the fused kernel on other arguments, and correct its output."""
+        """Run the fused kernel on modified arguments, and edit its output."""
         operations, own, spot = self._on_attention(ref), from_sdpa(args, kwargs), self._spot(ref)
         if own is None or not (operations or spot):
             return perform(*args, **kwargs)
@@ -229,7 +229,7 @@ class SurgeryMode(StreamMode):
         return probs if mixture is None else mixed_probs(probs, visible, mixture)
 
     def on_leave(self, call: ActiveBlock, out: Tensor) -> None:
-        """Make sure that nothing was passed over."""
+        """Check that every requested change was made."""
         self._dispatcher.check_values()
         for block, plan in enumerate(call.call.blocks):
             layer = call.call.first_layer + block
@@ -283,7 +283,7 @@ class SurgeryMode(StreamMode):
             self._dispatcher.attention_input = weakref.ref(given)
 
     def _read_whole(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        """Torch's own attention turns its inputs around before its one opaque product reads them."""
+        """Torch's own attention transposes its inputs before its opaque product, so it is handled as a whole."""
         call = self._open
         if call is None or not self._dispatcher.at("reads"):
             return None
@@ -306,9 +306,9 @@ class SurgeryMode(StreamMode):
     def _branch_norm(
         self, is_own: bool, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> Any:
-        """A norm on a branch (sandwich norms); norms of the stream are dealt with where they are met.
+        """A hook for a norm on a branch (sandwich norms); norms of the stream are handled in ``on_norm``.
 
-        One of another width inside an MLP is a part of it, and not one of the block's own (``is_own``).
+        A norm of another width inside an MLP is part of the MLP, not one of the block's own norms (``is_own``).
         """
         call, out, x = self._open, output_tensor(output), first_tensor(args, kwargs)
         if call is None or out is None or x is None or call.is_stream(x):
