@@ -1,4 +1,4 @@
-"""The battery: one file per metric, found by name in ``METRICS``."""
+"""Metrics: one file each, found by name in ``METRICS``."""
 
 from rankscope.metrics._evaluate import (
     DEFAULT_ATTENTION_METRICS,
