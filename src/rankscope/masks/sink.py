@@ -24,7 +24,7 @@ def _edges(tokens: int, count: int) -> Progressions:
 def sink(query: Tensor, key: Tensor, count: int) -> Tensor:
     """The first ``count`` keys are seen by every query, and no others; meant for unions.
 
-    As in ``causal_window(4) | sink(1)``. Not causal for two or more keys, where the first token sees the second: intersect
+    As in ``causal_window(4) | sink(1)``. Not causal for two or more keys: the first token sees the second. Intersect
     with ``causal`` if that matters.
 
     Example:

@@ -117,7 +117,7 @@ def applied(
     """Run a model with a remedy inside the ``with`` block; it is restored afterwards, even after an error.
 
     No weight of the model is changed and none is added. The remedy's own parameters belong to the treatment that
-    the ``with`` statement yields: give them to the optimiser; pass the treatment instead of a name to reuse them. May be
+    the ``with`` statement yields: give them to the optimiser; pass it instead of a name to reuse them. May be
     nested with other remedies and with ``operate`` on the same model.
 
     Args:
