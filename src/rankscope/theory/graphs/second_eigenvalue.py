@@ -136,7 +136,7 @@ def period(P: Any) -> int:
 def equal_after(sees: Any, most: int) -> int | None:
     """The fewest layers after which uniform attention over what tokens see has all rows equal; None within ``most``.
 
-    **Exact**, in arithmetic modulo two primes on eight random vectors: unequal rows differ there except with probability
+    **Exact**, in arithmetic modulo two primes on eight random vectors: unequal rows differ except with probability
     1e-70, and equal rows never differ. Each layer is a sum over what a token sees, divided by the number of terms.
 
     Args:
