@@ -1,4 +1,4 @@
-"""Turns readings into alarms, with hysteresis over several readings: raised beyond the threshold, cleared well below it."""
+"""Turns readings into alarms, with hysteresis: raised beyond the threshold, cleared well below it."""
 
 from __future__ import annotations
 
