@@ -102,7 +102,7 @@ def lazy_model(folder: str | Path) -> LazyModel:
     files = safetensors_in(place)
     if not files or not (place / "config.json").is_file():
         raise LoadError(
-            f"weights_only reads a local folder with a config.json and *.safetensors, and {str(folder)!r} is none. "
+            f"weights_only reads a local folder with a config.json and *.safetensors, and {str(folder)!r} is not one. "
             "Save the model with save_pretrained, or leave weights_only out."
         )
     config = config_from_json(place / "config.json", None)

@@ -52,8 +52,8 @@ class Gauge:
         sequences: maximum number of sequences of the probe.
         tokens: length at which texts are truncated; tensors are not.
         tokens_policy: ``"content"``, ``"no-first"`` or ``"no-special"``.
-        blocks: names or patterns of the block modules, where discovery needs help.
-        stream: where the residual stream is, for a model that does not hold it as ``batch tokens dim`` or
+        blocks: names or patterns of the block modules, if discovery needs help.
+        stream: layout of the residual stream, for a model that does not hold it as ``batch tokens dim`` or
             ``tokens batch dim``: ``Stream("batch dim tokens")``, or the same as text; see ``rankscope.Stream``.
         tokenizer: reads the texts of the probe: a tokenizer, its folder, or a hub name; without one, words are hashed.
         padding: which tokens of tensors do not count: the argument that says so (``"src_key_padding_mask"``, or with
@@ -288,7 +288,7 @@ class Gauge:
         if self.disabled is None:
             self.disabled = why
             self._ranks.leave()
-            LOGGER.error("The gauge switched itself off; the run goes on. Cause: %s", why, exc_info=error)
+            LOGGER.error("The gauge was disabled; the run continues. Cause: %s", why, exc_info=error)
 
 
 def _scalars(values: Sequence[LayerValue]) -> dict[str, float]:

@@ -178,6 +178,6 @@ class Outlets:
         except Exception:
             if self._strict:
                 raise
-            LOGGER.exception("%s failed and gets no more readings of the gauge; the run goes on.", name)
+            LOGGER.exception("%s failed and gets no more readings of the gauge; the run continues.", name)
             return False
         return True

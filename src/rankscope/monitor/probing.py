@@ -220,7 +220,7 @@ class ProbePlan:
         sequences: maximum number of sequences.
         tokens: length at which texts are truncated.
         policy: which tokens count.
-        blocks: names or patterns of the block modules, where discovery needs help.
+        blocks: names or patterns of the block modules, if discovery needs help.
         stream: the layout of the residual stream, if declared.
         tokenizer: reads the texts.
         padding: which tokens of tensors do not count.

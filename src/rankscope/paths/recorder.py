@@ -213,8 +213,8 @@ class Recorder(StreamMode):
         chain = explain(before, after, self._norms, dtype)
         if chain is None:
             raise UnsupportedConfigError(
-                f"{ref}: the stream is changed on its way here by something that is no norm and no gain, so that it is "
-                "no sum of paths. Only blocks made of skips, norms, attention and MLPs can be decomposed."
+                f"{ref}: the stream is changed on its way here by something that is neither a norm nor a gain, so it is "
+                "not a sum of paths. Only blocks made of skips, norms, attention and MLPs can be decomposed."
             )
         if not chain.is_identity:
             self._steps.append(FrozenStep(skip=chain, bias=_spread(chain.offset(), after.to(dtype))))
@@ -330,7 +330,7 @@ class Recorder(StreamMode):
         self._pass_on(ref, self._last[stack.name], x)
         chain = frozen_norm(NormCall(self._modules[stack.final_norm], x, out), self._arithmetic(out))
         if chain is None:
-            raise UnsupportedConfigError(f"{ref}: the final norm is no map with one scale per token.")
+            raise UnsupportedConfigError(f"{ref}: the final norm is not a map with one scale per token.")
         bias = _spread(chain.offset(), out.to(self._arithmetic(out)))
         steps = (*self._steps, FrozenStep(skip=chain, bias=bias))
         self._on_block(FrozenBlock(stack.name, stack.depth - 1, steps, out.clone(), is_final=True))

@@ -126,7 +126,7 @@ def applied(
         strength: how much of it; None for its default.
         learnable: make its numbers parameters of the treatment.
         inputs: something the model runs on; needed once for a module that is not from transformers.
-        blocks: names or patterns of the block modules, where discovery needs help.
+        blocks: names or patterns of the block modules, if discovery needs help.
         view: the structure, if known.
 
     Raises:

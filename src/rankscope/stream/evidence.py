@@ -185,7 +185,7 @@ def _settled(stack: Stack, facts: _Facts, seen: _Seen) -> Stack:
         for tensor in (call.entry, call.left):
             if tensor is not None and _batch_of(stack.stream, tensor.shape, facts.rows) != facts.rows:
                 raise LayoutError(
-                    f"{call.name} takes a tensor of shape {tuple(call.entry.shape)} and gives back one of shape "
+                    f"{call.name} takes a tensor of shape {tuple(call.entry.shape)} and returns one of shape "
                     f"{tuple(tensor.shape)}, which is not {facts.rows} sequences, as the input has, when read as "
                     f"'{stack.stream}' like the first block's. {_how_to_declare(None)}"
                 )
@@ -263,10 +263,10 @@ def _against(stream: Stream, facts: _Facts) -> list[str]:
         found += _against_change(words, facts.changed.reshape(sizes), facts.row)
         found += _against_mixing(stream, facts)
     elif batch == tokens and batch > 1:
-        found.append(f"there are as many sequences as tokens ({batch}), and nothing tells them apart")
+        found.append(f"there are as many sequences as tokens ({batch}), and nothing distinguishes them")
     if not found and tokens == dim and facts.channels is None and not _is_local(words, sizes, facts):
         found.append(
-            f"there are as many tokens as channels ({tokens}), and nothing tells them apart; take inputs of another "
+            f"there are as many tokens as channels ({tokens}), and nothing distinguishes them; use inputs of another "
             "length"
         )
     return found
@@ -388,7 +388,7 @@ def _check_flow(stack: Stack, seen: _Seen) -> None:
     if (around or alone) and stream.skips == "inside" and stream.slot == 0:
         sums = [_is_sum(before, after) for _, before, after in pairs]
         raise LayoutError(
-            f"What {calls[0].name} takes goes on around it, and meets what it gives back outside, in the model's own "
+            f"The input of {calls[0].name} also bypasses it, and is combined with its output outside, in the model's own "
             "loop: its output is a branch, not the residual stream. "
             + (
                 "If the loop adds the two (x = x + block(x)), declare it: stream=rankscope.Stream(skips='around'), on "
@@ -402,7 +402,7 @@ def _check_flow(stack: Stack, seen: _Seen) -> None:
         if wrong is not None:
             raise LayoutError(
                 f"stream=Stream(skips='around') says that what {wrong} takes is the sum of what the block before it "
-                "took and gave back, and it is not. Leave skips out, or write the skip into the block's module."
+                "took and returned, and it is not. Leave skips out, or write the skip into the block's module."
             )
 
 
@@ -452,13 +452,13 @@ def _other_slots(stack: Stack, seen: _Seen) -> str | None:
             continue
         if "0" in {*carried, *after.takes}:
             return (
-                f"{before.name} gives back several tensors of one shape, and {after.name} reads the first and slot "
-                f"{taken[0]}: the residual stream is not the first alone. If it is their sum, as in blocks that hand "
+                f"{before.name} returns several tensors of one shape, and {after.name} reads the first and slot "
+                f"{taken[0]}: the residual stream is not the first alone. If it is their sum, as in blocks that pass "
                 "on (hidden, residual), declare stream=rankscope.Stream(slot='sum'), --layout slot=sum; if it is one "
                 f"of them, stream=rankscope.Stream(slot={_spelled(taken[0])}), --layout slot={taken[0]}."
             )
         return (
-            f"{after.name} goes on with slot {taken[0]} of what {before.name} gives back, not with the first tensor in "
+            f"{after.name} continues with slot {taken[0]} of the output of {before.name}, not with the first tensor in "
             f"it. Declare it: stream=rankscope.Stream(slot={_spelled(taken[0])}), --layout slot={taken[0]}."
         )
     return None

@@ -142,7 +142,7 @@ class ActiveBlock(StreamFrame):
         if self._sequences is not None and batch != self._sequences:
             raise SiteError(
                 f"Block {self.layer} ({self.call.module_name}) took a tensor of shape {tuple(self.entry_shape)}, read "
-                f"as '{self.stack.stream}': {batch} sequences of {tokens} tokens, where the inputs hold "
+                f"as '{self.stack.stream}': {batch} sequences of {tokens} tokens, but the inputs hold "
                 f"{self._sequences} sequences. Declare the order of its axes, e.g. "
                 "stream=rankscope.Stream('batch dim tokens'), or --layout 'batch dim tokens'."
             )
@@ -436,7 +436,7 @@ class StreamMode(TorchFunctionMode):
         out = output_tensor(output)
         if out is None:
             raise SiteError(
-                f"{call.call.module_name} gave back no tensor that could be the stream. Name the right blocks with "
+                f"{call.call.module_name} returned no tensor that could be the stream. Name the right blocks with "
                 "blocks='layers.*'; `rankscope doctor` shows which were found."
             )
         call.check_complete(attention=self.reads_attention())
@@ -446,7 +446,7 @@ class StreamMode(TorchFunctionMode):
             left = stream_out(call.stack.stream, output)
             if left is None:
                 raise SiteError(
-                    f"{call.call.module_name} gave back a {type(output).__name__} without the tensors that "
+                    f"{call.call.module_name} returned a {type(output).__name__} without the tensors that "
                     f"stream=Stream(slot={call.stack.stream.slot!r}) asks for. Declare the slot in which the stream is."
                 )
             left = left if call.taken is None else call.taken + left

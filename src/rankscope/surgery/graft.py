@@ -141,7 +141,7 @@ class BlockGains(nn.Module):
         >>> from rankscope.models.loading import load
         >>> from rankscope.surgery.session import structure_of
         >>> view = structure_of(load("init:tiny-bert").model)
-        >>> sum(p.numel() for p in Gains(view, {"attention": 0.0, "mlp": 0.0}, learnable=True).parameters())
+        >>> sum(p.numel() for p in BlockGains(view, {"attention": 0.0, "mlp": 0.0}, learnable=True).parameters())
         6
     """
 

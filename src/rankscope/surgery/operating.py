@@ -70,8 +70,8 @@ def operate(
         layers: blocks to change, from 0; None for all.
         stack: the stack to change (``"encoder"``, ``"decoder"``); None for all.
         inputs: something the model runs on; needed once for a module that is not from transformers.
-        blocks: names or patterns of the block modules, where discovery needs help.
-        stream: where the residual stream is, for a model that does not hold it as ``batch tokens dim`` or
+        blocks: names or patterns of the block modules, if discovery needs help.
+        stream: layout of the residual stream, for a model that does not hold it as ``batch tokens dim`` or
             ``tokens batch dim``: ``Stream("batch dim tokens")``, or the same as text; see ``rankscope.Stream``.
 
     Raises:
@@ -177,8 +177,8 @@ def grafting(
         model: any model rankscope can measure.
         graft: the graft.
         inputs: something the model runs on; needed once for a module that is not from transformers.
-        blocks: names or patterns of the block modules, where discovery needs help.
-        stream: where the residual stream is, for a model that does not hold it as ``batch tokens dim`` or
+        blocks: names or patterns of the block modules, if discovery needs help.
+        stream: layout of the residual stream, for a model that does not hold it as ``batch tokens dim`` or
             ``tokens batch dim``: ``Stream("batch dim tokens")``, or the same as text; see ``rankscope.Stream``.
         view: the structure, if known.
 

@@ -197,7 +197,7 @@ def power(x: Any, exponent: Any) -> Deviation:
         return smooth(x, lambda b: b.pow(exponent), lambda b: exponent * b.pow(exponent - 1))
     base = x.base if isinstance(x, Deviation) else plain_part(x, exponent)
     if not bool((base > 0).all()):
-        refuse("aten.pow", "the base is not positive, and the exponent is no single number")
+        refuse("aten.pow", "the base is not positive, and the exponent is not a single number")
     return exponential(mul(log(x) if isinstance(x, Deviation) else base.log(), exponent))
 
 

@@ -35,7 +35,7 @@ def config_hash(config: Any) -> str:
 def read_config_json(path: Path) -> dict[str, Any]:
     """The JSON object in ``path``, or a LoadError that says what is wrong with it."""
     if path.exists() and not path.is_file():
-        raise LoadError(f"{path} is no regular file. Pass a folder that holds a config.json, or the file itself.")
+        raise LoadError(f"{path} is not a regular file. Pass a folder that holds a config.json, or the file itself.")
     try:
         with path.open("rb") as stream:
             raw = stream.read(LARGEST_CONFIG + 1)
@@ -44,7 +44,7 @@ def read_config_json(path: Path) -> dict[str, Any]:
             f"{path} could not be read: {error.strerror}. Pass a folder that holds a config.json."
         ) from error
     if len(raw) > LARGEST_CONFIG:
-        raise LoadError(f"{path} has more than {LARGEST_CONFIG:,} bytes; that is no configuration.")
+        raise LoadError(f"{path} has more than {LARGEST_CONFIG:,} bytes, too many for a configuration.")
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:

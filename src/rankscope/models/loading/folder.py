@@ -85,6 +85,6 @@ def _hub_error(name: str, error: Exception) -> LoadError:
 
     advice = f"'init:{name}'" if name in PRESETS else "init:NAME for a random initialisation (rankscope ls presets)"
     return LoadError(
-        f"{name!r} is no local folder, and the hub cannot be reached or does not have it "
+        f"{name!r} is not a local folder, and the hub cannot be reached or does not have it "
         f"({str(error).splitlines()[0]}). Pass a local folder, or {advice}."
     )

@@ -50,7 +50,7 @@ def read_gguf_header(path: Path) -> GgufHeader:
         LoadError: the message says what is wrong.
     """
     if not path.is_file():
-        raise LoadError(f"{path} is no regular file, or a link that leads to none. Fetch the model again.")
+        raise LoadError(f"{path} is not a regular file, or a link that leads to none. Fetch the model again.")
     try:
         with path.open("rb") as stream:
             return _HeaderReader(path, stream, path.stat().st_size).header()
@@ -163,7 +163,7 @@ class _HeaderReader:
         self.stream.seek(self.place)
 
     def _wrong(self, why: str) -> LoadError:
-        return LoadError(f"{self.path} is no whole GGUF file: {why}. Fetch it again.")
+        return LoadError(f"{self.path} is not a complete GGUF file: {why}. Fetch it again.")
 
 
 def _alignment(metadata: dict[str, Any], reader: _HeaderReader) -> int:

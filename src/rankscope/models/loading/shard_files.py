@@ -20,7 +20,7 @@ def safetensors_in(folder: Path) -> list[Path]:
     found = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
     for path in found:
         if not path.is_file():
-            raise LoadError(f"{path} is no regular file, or a link that leads to none. Fetch the model again.")
+            raise LoadError(f"{path} is not a regular file, or a link that leads to none. Fetch the model again.")
     return found
 
 

@@ -39,8 +39,8 @@ class HostedGauge:
         sequences: maximum number of sequences of the probe.
         tokens: length at which texts are truncated.
         tokens_policy: ``"content"``, ``"no-first"`` or ``"no-special"``.
-        blocks: names or patterns of the block modules, where discovery needs help.
-        stream: where the residual stream is, for a model that does not hold it as ``batch tokens dim`` or
+        blocks: names or patterns of the block modules, if discovery needs help.
+        stream: layout of the residual stream, for a model that does not hold it as ``batch tokens dim`` or
             ``tokens batch dim``: ``Stream("batch dim tokens")``, or the same as text; see ``rankscope.Stream``.
         tokenizer: reads the texts of the probe; that of a ``Trainer`` is found automatically.
         padding: which tokens of tensors do not count, as for ``Gauge``.
@@ -135,7 +135,7 @@ class HostedGauge:
             if self._strict:
                 raise
             self._deaf = True
-            LOGGER.exception("The host could not log a reading and gets no more of them; the run goes on.")
+            LOGGER.exception("The host could not log a reading and gets no more of them; the run continues.")
 
 
 class WithoutScalars:
