@@ -18,8 +18,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 PACKAGE = "rankscope"
-# Where a user gets in: the top-level names, the command line, and the packages with documented exports.
-ENTRANCES = ("__init__", "__main__", "cli.app", "errors", "monitor.__init__", "metrics.__init__", "masks.__init__")
+# Where a user gets in: the top-level names, the command line, and the packages whose exports stability.md promises.
+ENTRANCES = (
+    "",
+    "__main__",
+    "cli.app",
+    "errors",
+    "metrics",
+    "masks",
+    "remedies",
+    "monitor",
+    "monitor.stateful",
+    "paths",
+)
+# Folders of which each file is imported by the user who has the package it is for.
+OPTIONAL = ("monitor.hosts", "monitor.sinks", "monitor.stateful")
 PLACE = re.compile(r"^([a-z_][\w.]*):[A-Za-z_]\w*$")
 
 
@@ -72,28 +85,37 @@ class Tree:
             else:
                 self._visit(child, name, into, found)
 
-    def below(self, package: str) -> list[str]:
-        """Every module inside a package."""
-        return [name for name in self.files if name.startswith(package + ".")]
+    def inside(self, package: str, *, folders: bool = False) -> list[str]:
+        """The modules directly inside a package, or only its folders."""
+        names = [name for name in self.files if name.rpartition(".")[0] == package]
+        return [name for name in names if self.files[name].name == "__init__.py"] if folders else names
 
     def named(self, name: str) -> Iterator[str]:
-        """Modules that ``name`` names in strings: places (``module:name``), homes of names, packages of registries."""
+        """Modules that ``name`` names in strings: places (``module:name``), homes of names, packages of registries.
+
+        Where places are put together from strings, a string that is the name of a module beside it counts.
+        """
         for node in ast.walk(self.parsed[name]):
-            if not (isinstance(node, ast.Constant) and isinstance(node.value, str)):
-                continue
-            if (place := PLACE.match(node.value)) and f"{PACKAGE}.{place[1]}" in self.files:
-                yield f"{PACKAGE}.{place[1]}"
-            elif node.value in self.files and node.value.startswith(PACKAGE + "."):
-                yield node.value
-                if 'Registry("' in self.text[name] or "Registry(" in self.text[name]:
-                    yield from self.below(node.value)
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Registry" and len(node.args) == 2:
+                package = getattr(node.args[1], "value", "")
+                yield from self.inside(package, folders=any(word.arg == "folders" for word in node.keywords))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                if place := PLACE.match(node.value):
+                    near = [f"{PACKAGE}.{place[1]}", f"{name}.{place[1]}", f"{name.rpartition('.')[0]}.{place[1]}"]
+                    yield from (module for module in near if module in self.files)
+                elif node.value in self.files:
+                    yield node.value
+                elif 'resolve(f"' in self.text[name] and f"{name.rpartition('.')[0]}.{node.value}" in self.files:
+                    yield f"{name.rpartition('.')[0]}.{node.value}"
+            elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "declare":
+                yield from self.inside(name)  # a folder that declares itself: its files are found by their names
         if "iter_modules(__path__)" in self.text[name]:
-            yield from self.below(name)
+            yield from self.inside(name)
 
     def reachable(self) -> set[str]:
         """Modules that some entrance leads to by imports of any kind, by names in strings or by a registry."""
-        names = [f"{PACKAGE}.{entrance}".removesuffix(".__init__") for entrance in ENTRANCES]
-        to_do = [name for name in names if name in self.files]
+        to_do = [name for name in (f"{PACKAGE}.{entrance}".rstrip(".") for entrance in ENTRANCES) if name in self.files]
+        to_do += [module for folder in OPTIONAL for module in self.inside(f"{PACKAGE}.{folder}")]
         seen: set[str] = set()
         while to_do:
             name = to_do.pop()

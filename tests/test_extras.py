@@ -73,7 +73,7 @@ def test_a_missing_extra_is_answered_with_its_install_line(extra: str, tmp_path:
     done = without(list(EXTRAS[extra]), CASES[extra], tmp_path)
     assert done.returncode == 1, done.stdout
     last = done.stderr.strip().splitlines()[-1]
-    assert last.startswith("rankscope._errors.MissingExtraError: ")
+    assert last.startswith("rankscope.errors.MissingExtraError: ")
     assert last.endswith(f"Install it with: pip install 'rankscope[{extra}]'")
 
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import importlib.util
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -146,10 +150,112 @@ def test_no_drawers(name: str) -> None:
     assert name not in {p.stem for p in SOURCES} | {p.parent.name for p in SOURCES}
 
 
-def test_the_way_in_named_by_the_readme_is_true() -> None:
+def test_the_way_in_named_by_the_readme_is_true_and_short() -> None:
     way_in = re.findall(r"^\d\. .*`((?:src|tests)/[^`]+)`", (ROOT / "README.md").read_text(), flags=re.MULTILINE)
     assert len(way_in) == 5
     assert [name for name in way_in if not (ROOT / name).is_file()] == []
+    assert sum(len((ROOT / name).read_text().splitlines()) for name in way_in) < 600
+
+
+SAME_NAME = {
+    "GaugeCallback": "one per host, each the `Callback` of its own trainer; nobody imports both without `as`",
+}
+"""Class names that are defined more than once, each with the reason."""
+UNDER_WAY = ("papers", "runs", "reporting", "cli", "verbs", "sweeps")
+"""Packages that are being restructured; the two tests below do not look inside them yet."""
+
+
+def is_under_way(module: str) -> bool:
+    return module.split(".")[1] in UNDER_WAY
+
+
+@cache
+def house() -> ModuleType:
+    """``scripts/house.py``, which counts."""
+    spec = importlib.util.spec_from_file_location("house", ROOT / "scripts/house.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["house"] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+@cache
+def tree() -> object:
+    return house().Tree(ROOT / "src")
+
+
+def test_no_import_circles() -> None:
+    """Neither at run time, nor among imports inside functions or for type checking only."""
+    circles = tree().circles(typing=True, later=True)
+    assert [circle for circle in circles if not all(map(is_under_way, circle))] == []
+
+
+def test_every_module_is_reached_by_a_user() -> None:
+    assert tree().unreachable() == []
+
+
+def test_a_class_name_is_defined_once_or_has_a_reason() -> None:
+    twice = tree().twice()
+    settled = {name: [place for place in places if not is_under_way(place)] for name, places in twice.items()}
+    assert {name: places for name, places in settled.items() if name not in SAME_NAME and len(places) > 1} == {}
+    assert set(SAME_NAME) <= set(twice), "a reason for a name that is unique"
+
+
+def test_the_counting_has_teeth(tmp_path: Path) -> None:
+    """A circle of each kind, a module nobody imports and a class of the same name are found."""
+    package = tmp_path / "rankscope"
+    package.mkdir()
+    (package / "__init__.py").write_text("from rankscope import a\n")
+    (package / "a.py").write_text("def late():\n    from rankscope import b\n\nclass Same: ...\n")
+    (package / "b.py").write_text("if TYPE_CHECKING:\n    from rankscope import c\n\nclass Same: ...\n")
+    (package / "c.py").write_text("from rankscope import a, b\n")
+    (package / "alone.py").write_text("from rankscope import a\n")
+    found = house().Tree(tmp_path)
+    assert found.circles() == []
+    assert found.circles(typing=True) == [["rankscope.b", "rankscope.c"]]
+    assert found.circles(typing=True, later=True) == [["rankscope.a", "rankscope.b", "rankscope.c"]]
+    assert found.unreachable() == ["rankscope.alone"]
+    assert list(found.twice()) == ["Same"]
+
+
+def public_modules() -> list[str]:
+    """The modules that stability.md promises."""
+    table = (ROOT / "docs/stability.md").read_text().partition("## Public modules")[2].partition("\n## ")[0]
+    return re.findall(r"^\| `(rankscope[\w.]*)` \|", table, flags=re.MULTILINE)
+
+
+def documented_imports() -> set[tuple[str, str, str]]:
+    """Page, module and name of everything the README, the docs and the examples import from rankscope."""
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.py")]
+    found = set()
+    for page in pages:
+        if "decisions" in page.parts or "_build" in page.parts:
+            continue
+        for module, names in re.findall(r"from (rankscope[\w.]*) import (\([^)]*\)|[^\n;]*)", page.read_text()):
+            bare = re.sub(r"#.*|[()]", "", names)
+            found |= {(page.name, module, name.split(" as ")[0].strip()) for name in bare.split(",") if name.strip()}
+    return found
+
+
+def test_docs_import_only_what_is_promised() -> None:
+    public = public_modules()
+    imports = documented_imports()
+    assert imports, "no import was found in the docs: the scan is broken"
+    unknown = sorted(f"{page}: {module}.{name}" for page, module, name in imports if module not in public)
+    assert not unknown
+    for page, module, name in imports:
+        offered = importlib.import_module(module)
+        if f"{module}.{name}" not in public and name != "functional":
+            assert name in getattr(offered, "__all__", dir(offered)), f"{page}: {module}.{name}"
+
+
+@pytest.mark.parametrize("module", public_modules())
+def test_public_modules_have_what_they_promise(module: str) -> None:
+    offered = importlib.import_module(module)
+    for name in getattr(offered, "__all__", ()):
+        assert getattr(offered, name) is not None
 
 
 @pytest.mark.parametrize("script", ["dev", ".ci/run", ".ci/versions"])

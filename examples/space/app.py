@@ -10,7 +10,7 @@ import os
 
 import torch
 
-from rankscope.playground.page import AT_ONCE, LOCAL, serve
+from rankscope.playground import AT_ONCE, LOCAL, serve
 
 if __name__ == "__main__":
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // AT_ONCE))

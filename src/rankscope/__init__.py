@@ -9,14 +9,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rankscope._deferred import names_of
-from rankscope._errors import RankscopeError
 from rankscope._version import __version__
+from rankscope.errors import RankscopeError
 
 if TYPE_CHECKING:
     from rankscope.metrics import METRICS
     from rankscope.models.loading import load
     from rankscope.models.stream import Stream
     from rankscope.monitor.gauge import Gauge
+    from rankscope.papers import reproduce
     from rankscope.reporting.atlas_page import atlas
     from rankscope.reporting.pages import report
     from rankscope.runs.comparison import compare
@@ -62,6 +63,7 @@ __all__ = [
     "query",
     "remedy",
     "report",
+    "reproduce",
     "selftest",
     "sweep",
 ]
@@ -89,6 +91,7 @@ _HOME = {
     "query": "rankscope.runs.querying",
     "remedy": "rankscope.verbs.remedying",
     "report": "rankscope.reporting.pages",
+    "reproduce": "rankscope.papers",
     "selftest": "rankscope.verbs.selftesting",
     "sweep": "rankscope.sweeps.running",
 }

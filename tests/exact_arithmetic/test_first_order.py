@@ -242,9 +242,9 @@ def test_entries_that_all_rows_choose_alike_keep_a_base_of_one_row() -> None:
 
 
 def grouped(x: Tensor, ends: Sequence[int]) -> Deviation:
-    import rankscope.exact_arithmetic.rules.experts as experts
+    from rankscope.exact_arithmetic.rules import products
 
-    return experts.grouped_product(x, torch.stack((MATRIX, 2 * MATRIX)), offs=torch.tensor(ends, dtype=torch.int32))
+    return products.grouped_product(x, torch.stack((MATRIX, 2 * MATRIX)), offs=torch.tensor(ends, dtype=torch.int32))
 
 
 @pytest.mark.parametrize("ends", [(1, 3), (0, 2), (2, 4), (0, 0)])

@@ -13,7 +13,7 @@ import pytest
 from rankscope.playground.choices import Choices
 from rankscope.playground.page import NAMES, answer
 from rankscope.playground.rendering import refusal, rendered
-from rankscope.playground.scales import Axis, exponent
+from rankscope.playground.scales import DepthAxis, exponent
 from rankscope.playground.simulating import simulate
 
 SMALL = {"depth": 5, "tokens": 8, "width": 16, "heads": 2}
@@ -70,7 +70,7 @@ def test_nothing_undefined_is_written() -> None:
 
 
 def test_axis_is_straight_for_what_a_float_holds_and_stretched_below() -> None:
-    near, far = Axis.holding([0.0, -12.0, -math.inf]), Axis.holding([0.0, -1e9])
+    near, far = DepthAxis.holding([0.0, -12.0, -math.inf]), DepthAxis.holding([0.0, -1e9])
     assert not near.stretched
     assert far.stretched
     for axis in (near, far):
@@ -81,7 +81,7 @@ def test_axis_is_straight_for_what_a_float_holds_and_stretched_below() -> None:
 
 
 def test_doubly_exponential_decay_is_a_straight_line_when_stretched() -> None:
-    axis = Axis.holding([-(3.0**20)])
+    axis = DepthAxis.holding([-(3.0**20)])
     places = [axis.place(-(3.0**k)) for k in range(10, 21)]
     steps = [after - before for before, after in pairwise(places)]
     assert max(steps) == pytest.approx(min(steps), rel=1e-4)

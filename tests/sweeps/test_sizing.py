@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from rankscope._errors import RankscopeError
 from rankscope.models.loading import load
-from rankscope.sweeps.sizing import PROCESS, Size, memory_for, size_from_headers, size_on_meta, sized
+from rankscope.sweeps.sizing import PROCESS, TaskSize, memory_for, size_from_headers, size_on_meta, sized
 
 FACTS = {"verb": "measure", "dtype": None, "inputs": {"batch": 4, "sequences": 4, "tokens": 64}}
 
@@ -36,7 +36,7 @@ def test_shards_and_dtypes_are_added_up(tmp_path: Path) -> None:
     save_file({"a": torch.zeros(3, 5), "b": torch.zeros(7, dtype=torch.bfloat16)}, tmp_path / "m-1.safetensors")
     save_file({"c": torch.zeros(2, 2, dtype=torch.float64)}, tmp_path / "m-2.safetensors", metadata={"format": "pt"})
     (tmp_path / "config.json").write_text(json.dumps({"n_embd": 48, "n_head": 3}))
-    assert size_from_headers(tmp_path) == Size(26, 60 + 14 + 32, 48, 3, 192)
+    assert size_from_headers(tmp_path) == TaskSize(26, 60 + 14 + 32, 48, 3, 192)
 
 
 @pytest.mark.parametrize("name", ["tiny-bert", "tiny-t5", "tiny-vit"])
@@ -53,7 +53,7 @@ def test_a_file_that_is_no_safetensors_is_refused(content: bytes, tmp_path: Path
 
 
 def test_it_grows_with_everything_it_should() -> None:
-    size = Size(10**9, 2 * 10**9, 2048, 16, 8192)
+    size = TaskSize(10**9, 2 * 10**9, 2048, 16, 8192)
     base = memory_for(size, FACTS)
     assert base > PROCESS + 2 * 10**9
     inputs = FACTS["inputs"]

@@ -1,7 +1,18 @@
 """Attention masks: one file each, found by name in ``MASKS``, and combined in expressions with ``parse_mask``."""
 
+from rankscope.masks._edges import Progressions, clipped
 from rankscope.masks._expression import mask_from_description, parse_mask
 from rankscope.masks._mask import Mask
-from rankscope.masks._spec import MASKS, MaskSpec, Parameter
+from rankscope.masks._spec import MASKS, MaskSpec, Parameter, mask
 
-__all__ = ["MASKS", "Mask", "MaskSpec", "Parameter", "mask_from_description", "parse_mask"]
+__all__ = [
+    "MASKS",
+    "Mask",
+    "MaskSpec",
+    "Parameter",
+    "Progressions",
+    "clipped",
+    "mask",
+    "mask_from_description",
+    "parse_mask",
+]

@@ -1,5 +1,8 @@
 """Metrics: one file each, found by name in ``METRICS``."""
 
+from rankscope._citations import Cite
+from rankscope.linalg.attention_view import AttentionView
+from rankscope.linalg.tokens import Tokens
 from rankscope.metrics._evaluate import (
     DEFAULT_ATTENTION_METRICS,
     DEFAULT_TOKEN_METRICS,
@@ -8,16 +11,39 @@ from rankscope.metrics._evaluate import (
     MetricValues,
     evaluate,
 )
-from rankscope.metrics._spec import METRICS, Invariance, MetricSpec
+from rankscope.metrics._spec import (
+    CHANNEL_ORDER,
+    METRICS,
+    ROTATION,
+    SCALE,
+    SHIFT,
+    TOKEN_ORDER,
+    Invariance,
+    MetricSpec,
+    attention_metric,
+    metric_alias,
+    token_metric,
+)
 
 __all__ = [
+    "CHANNEL_ORDER",
     "DEFAULT_ATTENTION_METRICS",
     "DEFAULT_TOKEN_METRICS",
     "METRICS",
     "NORM_METRICS",
     "PAIR_METRICS",
+    "ROTATION",
+    "SCALE",
+    "SHIFT",
+    "TOKEN_ORDER",
+    "AttentionView",
+    "Cite",
     "Invariance",
     "MetricSpec",
     "MetricValues",
+    "Tokens",
+    "attention_metric",
     "evaluate",
+    "metric_alias",
+    "token_metric",
 ]

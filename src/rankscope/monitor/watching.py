@@ -12,7 +12,7 @@ import torch
 from rankscope._types import Status
 from rankscope.linalg.attention import AttentionMatrix
 from rankscope.linalg.precision import float_floor
-from rankscope.metrics import METRICS, MetricSpec, evaluate
+from rankscope.metrics import MetricSpec, evaluate
 from rankscope.monitor.alarms import ALARMS, AlarmSpec, Judgement, LayerState
 from rankscope.runs.readings import Alarm, LayerValue
 from rankscope.verbs.null import DRAWS, gaussian_null
@@ -38,11 +38,6 @@ def random_null(specs: Sequence[MetricSpec], shapes: Collection[tuple[int, int]]
         values = evaluate(of_attention, AttentionMatrix(probs), float_floor(probs.dtype)).values
         null |= {spec.name: float(row.mean()) for spec, row in zip(of_attention, values, strict=True)}
     return null
-
-
-def needed_by_null(metrics: Collection[str]) -> tuple[MetricSpec, ...]:
-    """The registered metrics among these names; gradients have no null."""
-    return tuple(METRICS[name] for name in metrics if name in METRICS)
 
 
 class References:

@@ -41,7 +41,7 @@ def reproduce(
         only: names of the rows wanted, where the recipe is a table.
 
     Returns:
-        Every value behind the figure; :func:`write_reproduction` draws and describes it.
+        Every value behind the figure; ``write_reproduction`` draws and describes it.
 
     Raises:
         UnknownNameError: no such reproduction.

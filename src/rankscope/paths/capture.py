@@ -62,8 +62,8 @@ def run_frozen(
     """
     if config is None:
         raise UnsupportedConfigError(
-            f"Paths need the weights of single heads, and {type(view.model).__name__} is not a transformers model with a "
-            "family description. measure and ablate work without."
+            f"Paths need the weights of single heads, and {type(view.model).__name__} is not a transformers model with "
+            "a family description. measure and ablate work without."
         )
     if convention == "sources":
         with (

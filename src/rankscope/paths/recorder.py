@@ -213,8 +213,8 @@ class Recorder(StreamMode):
         chain = explain(before, after, self._norms, dtype)
         if chain is None:
             raise UnsupportedConfigError(
-                f"{ref}: the stream is changed on its way here by something that is neither a norm nor a gain, so it is "
-                "not a sum of paths. Only blocks made of skips, norms, attention and MLPs can be decomposed."
+                f"{ref}: the stream is changed on its way here by something that is neither a norm nor a gain, so it "
+                "is not a sum of paths. Only blocks made of skips, norms, attention and MLPs can be decomposed."
             )
         if not chain.is_identity:
             self._steps.append(FrozenStep(skip=chain, bias=_spread(chain.offset(), after.to(dtype))))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from html import escape
 
 from rankscope.playground.picture import Picture
-from rankscope.playground.scales import Axis
+from rankscope.playground.scales import DepthAxis
 
 SHORT = {"bfloat16": "bf16", "float32": "fp32"}
 RIGHT, TOP, BOTTOM = 14, 12, 44
@@ -22,7 +22,7 @@ class Plane:
     height: int
     left: int
     depth: int
-    axis: Axis
+    axis: DepthAxis
 
     def x(self, block: float) -> float:
         """Across, from the first tokens (0) to the last block."""
@@ -49,7 +49,7 @@ def curve(picture: Picture, width: int, height: int, name: str) -> str:
     values = [*picture.course.log10_relative, *(math.log10(sight.floor) for sight in picture.sights.values())]
     if picture.treated is not None and picture.treated.course is not None:
         values += picture.treated.course.log10_relative
-    axis = Axis.holding(values)
+    axis = DepthAxis.holding(values)
     plane = Plane(width, height, 78 if axis.stretched else 48, picture.choices.depth, axis)
     parts = [*_grid(plane), *_lines(picture, plane), *_floors(picture, plane), _cursor(plane)]
     label = escape(_spoken(picture), quote=True)

@@ -46,7 +46,7 @@ class Attention(nn.Module):
         return self.out(mixed.transpose(1, 2).reshape(batch, tokens, dim))  # type: ignore[no-any-return]
 
 
-class Mlp(nn.Module):
+class FeedForward(nn.Module):
     """Two layers, gated or not."""
 
     def __init__(self, design: Design) -> None:
@@ -71,7 +71,7 @@ class Block(nn.Module):
         self.skips = (design.attention_skip, design.mlp_skip)
         self.attention = Attention(design, bias)
         self.attention_norm = _norm(design)
-        self.mlp = None if design.mlp == "none" else Mlp(design)
+        self.mlp = None if design.mlp == "none" else FeedForward(design)
         self.mlp_norm = None if design.mlp == "none" else _norm(design)
 
     def forward(self, x: Float[Tensor, "batch tokens dim"]) -> Float[Tensor, "batch tokens dim"]:

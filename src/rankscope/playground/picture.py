@@ -28,7 +28,7 @@ class Frame:
 
 
 @dataclass(frozen=True)
-class Course:
+class TokenCourse:
     """How far tokens differ, block by block, in exact arithmetic.
 
     Attributes:
@@ -83,7 +83,7 @@ class Treated:
 
     name: str
     summary: str
-    course: Course | None
+    course: TokenCourse | None
     refused: str = ""
 
 
@@ -104,7 +104,7 @@ class Picture:
     """
 
     choices: Choices
-    course: Course
+    course: TokenCourse
     law: Law
     order: int
     factor: float

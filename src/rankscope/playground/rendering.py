@@ -10,7 +10,7 @@ from html import escape
 import numpy as np
 
 from rankscope.playground.curves import SHORT, curve
-from rankscope.playground.picture import Course, Frame, Picture
+from rankscope.playground.picture import Frame, Picture, TokenCourse
 from rankscope.playground.scales import exponent
 from rankscope.verdicts.prediction import read_logs
 from rankscope.verdicts.sentences import in_words
@@ -149,7 +149,7 @@ def _numbers(picture: Picture) -> str:
     )
 
 
-def _row(picture: Picture, given: Course | None, block: int) -> str:
+def _row(picture: Picture, given: TokenCourse | None, block: int) -> str:
     cells = [_cell(picture.course.log10_relative[block])]
     cells.append(_cell(picture.law.log10_relative[block - 1]) if block else "")
     cells.append(_cell(picture.course.order[block - 1]) if block else "")

@@ -14,7 +14,7 @@ KNEE = 0.2
 
 
 @dataclass(frozen=True)
-class Axis:
+class DepthAxis:
     """Where a log10 lies between top (0) and bottom (1).
 
     Attributes:
@@ -31,7 +31,7 @@ class Axis:
     stretched: bool
 
     @classmethod
-    def holding(cls, values: Sequence[float]) -> Axis:
+    def holding(cls, values: Sequence[float]) -> DepthAxis:
         """The axis for these values, those that are not finite left out."""
         least = min((value for value in values if math.isfinite(value)), default=-1.0)
         if least < FAR_BELOW:

@@ -14,7 +14,7 @@ from rankscope.linalg.precision import float_floor
 from rankscope.linalg.tokens import Tokens
 from rankscope.playground.choices import NO_REMEDY, Choices
 from rankscope.playground.model import Transformer, first_tokens
-from rankscope.playground.picture import Course, Law, Picture, Sight
+from rankscope.playground.picture import Law, Picture, Sight, TokenCourse
 from rankscope.playground.spheres import Projector
 from rankscope.playground.treating import treated
 from rankscope.theory.classification import CollapseClass, LayerFacts, classify, float_visible_depth
@@ -70,7 +70,7 @@ def simulate(choices: Choices) -> Picture:
         remedied = treated(design, choices.seed, tokens, choices.remedy)
     return Picture(
         choices=choices,
-        course=Course(
+        course=TokenCourse(
             tuple(value / LOG10 for value in relative),
             tuple(_order(s, b) for s, b in zip(shrunk, states[1:], strict=True)),
         ),

@@ -15,7 +15,7 @@ from rankscope.exact_arithmetic.tensor import Deviation
 from rankscope.models.inputs import Batch
 from rankscope.models.view import ModelView, Stack
 from rankscope.playground.model import Transformer, first_tokens
-from rankscope.playground.picture import Course, Treated
+from rankscope.playground.picture import TokenCourse, Treated
 from rankscope.remedies import REMEDIES, applied
 from rankscope.stream.sites import SiteRef
 from rankscope.stream.viewing import view_of
@@ -55,7 +55,7 @@ def treated(design: Design, seed: int, tokens: Tensor, name: str) -> Treated:
     if not all(map(math.isfinite, norms)):
         return Treated(name, entry.summary, None, "nothing is left of the tokens: no skip, and its branches give zero.")
     relative = tuple((value - norm) / LOG10 for value, norm in zip(logs, norms, strict=True))
-    return Treated(name, entry.summary, Course(relative, _orders(logs, shrunk)))
+    return Treated(name, entry.summary, TokenCourse(relative, _orders(logs, shrunk)))
 
 
 def _follow(view: ModelView, batch: Batch, log_shrink: float) -> tuple[list[float], list[float]]:

@@ -145,8 +145,8 @@ def _limits(axes: Axes, metric: str, lines: list[tuple[str | None, Curve]], *, l
     axes.set_xlim(first - pad, final + pad)
     if logarithmic:
         return
-    low = min(float(np.nanmin(line.low)) for _, line in lines if np.isfinite(line.low).any())
-    high = max(float(np.nanmax(line.high)) for _, line in lines if np.isfinite(line.high).any())
+    low = min(float(line.low[np.isfinite(line.low)].min()) for _, line in lines if np.isfinite(line.low).any())
+    high = max(float(line.high[np.isfinite(line.high)].max()) for _, line in lines if np.isfinite(line.high).any())
     if low >= 0.0 and high <= 1.05:
         axes.set_ylim(0.0, 1.05)
     elif low >= 0.0:

@@ -1,0 +1,28 @@
+"""The residual stream of a running model: where its blocks and skips are, and a tracer that shows it at every site."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rankscope._deferred import names_of
+
+if TYPE_CHECKING:
+    from rankscope.stream.sites import SiteSelection
+    from rankscope.stream.tracer import trace
+    from rankscope.stream.viewing import undisturbed, view_of
+
+__all__ = [
+    "SiteSelection",
+    "trace",
+    "undisturbed",
+    "view_of",
+]
+
+_HOME = {
+    "SiteSelection": "rankscope.stream.sites",
+    "trace": "rankscope.stream.tracer",
+    "undisturbed": "rankscope.stream.viewing",
+    "view_of": "rankscope.stream.viewing",
+}
+
+__getattr__ = names_of(__name__, _HOME)

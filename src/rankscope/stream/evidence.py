@@ -388,8 +388,8 @@ def _check_flow(stack: Stack, seen: _Seen) -> None:
     if (around or alone) and stream.skips == "inside" and stream.slot == 0:
         sums = [_is_sum(before, after) for _, before, after in pairs]
         raise LayoutError(
-            f"The input of {calls[0].name} also bypasses it, and is combined with its output outside, in the model's own "
-            "loop: its output is a branch, not the residual stream. "
+            f"The input of {calls[0].name} also bypasses it and is combined with its output outside, in the model's "
+            "own loop: its output is a branch, not the residual stream. "
             + (
                 "If the loop adds the two (x = x + block(x)), declare it: stream=rankscope.Stream(skips='around'), on "
                 "the command line --layout skips=around."

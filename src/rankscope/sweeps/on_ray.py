@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from rankscope._errors import InputError, MissingExtraError, RankscopeError
 from rankscope._version import __version__
-from rankscope.sweeps.sizing import Size, memory_for, size_from_headers, size_on_meta
+from rankscope.sweeps.sizing import TaskSize, memory_for, size_from_headers, size_on_meta
 from rankscope.sweeps.tasks import Task
 from rankscope.sweeps.working import TRANSIENT, Outcome, do, failed
 
@@ -160,16 +160,16 @@ class _Sizes:
 
     def __init__(self, ray: Any) -> None:
         self._ray = ray
-        self._known: dict[tuple[str, str | None], Size | None] = {}
+        self._known: dict[tuple[str, str | None], TaskSize | None] = {}
 
-    def of(self, task: Task) -> Size | None:
+    def of(self, task: Task) -> TaskSize | None:
         """The size of a task's model; None where it cannot be told without loading it."""
         place = (task.spec, task.facts["model_class"])
         if place not in self._known:
             self._known[place] = self._found(*place)
         return self._known[place]
 
-    def _found(self, spec: str, model_class: str | None) -> Size | None:
+    def _found(self, spec: str, model_class: str | None) -> TaskSize | None:
         if not spec.startswith("init:"):
             path = Path(spec)
             try:
@@ -177,7 +177,9 @@ class _Sizes:
             except RankscopeError:
                 return None  # the task itself will say what is wrong with its files
         try:
-            found: Size = self._ray.get(self._ray.remote(size_on_meta).options(num_cpus=1).remote(spec, model_class))
+            found: TaskSize = self._ray.get(
+                self._ray.remote(size_on_meta).options(num_cpus=1).remote(spec, model_class)
+            )
         except self._ray.exceptions.RayError:
             return None
         return found

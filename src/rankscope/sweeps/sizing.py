@@ -22,7 +22,7 @@ BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 
 
 @dataclass(frozen=True)
-class Size:
+class TaskSize:
     """What memory depends on.
 
     Attributes:
@@ -40,7 +40,7 @@ class Size:
     inner: int
 
 
-def size_from_headers(folder: Path) -> Size | None:
+def size_from_headers(folder: Path) -> TaskSize | None:
     """The size of a model folder from its safetensors headers and config.json; no tensor is read.
 
     Returns:
@@ -79,7 +79,7 @@ def tensors_in(path: Path) -> list[tuple[list[int], tuple[int, int]]]:
         raise RankscopeError(f"{path} has a header that does not describe tensors ({error}).") from error
 
 
-def size_on_meta(spec: str, model_class: str | None) -> Size:
+def size_on_meta(spec: str, model_class: str | None) -> TaskSize:
     """The size of what ``init:`` would build, counted on the meta device, where tensors have shapes and no numbers."""
     from rankscope.models.loading import load
     from rankscope.models.loading.affording import on_meta
@@ -90,7 +90,7 @@ def size_on_meta(spec: str, model_class: str | None) -> Size:
     return sized(config, loaded.parameters, 4 * loaded.parameters)
 
 
-def sized(config: Mapping[str, Any], parameters: int, weight_bytes: int) -> Size:
+def sized(config: Mapping[str, Any], parameters: int, weight_bytes: int) -> TaskSize:
     """A size with the widths a configuration names, by whichever of the usual names; guessed where it names none."""
     nested = [config, *(part for part in config.values() if isinstance(part, Mapping))]
 
@@ -99,10 +99,10 @@ def sized(config: Mapping[str, Any], parameters: int, weight_bytes: int) -> Size
         return max(found, default=otherwise)
 
     width = first(WIDTHS, max(1, math.isqrt(max(1, parameters // 12))))
-    return Size(parameters, weight_bytes, width, first(HEADS, max(1, width // 64)), first(INNER, 4 * width))
+    return TaskSize(parameters, weight_bytes, width, first(HEADS, max(1, width // 64)), first(INNER, 4 * width))
 
 
-def memory_for(size: Size | None, facts: Mapping[str, Any]) -> int:
+def memory_for(size: TaskSize | None, facts: Mapping[str, Any]) -> int:
     """Bytes to reserve for a task; a heuristic, meant to be above what it takes and not far above.
 
     Weights (for ``exact`` also in float64), activations of one block for one batch (stream, MLP, and attention

@@ -49,13 +49,13 @@ def refuse_dangerous_tokenizer(folder: Path) -> None:
         if path.exists() and not path.is_file():
             raise LoadError(f"{path} is not a regular file. Fetch the model again.")
         if path.is_file() and path.stat().st_size > LARGEST_FILE:
-            raise LoadError(f"{path} has more than {LARGEST_FILE:,} bytes; that is no tokenizer.")
+            raise LoadError(f"{path} has more than {LARGEST_FILE:,} bytes, too many for a tokenizer.")
     _refuse_elsewhere(folder / "tokenizer_config.json", _ELSEWHERE)
     for key in _object_in(folder / "special_tokens_map.json"):
         if not key.endswith(("_token", "_tokens")):
             raise LoadError(
-                f"{folder / 'special_tokens_map.json'} holds {key!r:.80}, which is not a special token: it would be taken "
-                "for a setting of the tokenizer. Remove that key, or fetch the model again."
+                f"{folder / 'special_tokens_map.json'} holds {key!r:.80}, which is not a special token: it would be "
+                "used as a setting of the tokenizer. Remove that key, or fetch the model again."
             )
     _refuse_explosions(folder / "tokenizer.json")
 

@@ -11,6 +11,8 @@ from rankscope.runs.readings import Alarm, Heatmap
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
+__all__ = ["AcceleratorSink"]
+
 
 class AcceleratorSink:
     """Writes to the trackers that ``accelerator.init_trackers`` started: scalars to all, pictures to those it knows.

@@ -19,6 +19,8 @@ from rankscope.monitor.hosts.hosting import HostedGauge
 from rankscope.monitor.outlets import Sink
 from rankscope.runs.readings import Reading
 
+__all__ = ["GaugeCallback"]
+
 
 class GaugeCallback(HostedGauge, TrainerCallback):
     """Monitors a ``Trainer``; its arguments are those of :class:`~rankscope.monitor.hosts.hosting.HostedGauge`.

@@ -23,6 +23,8 @@ try:
 except ImportError as error:
     raise MissingExtraError("The Lightning callback", "lightning", "lightning") from error
 
+__all__ = ["GaugeCallback"]
+
 
 class GaugeCallback(HostedGauge, Callback):
     """Monitors a Lightning run; its arguments are those of :class:`~rankscope.monitor.hosts.hosting.HostedGauge`.

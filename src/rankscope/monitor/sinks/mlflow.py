@@ -13,6 +13,8 @@ from rankscope.runs.readings import Alarm, Heatmap
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
+__all__ = ["MlflowSink"]
+
 ALARM_FILE = "rankscope/alarms.txt"
 TAG = "rankscope.alarm."
 _LONGEST_TAG = 5000

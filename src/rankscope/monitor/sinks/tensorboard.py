@@ -13,6 +13,8 @@ from rankscope.runs.readings import Alarm, Heatmap
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
+__all__ = ["TensorBoardSink"]
+
 
 class TensorBoardSink:
     """Writes event files.

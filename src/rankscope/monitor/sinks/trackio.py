@@ -12,6 +12,8 @@ from rankscope.runs.readings import Alarm, Heatmap
 if TYPE_CHECKING:
     from trackio.run import Run
 
+__all__ = ["TrackioSink"]
+
 
 class TrackioSink:
     """Writes to your trackio run.

@@ -12,6 +12,8 @@ from rankscope.runs.readings import Alarm, Heatmap
 if TYPE_CHECKING:
     from wandb import Run
 
+__all__ = ["WandbSink"]
+
 STEP_NAME = "rankscope/step"
 _LONGEST_TITLE = 63
 

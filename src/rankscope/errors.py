@@ -1,0 +1,114 @@
+"""Every error rankscope raises on purpose.
+
+RankscopeError
+├── UnknownNameError       a metric, site, preset or family that does not exist
+├── LoadError              a spec that does not lead to a model
+├── InputError             inputs a verb cannot work with
+├── DiscoveryError         blocks could not be found, or not without doubt
+│   └── LayoutError        the residual stream does not lie as it would be read
+├── UnsupportedConfigError a family file met configuration it has not understood
+├── UnsupportedOperationError surgery a model cannot undergo
+├── UnsupportedArithmeticError an operation that exact arithmetic has no rule for
+├── SiteError              an expected site did not fire as often as it should
+├── ResultError            a result file that is not one of ours, or not whole
+├── ProcessError           another process of the same run failed, or did not come
+└── MissingExtraError      an optional package is not installed
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+__all__ = [
+    "DiscoveryError",
+    "InputError",
+    "LayoutError",
+    "LoadError",
+    "MissingExtraError",
+    "ProcessError",
+    "RankscopeError",
+    "ResultError",
+    "SiteError",
+    "UnknownNameError",
+    "UnsupportedArithmeticError",
+    "UnsupportedConfigError",
+    "UnsupportedOperationError",
+]
+
+
+class RankscopeError(Exception):
+    """Base of all errors raised on purpose; its message says what to do."""
+
+
+class UnknownNameError(RankscopeError):
+    """A name that is not registered, with the nearest ones that are."""
+
+    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+        known = sorted(known)
+        near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+        hint = f"Did you mean {' or '.join(repr(n) for n in near)}?" if near else f"Known: {', '.join(known)}."
+        super().__init__(f"There is no {kind} named {name!r}. {hint}")
+        self.kind = kind
+        self.name = name
+        self.near = tuple(near)
+
+
+class LoadError(RankscopeError):
+    """A model spec that does not lead to a model."""
+
+
+class InputError(RankscopeError):
+    """Inputs a verb cannot work with."""
+
+
+class DiscoveryError(RankscopeError):
+    """The blocks of a model could not be found; the message tells how to name them."""
+
+
+class LayoutError(DiscoveryError):
+    """The residual stream does not lie as it would be read; the message tells how to declare it."""
+
+
+class UnsupportedConfigError(RankscopeError):
+    """Configuration a family description has not understood; refusing beats a wrong number."""
+
+
+class UnsupportedOperationError(RankscopeError):
+    """Surgery that this model cannot undergo, and why."""
+
+
+class UnsupportedArithmeticError(RankscopeError):
+    """An operation that exact arithmetic cannot follow, the module that runs it, and how to add its rule."""
+
+    def __init__(self, operation: str, module: str, why: str) -> None:
+        super().__init__(
+            f"Exact arithmetic cannot follow {operation} in {module}: {why}. Register a rule with "
+            "@rankscope.exact_arithmetic.registry.rule(torch.ops.aten.NAME): a function of the operation's arguments "
+            "that returns a Deviation, like those in rankscope/exact_arithmetic/rules. measure() needs no rules."
+        )
+        self.operation = operation
+        self.module = module
+
+
+class SiteError(RankscopeError):
+    """A site that should have fired did not, or fired too often."""
+
+
+class ResultError(RankscopeError):
+    """A result file that is not one of ours, or not whole."""
+
+
+class ProcessError(RankscopeError):
+    """Another process of the same run failed, or did not come; the message says which and why."""
+
+
+class MissingExtraError(RankscopeError):
+    """An optional package is needed and not installed."""
+
+    def __init__(self, what: str, package: str, extra: str) -> None:
+        super().__init__(
+            f"{what} needs {package}, which is not installed. Install it with: pip install 'rankscope[{extra}]'"
+        )
+        self.package = package
+        self.extra = extra
