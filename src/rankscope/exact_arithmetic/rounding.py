@@ -48,6 +48,7 @@ def moved(values: Tensor, *lost: Tensor) -> Tensor:
     """
     if not _moving or not values.is_floating_point() or values.numel() == 0:
         return values
+    # A multiplicative hash of the bits. It depends on the absolute value only, so -x is perturbed to minus what x is.
     mixed = _mixed(values)
     for part in lost:
         mixed = (part if part.dtype == torch.int64 else _mixed(part)) + mixed * _FACTORS[1]
@@ -71,6 +72,7 @@ def summed_along(values: Tensor, dim: int) -> Tensor:
     """The sum along an axis (kept with size 1), perturbed if it was rounded."""
     if not _moving:
         return values.sum(dim=dim, keepdim=True)
+    # A sum without rounding must stay unperturbed: rows that sum to zero exactly have to do so in both passes.
     total = torch.zeros_like(values.narrow(dim, 0, 1))
     rounded = torch.zeros_like(total, dtype=torch.bool)
     for entry in values.unsqueeze(dim).unbind(dim + 1):

@@ -126,6 +126,7 @@ class _Deviator(StreamMode):
         """Also replace the arguments of blocks, before any other hook sees them."""
         modules = self.view.modules()
         names = {call.module_name for stack in self.view.stacks for call in stack.calls}
+        # Prepended: the hooks of the stream mode must already see the deviation as the block's input.
         with ExitStack() as stack:
             for name in names:
                 handle = modules[name].register_forward_pre_hook(self._deviate, prepend=True, with_kwargs=True)
@@ -141,6 +142,7 @@ class _Deviator(StreamMode):
         if entry is None:
             return None
         keep = self._fitting(entry)
+        # Recentring at every block keeps the base at the mean token and the deviations as small as possible.
         if isinstance(entry, Deviation):
             new = entry.recentred(keep)
         else:

@@ -165,6 +165,7 @@ class Deviation(Tensor):
         base, terms = self._centred(keep)
         out = []
         for (scale, values), log_norm in terms:
+            # e^scale values = e^log_scale (e^change values), where the new values have unit norm.
             log_scale = min(scale + log_norm, 0.0) if math.isfinite(log_norm) else scale
             change = scale - log_scale
             if log_scale < 0.0 and abs(change + log_norm) > 1.0:
@@ -312,6 +313,7 @@ def joined(x: Deviation) -> Deviation:
 
 def written(x: Deviation, new: Deviation, write_back: Callable[[Tensor, Tensor], Tensor]) -> Deviation:
     """``x`` after ``new`` was written to a part of it."""
+    # One scale for both, so that the written part and the rest can be one tensor.
     held, other = merged(x), merged(new)
     base = write_back(held.base.expand(x.shape), other.base.expand(new.shape))
     top = max((term.log_scale for term in (*held.terms, *other.terms)), default=0.0)

@@ -71,6 +71,7 @@ def gathered(terms: Sequence[Term]) -> tuple[Term, ...]:
         groups.setdefault(term.values.shape, []).append(term)
     alike = [part for group in groups.values() for part in by_scale(group)]
     kept: list[Term] = []
+    # Largest shape first, so that every smaller term finds the terms it could be added to.
     for term in sorted(alike, key=lambda term: -term.values.numel()):
         for place, large in enumerate(kept):
             if _fits(term, large) and term.log_scale - large.log_scale < APART:

@@ -351,6 +351,7 @@ class _Walk:
         views = zip(rooms, self._small, self._r, products, p_log_p, self._recent, strict=False)
         LT, D = L.T, rooms[0]
         flat, DT = D.view(-1), D.T
+        # L holds log p, then p log p; D holds p, then p - r. With an image, D is kept for every tile of the strip.
         for tile, (room, small, r, product, row_sum, column) in enumerate(views):
             if self._image:
                 D, flat, DT = room, room.view(-1), room.T
@@ -547,6 +548,7 @@ class BlockwiseAttention(AttentionView):
         shift = first.column / max(1, n)
         centred = (first.energy - n * shift.square().sum()).clamp_min(0.0)
         energy = centred + n * (r + shift).square().sum()
+        # The sink rate needs a single column, which is cheaper to recompute than to pick out of the walk.
         key = int(self._support.first_key[b, h])
         at_first = _column(logs, key).double() / first.mass.masked_fill(first.mass == 0, 1.0)
         top = _UNKNOWN

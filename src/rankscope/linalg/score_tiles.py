@@ -128,6 +128,7 @@ class HeadScores:
     def strip(self, rows: slice) -> Strip:
         """Some consecutive rows."""
         first, last = int(self.places[rows.start]), int(self.places[rows.stop - 1])
+        # Under a causal mask the last row of the strip sees the most keys; later tiles are hidden from all its rows.
         tiles = min(self.tiles, last // self.width + 1) if self.causal else self.tiles
         taken = sum(float(off[rows].amax()) for off in (self.shift, self.later) if off is not None)
         return Strip(rows, self.query[rows], first, last, tiles, float(self._query_lengths[rows].amax()), taken)
@@ -177,6 +178,7 @@ class HeadScores:
             self._mask_(out[:, : self.keys - start], strip, slice(start, min(stop, self.keys)))
         if self.later is not None:
             out.sub_(self.later[strip.rows, None])
+        # Only tiles that reach past the strip's first row contain hidden keys.
         if self.causal and strip.first < stop - 1:
             from_here = max(start, strip.first + 1)
             place = torch.arange(from_here, stop, device=out.device)

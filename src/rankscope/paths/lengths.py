@@ -75,6 +75,7 @@ class LengthSums:
         """In place, longest first, so that the input of attention is not overwritten before it is used."""
         if self.reached + (step.heads is not None) > self.depth:
             raise InputError(f"More than {self.depth} attention layers were met; the depth was given too small.")
+        # S_k becomes skip(S_k) + attention(S_{k-1}), for the lengths ``low`` to ``high`` at a time.
         high = self.reached + 1 if step.heads is not None else self.reached
         width = self.chunk or high + 1
         while high >= 0:

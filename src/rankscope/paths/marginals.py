@@ -95,6 +95,7 @@ def composition(network: FrozenNetwork, keep: Tensor | None = None) -> Tensor:
     found = x.new_zeros((x.shape[0], len(attention), heads, len(attention), heads))
     order = {position: number for number, (_, position) in enumerate(attention)}
     for position, step in enumerate(steps):
+        # y: all paths through each head of this step, carried on to every later attention step.
         if position in order:
             y = step.attended_each(x)
             for later in range(position + 1, len(steps)):
@@ -109,6 +110,8 @@ def composition(network: FrozenNetwork, keep: Tensor | None = None) -> Tensor:
 def _shares(step: FrozenStep, y: Tensor, adjoint: Tensor) -> Tensor:
     """The projected contribution of each head of a step for each stream of ``y``: (batch, streams, heads)."""
     assert step.heads is not None
+    # <after(P y W_V W_O), adjoint> = <P y W_V, after^T(adjoint) W_O^T>: the output projection is applied once, to the
+    # adjoint, instead of to every stream.
     mixed = step.heads.by_head(step.heads.mixed(step.before.linear(y)))
     pulled = step.heads.by_head(step.after.adjoint(adjoint) @ step.heads.output.T)
     return torch.einsum("sbthv,bthv->bsh", mixed, pulled)
@@ -123,6 +126,7 @@ def _adjoints(network: FrozenNetwork, keep: Tensor | None) -> list[Tensor]:
     found = []
     for step in reversed(network.steps):
         found.append(direction)
+        # The step is linear, so its vector-Jacobian product at zero is its adjoint.
         with torch.enable_grad():
             x = torch.zeros_like(direction).requires_grad_()
             (direction,) = torch.autograd.grad(carried(x[None], [step])[0], x, direction)

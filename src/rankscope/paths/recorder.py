@@ -203,6 +203,7 @@ class Recorder(StreamMode):
     def _same_for_all(self, before: Tensor, after: Tensor) -> bool:
         """Whether something independent of the stream, the same for each input, was added between two blocks."""
         gap = after - before
+        # With at least two inputs: the same difference for all of them cannot come from the stream.
         if not bool(gap.any()) or gap.shape[0] < 2 or departure(before + gap[:1], after) > tolerance(after.dtype):
             return False
         self._steps.append(FrozenStep(source=gap.to(self._arithmetic(after))))
@@ -233,6 +234,7 @@ class Recorder(StreamMode):
     def _note_add(self, call: ActiveBlock, label: Label | None, s: Tensor, b: Tensor, y: Tensor) -> None:
         ref = call.ref(f"{label}.out" if label else "block.in")
         kept, added = gains_of(ref, s, b, y)
+        # In a post-norm block the stream that is added to is a norm of the last sum: find that map.
         way = explain(self._state, s, self._norms, self._arithmetic(b))
         if way is None:
             raise UnsupportedConfigError(f"{ref}: the stream it is added to did not come from the block's by norms.")

@@ -135,6 +135,7 @@ class _Replay:
 
     def _enter(self, stack: int, layer: int, carried: int) -> None:
         self.reached[stack] = layer
+        # A point keeps the first block it entered, so that a meeting can say which blocks it bypasses.
         layer_of = self.layer_of.setdefault(stack, {})
         for point in _bits(carried):
             if not point & self.entered:
@@ -155,6 +156,7 @@ class _Replay:
             stream = sets.carried
             if stream:
                 self.normed.append(_Meeting(stream, op, dict(self.reached)))
+        # Tracked without removing skips: the output of a block must depend on its input in the pass that really ran.
         is_derived = not self.derived.isdisjoint((*op.carried, *op.read))
         if is_derived:
             self.derived.update(op.out)
@@ -262,7 +264,7 @@ def _union(given: Iterable[_Sets]) -> _Sets:
 
 def _bits(mask: int) -> Iterable[int]:
     while mask:
-        lowest = mask & -mask
+        lowest = mask & -mask  # the lowest set bit
         yield lowest
         mask ^= lowest
 

@@ -207,6 +207,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        # Input values are numbered before the call: an in-place operation gives its target a new number.
         given = tensors_in((args, kwargs), depth=3)
         before = [self.value_of(tensor) for tensor in given]
         out = func(*args, **kwargs)
@@ -242,11 +243,13 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._new_value(target)
             written = [(old[id(other)], self._new_value(other)) for other in self._others(target)]
             made = [target, *(tensor for tensor in made if tensor is not target)]
+            # x.copy_(y) carries y only, and x.zero_() nothing: the old content of x is gone.
             if plain == "copy" and len(before) > 1:
                 carried = tuple(before[1:2])
             elif plain in ("zero", "fill"):
                 carried = ()
         outs = tuple(self.value_of(tensor) for tensor in made)
+        # Autocast casts operands inside an add, so the add receives a cast of the stream and not the stream itself.
         if plain == "_to_copy":
             self._casts[before[0]] = outs[0]
         if not outs:
@@ -294,6 +297,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, name: str, args: Sequence[Any], given: list[Tensor], before: list[int], made: list[Tensor]
     ) -> tuple[Kind, tuple[int, ...], tuple[int, ...], bool]:
         """What an operation does, which values it carries, which only control it, and whether it is a statistic."""
+        # A mean over channels is one number per token (a norm computes it); over tokens it mixes them.
         if name in _STATISTICS:
             light = _is_over_channels(args, given, made)
             return ("bends" if light else "mixes"), tuple(before), (), light

@@ -76,6 +76,7 @@ def _stacks(
         stacks.setdefault(_pattern(record), []).append(record)
     names = _stack_names(list(stacks))
     found = [_stack(names[key], calls, batch, stream) for key, calls in stacks.items()]
+    # The tape knows module calls by their number in the pass; the replay needs to know which of them are blocks.
     numbers = {id(record): number for number, record in enumerate(records)}
     calls = {
         numbers[id(record)]: _known(position, call)
@@ -192,6 +193,7 @@ def _cut_into_blocks(record: CallRecord) -> tuple[BlockPlan, ...]:
     """Split the adds of one call into blocks: a new block begins when mixing follows an MLP."""
     groups: list[list[Label | None]] = [[]]
     starts = [0]
+    # attention, mlp | attention, mlp | ...; a joining add belongs to the block whose branch it is parallel to.
     for position, label in enumerate(record.adds):
         mixes = label in ("attention", "mixer", "both")
         if mixes and not record.joins[position] and any(seen in ("mlp", "both") for seen in groups[-1]):

@@ -174,6 +174,7 @@ def agreed(view: ModelView, batch: Batch, rows: int, *, some_count: bool = False
 
 def _settled(stack: Stack, facts: _Facts, seen: _Seen) -> Stack:
     """The stack with an order of axes that no evidence contradicts."""
+    # Of the two orders that need no declaration, try the other one before refusing.
     against = _against(stack.stream, facts) or _too_few(stack, facts)
     if against and stack.stream.axes in _FOUND and not stack.is_declared:
         other = replace(stack.stream, axes=_FOUND[1 - _FOUND.index(stack.stream.axes)])
@@ -246,6 +247,7 @@ def _against(stream: Stream, facts: _Facts) -> list[str]:
     own_axis = stream.axis_of("dim", len(facts.shape))
     if facts.channels is not None and facts.channels != own_axis:
         found.append(f"the norms and linear maps of its blocks act along axis {facts.channels}, not {own_axis}")
+    # A length is evidence only if it equals another axis: models may add or pool tokens, which is not a contradiction.
     apart = [size for word, size in zip(words, sizes, strict=True) if word == "tokens" and size > 1]
     several = apart if len(apart) > 1 else []
     others = [*several, *([dim] if facts.channels is None else [])]
@@ -278,6 +280,7 @@ def _against_change(words: Sequence[str], changed: Tensor, row: int) -> list[str
     rows = reached[words.index("batch")]
     if [i for i, hit in enumerate(rows.tolist()) if hit] != [row]:
         return [f"a change of one token of sequence {row} reached {int(rows.sum())} sequences"]
+    # A changed token changes few places along a token axis, and most channels.
     local = [axis for axis, word in enumerate(words) if word == "tokens" and _is_part(reached[axis])]
     whole = [axis for axis, word in enumerate(words) if word == "tokens" and len(reached[axis]) > 1]
     whole = [axis for axis in whole if bool(reached[axis].all())]

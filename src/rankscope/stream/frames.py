@@ -143,12 +143,14 @@ class StreamFrame:
         if not isinstance(out, Tensor) or not args:
             return
         source = args[0]
+        # A norm of the stream may be the stream (post-norm) or a branch (pre-norm); which one shows at the next add.
         if func in NORMS:
             if self.is_stream(source):
                 self.follow_normed(out)
         elif func in SAME_VALUES or (func is SLICE and _only_slices(args[1]) and out.shape == source.shape):
             if self.is_stream(source) and out.numel() == source.numel():
                 self.follow(out) if self._is_in(self._aliases, source) else self.follow_normed(out)
+        # Plain: only numbers and parameters are gains. Any form: so is a tensor computed from the stream (a gate).
         elif func in MULTIPLICATIONS and len(args) == 2:
             left, right = args
             if self._any_form and self.is_stream(left) != self.is_stream(right):
@@ -194,6 +196,7 @@ def _terms(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, A
     if func in ADDED_PRODUCTS and named.keys() <= {"value"}:
         value = named.get("value", 1)
         return Summand((first,), lambda: first), Summand((second, third), lambda: value * second * third)
+    # lerp(x, y, t) = (1 - t) x + t y.
     if func in INTERPOLATIONS and not named:
         return Summand((first,), lambda: first - third * first), Summand((second,), lambda: third * second)
     if func in ADDED_MATRIX_PRODUCTS and named.keys() <= {"alpha", "beta"}:

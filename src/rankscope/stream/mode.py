@@ -403,6 +403,7 @@ class StreamMode(TorchFunctionMode):
                 taken = stream_in(stack.stream, args, kwargs)
             assert taken is not None
             call = ActiveBlock(entry, stack, number, taken)
+            # Opened after on_enter, so that what an observer computes there is not followed.
             self.on_enter(call, taken)
             self._open = call
             if not self._in_pass:

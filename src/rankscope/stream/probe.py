@@ -220,6 +220,7 @@ class ProbeFrame(StreamFrame):
             if ancestry & Ancestry.OTHER:
                 return "both"
             return "cross_attention" if ancestry & Ancestry.CROSS else "attention"
+        # Names are the only evidence for a mixer; everything else that is not attention counts as an MLP.
         names = " ".join(self.names_since_add)
         return "mixer" if _MIXER_NAME.search(names) and not _MLP_NAME.search(names) else "mlp"
 
@@ -239,6 +240,7 @@ class ProbeFrame(StreamFrame):
             union |= ancestry
         if not union:
             return
+        # A parallel block adds attention(x) + mlp(x) first and the sum to the stream afterwards.
         if func in ADDS and depth <= self._attention_depth and len(ancestries) == 2:
             from_attention = sum(bool(ancestry & Ancestry.ATTENTION) for ancestry in ancestries)
             if from_attention == 1 and all(ancestry & Ancestry.DERIVED for ancestry in ancestries):

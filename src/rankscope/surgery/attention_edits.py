@@ -60,6 +60,7 @@ def _masked(visible: Tensor | None, new: Tensor, operation: Operation) -> Tensor
         return torch.ones_like(new) if operation.mask_mode == "unite" else new
     if operation.mask_mode == "intersect":
         return new & visible
+    # Replacing or widening the mask must not reveal padding to the model.
     not_padding = visible.any(dim=-2, keepdim=True)
     return (new & not_padding) if operation.mask_mode == "replace" else (new & not_padding) | visible
 
@@ -91,9 +92,11 @@ def before_kernel(call: AttentionCall, tokens: int, operations: Sequence[Operati
     flat = any(operation.attention == "uniform" for operation in operations)
     if bias is not None and not flat:
         _refuse_revealing(own, visible, "It adds a position bias, and none where its own mask hides a key.")
+    # A zero query makes all scores equal, so the kernel itself computes uniform attention over the visible keys.
     if flat:
         call, bias = replace(call, query=torch.zeros_like(call.query)), None
     call = _cooled(call, bias, operations)
+    # The mask did not change. An additive mask that only hides keys becomes boolean, so that it hides them exactly.
     if bias is None and visible is own:
         return call if call.mask is None or call.mask.dtype == torch.bool else replace(call, mask=own, is_causal=False)
     if bias is None or visible is None:
@@ -115,6 +118,7 @@ def _cooled(call: AttentionCall, bias: Tensor | None, operations: Sequence[Opera
     """Scores, including a bias, divided by the temperature; hidden keys stay hidden."""
     temperature = _temperature(operations)
     assert call.query is not None
+    # Dividing the scale divides query times key; a bias is added afterwards and has to be divided separately.
     if temperature != 1.0:
         own = call.query.shape[-1] ** -0.5 if call.scale is None else call.scale
         call = replace(call, scale=own / temperature)
@@ -175,6 +179,7 @@ def edit_output(out: Tensor, uniform: Tensor | None, operation: Operation) -> Te
 
 
 def _recentred(own: Tensor, uniform: Tensor, operation: Operation) -> Tensor:
+    # "centred": s (P - U). Otherwise AttnScale: U + s (P - U).
     scaled = operation.attention_scale * (own - uniform)
     return scaled if operation.attention == "centred" else uniform + scaled
 

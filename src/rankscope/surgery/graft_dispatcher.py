@@ -212,6 +212,7 @@ class GraftDispatcher:
         assert self._probs is not None
         at, shape = self._probs[1], args[1].shape
         self._probs = None
+        # Some models keep batch and heads in one axis; grafts always see ``batch heads tokens dim``.
         batch = call.batch_and_tokens()[0]
         split = args[1] if args[1].dim() == 4 else args[1].reshape(batch, -1, *shape[-2:])
         value = self.values(at, split)

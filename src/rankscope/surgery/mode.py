@@ -95,6 +95,7 @@ class SurgeryMode(StreamMode):
         call = self._open
         if call is None or not self._dispatcher.grafts:
             return super().__torch_function__(func, types, args, kwargs)
+        # Eager attention: softmax, then casts and dropout, then a product with the values. Grafts on values act there.
         if self._dispatcher.takes_product(func, args):
             return self._dispatcher.product(call, func, args)
         if func in READERS and self._dispatcher.at("reads"):
@@ -113,14 +114,20 @@ class SurgeryMode(StreamMode):
         operations = self._for(call.stack.name, call.layer) if label is not None else []
         if label is None or not (operations or self._dispatcher.grafts):
             return super().on_add(call, label, stream, branch, perform)
+        # A joining parallel branch is added to a sum that already contains the stream with its gain.
         gain = 1.0 if call.joins else prod(operation.gain(label) for operation in operations)
+        # Dropping an MLP under a removed skip would leave zeros: the stream is passed on instead, unless another
+        # parallel branch is still to come.
         if label == "mlp" and any(operation.mlp == "drop" for operation in operations):
             keeps_stream = gain == 1.0 or (gain == 0.0 and not call.is_joined)
             return self._dispatcher.sum(call, label, stream.clone() if keeps_stream else gain * stream)
         own, added = self._dispatcher.add(call, label, stream, branch)
+        # If nothing changes, run the model's own add, so that the result is bit-identical.
         if gain == 1.0 and own is stream and added is branch:
             total = super().on_add(call, label, stream, branch, perform)
         elif gain == 0.0:
+            # Not 0 * stream + branch: that would turn an infinite stream into NaN. A clone, because the model may write
+            # to the sum in place.
             total = added.clone()
         else:
             total = (own if gain == 1.0 else gain * own) + added
@@ -185,6 +192,7 @@ class SurgeryMode(StreamMode):
         operations, own, spot = self._on_attention(ref), from_sdpa(args, kwargs), self._spot(ref)
         if own is None or not (operations or spot):
             return perform(*args, **kwargs)
+        # Three stages: arguments before the kernel, edits of P expressed on P V, and the grafts' mixture of P V.
         call = before_kernel(own, self._tokens(), operations)
         after, mixture = joint_edit(operations), None
         if edits_probs(after):
@@ -201,6 +209,7 @@ class SurgeryMode(StreamMode):
         if mixture is not None:
             out = mixed_output(out, call, mixture, named, perform)
             call = replace(call, edits=(*call.edits, partial(mixed_probs, mixture=mixture)))
+        # The tracer sees the model's arguments, not these: tell it which attention really ran.
         announce(call)
         return out if spot is None or self._open is None else self._dispatcher.attended(self._open, spot, out, value)
 
@@ -223,6 +232,7 @@ class SurgeryMode(StreamMode):
             self._dispatcher.owe_values(spot)
             gain = score_gain(spot, self._dispatcher.grafts, visible, (scores.shape[-2], scores.shape[-1]))
             scores = gained_scores(scores, visible, gain)
+        # A softmax over a row of -inf is NaN. Rows that see nothing get equal scores first and zeros afterwards.
         sees_nothing = ~visible.any(dim=-1, keepdim=True)
         probs = perform(scores.masked_fill(sees_nothing, 0.0), *args[1:], **kwargs).masked_fill(sees_nothing, 0.0)
         probs = edit_probs(probs, visible, after)
@@ -268,6 +278,7 @@ class SurgeryMode(StreamMode):
                 yield module.register_forward_pre_hook(self._note_attention_input, with_kwargs=True)
             if isinstance(module, nn.MultiheadAttention):
                 yield module.register_forward_pre_hook(self._read_whole)
+            # Checkpointing a part of a block repeats it without opening the block, so it would run unmodified.
             if module is not block:
                 yield module.register_forward_pre_hook(self._refuse_parts)
             if is_norm(module):

@@ -54,6 +54,7 @@ def smooth(x: Deviation, function: Function, derivative: Function, *, straight: 
     scale, d = x.terms[0]
     e = exp(scale)
     size = e * largest(d)
+    # Large deviations are subtracted directly; quadrature would need too many nodes.
     if not size < min(1.0, 2.0**-10 * max(1.0, largest(value))):
         change = function(torch.add(x.base, d, alpha=e)) - value
         far = (x.base.abs() > straight) & (e * d.abs() < x.base.abs() / 2)
@@ -130,10 +131,12 @@ def _saturating(x: Deviation, function: Function, half: float) -> Deviation:
     e = exp(scale)
     change = e * d
     far = change.abs() >= 1.0
+    # log(sech b sech(b + d)); for large d also log(sinh |d|) = |d| + log(1 - e^{-2|d|}) - log 2.
     log_size = _log_sech(b) + _log_sech(b + change)
     log_size = torch.where(far, log_size + change.abs() + torch.log1p(-torch.exp(-2 * change.abs())), log_size)
     unit = float(log_size.max())
     unit = 0.0 if unit > -20.0 else unit
+    # For small d, sinh(e d) / e = d sinh(e d) / (e d), which is d if e underflows.
     near = d * torch.where(change == 0, 1.0, torch.sinh(change.clamp(-1.0, 1.0)) / change)
     sign = torch.where(far, change.sign() / (2 * e) if e > 0 else 0.0, near)
     return Deviation(value, (Term(scale + unit, sign * torch.exp(log_size - unit) * half),), x.shape)

@@ -102,6 +102,7 @@ def mul(a: Any, b: Any) -> Deviation:
         return mul(b, a)
     if not isinstance(b, Deviation):
         return _times_plain(a, b)
+    # (a0 + da)(b0 + db) = a0 b0 + a0 db + da b0 + da db.
     crossed = [Term(s, a.base * v) for s, v in b.terms] + [Term(s, v * b.base) for s, v in a.terms]
     both = [] if _dwarfs(a) and _dwarfs(b) else [Term(s + t, u * v) for s, u in a.terms for t, v in b.terms]
     return Deviation(a.base * b.base, gathered((*crossed, *both)), shape_of(a, b))
@@ -115,6 +116,7 @@ def _dwarfs(x: Deviation) -> bool:
 def _times_plain(a: Deviation, b: Any) -> Deviation:
     factor = plain_part(b, a)
     terms = tuple(Term(s, v * factor) for s, v in a.terms)
+    # A factor that is constant along the null axis keeps sums of zero; a single number also keeps the base sum.
     null, total = None, None
     if a.null_axis is not None and (factor.dim() == 0 or factor.shape[a.null_axis - a.dim() :][:1] == (1,)):
         null = a.null_axis

@@ -46,9 +46,11 @@ def attend(
     groups = query.shape[-3] // key.shape[-3]
     if groups > 1:
         key, value = (t.repeat_interleave(groups, dim=-3) for t in (key, value))
+    # The kernel's causal flag becomes an ordinary additive mask, whose rows differ: collapse is then of first order.
     if is_causal:
         causal = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
         mask = torch.zeros_like(causal, dtype=torch.float64).masked_fill(~causal, -torch.inf)
+    # Scores of tokens that differ at order one have nothing small to keep separate.
     if _rows_differ(query):
         query, key = (t.to_plain() if isinstance(t, Deviation) else t for t in (query, key))
     factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale

@@ -35,6 +35,7 @@ def masked_fill(x: Deviation, mask: Tensor, value: Any) -> Deviation:
     """Set entries to a number."""
     chosen = plain_part(mask, x).bool()
     shape = shape_of(x, mask)
+    # The mask makes rows of the base differ: use it in full, and the base gets one row per token.
     if broadcast(x.base.shape, chosen.shape).numel() > x.base.numel():
         chosen = mask
     terms = [Term(s, v.masked_fill(chosen, 0.0)) for s, v in x.terms]

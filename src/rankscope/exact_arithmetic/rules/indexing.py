@@ -24,6 +24,7 @@ def index(x: Any, indices: Sequence[Tensor | None]) -> Deviation:
     consecutive = integers and picked == list(range(picked[0], picked[-1] + 1))
 
     def along(part: Tensor) -> Tensor:
+        # The part is constant along the indexed axes: whatever is picked is the same, only the number of axes changes.
         if consecutive and all(part.shape[i] == 1 for i in picked):
             axes = len(shape) - x.dim() + len(picked)
             return part.reshape([*part.shape[: picked[0]], *(1,) * axes, *part.shape[picked[-1] + 1 :]])

@@ -40,6 +40,7 @@ def product(a: Any, b: Any) -> Deviation:
         a = Deviation(a.double())
     shape = (*broadcast(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
     base, terms = _common_rows(*_parts(a, b))
+    # Products with deviations of a softmax can be far smaller than their log-scales: normalise before comparing scales.
     if a.null_axis is not None:
         terms = [normalised(term) for term in terms]
     return Deviation(base, gathered(terms), shape)
@@ -61,6 +62,7 @@ def _equal_rows_alike(base: Tensor, weight: Tensor) -> Tensor:
     """``base @ weight``, with equal rows staying equal to the last bit, which a kernel does not guarantee."""
     if base.shape[0] == 1 or base.shape[1] == 1:
         return _contract(base, weight)
+    # BLAS may use different kernels for different rows of one product, so multiply each distinct row only once.
     distinct, place = torch.unique(base, dim=0, return_inverse=True)
     products = _matmul(distinct, weight)
     return products[place]
@@ -79,6 +81,7 @@ def _parts(a: Deviation, b: Deviation) -> tuple[Tensor, list[Term]]:
         # A term of a softmax sums to zero along the keys, so its product with values that are constant there is zero.
         elif not (a_null and b.base.shape[-2] == 1 < inner):
             terms.append(Term(s, _contract(u, b.base, inner)))
+        # The same for the product of two terms, with either factor constant along the keys.
         for t, v in b.terms:
             if not (a_null and v.shape[-2] == 1 < inner) and not (b_null and u.shape[-1] == 1 < inner):
                 terms.append(Term(s + t, _contract(u, v, inner)))
@@ -90,6 +93,7 @@ def _parts(a: Deviation, b: Deviation) -> tuple[Tensor, list[Term]]:
 
 def _through_base(a: Deviation, v: Tensor, inner: int, right_sum: float | None = None) -> Tensor:
     """The base of ``a`` times a part, using exactly known sums instead of computing them."""
+    # Attention rows sum to exactly one: values that are the same for all keys pass through without a sum.
     if a.null_axis == a.dim() - 1 and a.base_sum is not None and v.shape[-2] == 1 < inner:
         return v * a.base_sum
     if right_sum is not None and a.base.shape[-1] == 1 < inner:
@@ -118,6 +122,7 @@ def _matmul(u: Tensor, v: Tensor) -> Tensor:
     out: Tensor = u @ v
     if out.is_complex():
         return out
+    # Cauchy-Schwarz bounds an entry by the product of the norms; an entry far below it is the result of cancellation.
     sizes = torch.linalg.vector_norm(u, dim=-1, keepdim=True) * torch.linalg.vector_norm(v, dim=-2, keepdim=True)
     cancelled = (out.abs() < sizes * _CANCELLED) & (out != 0)
     if bool(cancelled.any()):
@@ -137,6 +142,7 @@ def _rounded_once(u: Tensor, v: Tensor, shape: torch.Size, chosen: Tensor) -> Te
         return (u @ v)[chosen]
     a = u.expand(*batch, rows, inner)[(*place[:-2], place[-2])]
     b = v.expand(*batch, inner, columns).transpose(-1, -2)[(*place[:-2], place[-1])]
+    # Each product is high + low exactly, and fsum adds all of them with a single rounding.
     high = a * b
     low = _product_error(a, b, high)
     sums = [math.fsum(pair) for pair in torch.cat((high, low), dim=-1).tolist()]

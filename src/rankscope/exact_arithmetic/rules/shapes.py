@@ -58,6 +58,7 @@ def _view(x: Deviation, size: Sequence[int], *strides: Any) -> Deviation:
         return new.reshape(old.shape)
 
     base, terms = _reshaped(x.base, x.shape, shape), [Term(s, _reshaped(v, x.shape, shape)) for s, v in x.terms]
+    # After the reshape, a term may be constant over the same rows as the base, and then belongs to it.
     if len(shape) > 1 and base.dim() == len(shape) and base.shape[-2] == 1 < shape[-2]:
         base, terms = common_parts(base, terms)
     if len(terms) > 1:
@@ -230,6 +231,7 @@ def _repeat(x: Deviation, repeats: Sequence[int]) -> Deviation:
 def _pad(x: Deviation, pad: Sequence[int], value: float = 0.0) -> Deviation:
     if not any(pad):
         return _same(x)
+    # Padding is part of the base: deviations are padded with zeros, whatever the value.
     base = aten.constant_pad_nd(x.base.expand(x.shape), pad, value)
     terms = [Term(s, aten.constant_pad_nd(v.expand(x.shape), pad, 0.0)) for s, v in x.terms]
     return Deviation(base, terms, base.shape)

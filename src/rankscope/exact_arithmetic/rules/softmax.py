@@ -69,6 +69,8 @@ def _split_off_common(x: Deviation, axis: int) -> tuple[Tensor, list[Term]]:
     if not terms:
         return base, []
     full = broadcast(*(term.values.shape for term in terms))
+    # First the terms whose scale is not small (a mask). Small ones follow only if the common part is still one row:
+    # added to rows that differ, they would be rounded.
     for at_most in (-APART, -torch.inf):
         for term in [term for term in terms if term.values.shape != full and term.log_scale > at_most]:
             base = added(base, term.values, term.log_scale)
@@ -147,6 +149,7 @@ def _departure(common: Tensor, scale: float, E: Tensor, total: Tensor, axis: int
     if are_moved():
         # Weights near 1 may differ by less than their last digit; the scores distinguish them.
         D = moved(D, fingerprint(torch.where(total == -torch.inf, 0.0, total), axis))
+    # Rows of a softmax sum to one before and after, so D sums to zero: the pivot's entry follows from the others.
     return [normalised(Term(scale + unit, D.scatter(axis, pivot, -summed_along(D, axis))))]
 
 
@@ -157,6 +160,7 @@ def _unit(*log_weights: Tensor) -> float:
 
 
 def _small(others: Tensor, unit: float, F: Tensor, e: float, size: float, axis: int) -> Tensor:
+    # Below 2^-54, e^{eF} - 1 equals eF to all digits, and the denominator 1 + e z equals 1.
     hat = F if size < 2.0**-54 else relative_expm1(F, e)
     z = (others.exp() * hat).sum(dim=axis, keepdim=True)
     D = (hat - z).mul_((others - unit).exp())
@@ -168,6 +172,7 @@ def _large(others: Tensor, after: Tensor, shifted: Tensor, unit: float, F: Tenso
 
     A row in which the pivot is hidden has no such x, and needs none.
     """
+    # The new normaliser relative to the old one is 1 + sum of the gains; x is F minus its logarithm.
     before = others.exp()
     gain = torch.where(F.abs() < _LARGE, before * torch.expm1(F), shifted.exp() - before)
     x = F - torch.log1p(torch.where(others == -torch.inf, _appearing(F, shifted), gain).sum(dim=axis, keepdim=True))
