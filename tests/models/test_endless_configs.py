@@ -89,4 +89,4 @@ def test_tokenizers_from_the_hub_pass_the_same_check(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     first, second = done.stdout.strip().splitlines()
     assert first == "hub True ()"
-    assert "'vocab_file', which is no special token" in second
+    assert "'vocab_file', which is not a special token" in second

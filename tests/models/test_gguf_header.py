@@ -81,7 +81,7 @@ def test_a_pipe_is_refused_at_once(tmp_path: Path) -> None:
     import os
 
     os.mkfifo(tmp_path / "m.gguf")
-    with pytest.raises(LoadError, match="no regular file"):
+    with pytest.raises(LoadError, match="not a regular file"):
         read_gguf_header(tmp_path / "m.gguf")
 
 

@@ -102,7 +102,7 @@ def test_files_that_name_other_files_are_refused(name: str, content: dict[str, A
 @pytest.mark.parametrize("name", ["vocab.txt", "tokenizer.json", "special_tokens_map.json"])
 def test_a_pipe_is_refused_at_once(name: str, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / name)
-    with pytest.raises(LoadError, match="no regular file"):
+    with pytest.raises(LoadError, match="not a regular file"):
         refuse_dangerous_tokenizer(tmp_path)
 
 

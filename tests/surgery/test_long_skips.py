@@ -227,9 +227,9 @@ def test_no_verb_cuts_half_of_it(kind: type[Network]) -> None:
 def test_a_skip_through_a_tuple_leaves_the_stream_unknown() -> None:
     """Which of two tensors is the stream is asked before any skip: the user declares it, or nothing runs."""
     model, x = made(ThroughATuple), tokens()
-    with pytest.raises(LayoutError, match=r"blocks\.0 gives back several tensors"), operate(model, skip=0.0, inputs=x):
+    with pytest.raises(LayoutError, match=r"blocks\.0 returns several tensors"), operate(model, skip=0.0, inputs=x):
         pytest.fail("it must be refused before anything runs")
-    with pytest.raises(LayoutError, match=r"blocks\.0 gives back several tensors"):
+    with pytest.raises(LayoutError, match=r"blocks\.0 returns several tensors"):
         rs.measure(model, x)
 
 

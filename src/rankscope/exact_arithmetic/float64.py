@@ -1,7 +1,7 @@
-"""Everything in float64: the model's weights, and what its code casts to narrower formats on the way.
+"""Runs everything in float64: the model's weights, and what its code would cast to narrower formats.
 
-The function that is followed stays the model's own: constants that depend on the format, such as the epsilon of an
-RMSNorm that was given none, are those of the format the model came in.
+The function that is evaluated stays the model's own: constants that depend on the dtype, such as the default epsilon of
+an RMSNorm, are those of the dtype in which the model was given.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ _GROUPED = frozenset(
 
 
 class WideArithmetic(TorchFunctionMode):
-    """A function mode under which every request for a narrower float format is one for float64.
+    """A function mode that turns every request for a narrower float dtype into one for float64.
 
-    Models cast to float32 inside norms, softmax and rotary embeddings; in float64 that would be a floor at 1e-7.
+    Models cast to float32 inside norms, softmax and rotary embeddings; in a float64 run that would be a floor at 1e-7.
     """
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Call ``func`` with the wider format."""
+        """Call ``func`` with the wider dtype."""
         kwargs = kwargs or {}
         if func in _CASTS:
             return args[0].double()
@@ -59,7 +59,7 @@ class WideArithmetic(TorchFunctionMode):
 
 
 def _grouped_product(rows: Tensor, weight: Tensor, offs: Tensor | None = None, **options: Any) -> Tensor:
-    """What torch's kernel for mixtures of experts does, which knows no float64."""
+    """Torch's grouped matrix product for mixtures of experts, which does not support float64."""
     if offs is None:
         return rows @ weight
     ends = [0, *offs.tolist()]
@@ -74,7 +74,8 @@ def _is_narrow(value: object) -> bool:
 
 @functools.cache
 def rms_epsilon(dtype: torch.dtype) -> float:
-    """The epsilon that ``rms_norm`` takes in this format when it is given none; which one depends on the torch."""
+    """The default epsilon of ``rms_norm`` for this dtype, which depends on the version of torch."""
+    # y = x / sqrt(x² + eps), so eps = (x / y)² - x², rounded to the power of two that it is.
     x = torch.tensor([2.0**-12], dtype=dtype)
     y = torch.nn.functional.rms_norm(x, (1,))
     return float(2.0 ** torch.log2((x.double() / y.double()).square() - x.double().square()).round())
@@ -85,7 +86,7 @@ _finfo = torch.finfo
 
 
 def _finfo_of_own_format(dtype: torch.dtype | None = None) -> torch.finfo:
-    """``torch.finfo``, which tells the model's code of the format the model came in where it asks for float64."""
+    """``torch.finfo``, except that the model's code gets the model's original dtype if it asks for float64."""
     if dtype is None:
         return _finfo()
     asked_by = str(sys._getframe(1).f_globals.get("__name__", "")).partition(".")[0]
@@ -108,9 +109,9 @@ def _constants_of(dtype: torch.dtype) -> Iterator[None]:
 
 @contextmanager
 def in_float64(model: nn.Module) -> Iterator[None]:
-    """Hold the model's weights in float64 for the length of a block; then the very tensors they were are put back.
+    """Hold the model's weights in float64 inside the ``with`` block; the original tensors are restored afterwards.
 
-    A float32 model takes three times its memory meanwhile; one that is in float64 already, nothing.
+    Meanwhile, a float32 model takes three times its memory; a float64 model takes no additional memory.
     """
     held: list[tuple[nn.Parameter, Tensor]] = []
     buffers: list[tuple[nn.Module, str, Tensor]] = []
@@ -124,7 +125,7 @@ def in_float64(model: nn.Module) -> Iterator[None]:
                 if buffer is not None and buffer.dtype in _NARROW:
                     buffers.append((module, name, buffer))
                     module._buffers[name] = buffer.double()
-        # The model's own format is that of most of its weights; none is narrow when this is called inside itself.
+        # The model's original dtype is that of most of its weights. In a nested call, no weights are narrow any more.
         sizes: Counter[torch.dtype] = Counter()
         for _, data in held:
             sizes[data.dtype] += data.numel()

@@ -1,4 +1,4 @@
-"""The rules by which operations act on a deviation, by ATen operation, and the refusal where there is none."""
+"""The registry of rules, by ATen operation, and the refusal of operations without one."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ RULES: dict[Any, Callable[..., Any]] = {}
 def rule(*operations: Any) -> Callable[[RuleFunction], RuleFunction]:
     """Register a function as the rule of these ATen operations (``torch.ops.aten.mm``).
 
-    An operation that not every torch has is given by name (``"_grouped_mm"``), and one that another library registers,
-    perhaps later, by both names (``"transformers.grouped_mm_fallback"``). The function gets the arguments of the
-    operation, of which at least one is a Deviation, and gives back what the operation gives. The rule of ``add`` serves
-    ``add_`` too.
+    Give an operation that not every torch version has by name (``"_grouped_mm"``), and one that another library
+    registers, perhaps later, by namespace and name (``"transformers.grouped_mm_fallback"``). The function receives the
+    arguments of the operation, at least one of which is a Deviation, and returns what the operation returns. The rule
+    for ``add`` is also used for ``add_``.
     """
 
     def register(function: RuleFunction) -> RuleFunction:
@@ -44,7 +44,7 @@ def refuse(operation: Any, why: str = "it has no rule") -> NoReturn:
 
 
 def _running_module() -> str:
-    """The innermost module whose forward is under way."""
+    """The innermost module whose forward is running, found on the Python stack."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         owner = frame.f_locals.get("self")

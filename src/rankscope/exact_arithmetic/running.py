@@ -1,4 +1,4 @@
-"""Running a model in exact arithmetic, one sequence at a time, and showing its stream at the sites."""
+"""Runs a model in exact arithmetic, one sequence at a time, and shows its stream at the sites."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ def exact_stream(
 ) -> None:
     """Run ``view.model`` on each sequence of a batch in exact arithmetic.
 
-    The model runs in evaluation mode and in float64, without gradients, under whatever surgery is going on, up to its
-    last block; it is left as it was found.
+    The model runs in evaluation mode and in float64, without gradients, under any active surgery, up to its last
+    block. It is restored afterwards.
 
     Args:
         view: the model and its structure.
         batch: the inputs.
-        observe: gets the number of the sequence in the batch, the site, the stream there as ``1 tokens dim``, and which
-            of its tokens count (``1 tokens``, None for all).
-        sites: where; by default the first block's input and every block's output.
-        log_shrink: natural logarithm of a factor by which the tokens of each stack are first drawn to their mean. Far
-            below zero, the run shows how the collapsed state answers to a small deviation: its linear stability.
+        observe: receives the number of the sequence in the batch, the site, the stream there as ``1 tokens dim``, and
+            which of its tokens count (``1 tokens``, None for all).
+        sites: the sites to observe; by default the first block's input and every block's output.
+        log_shrink: natural logarithm of a factor by which the tokens of each stack are first moved toward their mean.
+            Far below zero, the run shows how the collapsed state reacts to a small deviation: its linear stability.
 
     Raises:
-        UnsupportedArithmeticError: the model does something that has no rule.
+        UnsupportedArithmeticError: the model uses an operation without a rule.
     """
     selection = SiteSelection.parse(EXACT_SITES) if sites is None else sites
     with undisturbed(view.model), in_float64(view.model):
@@ -71,9 +71,9 @@ def deviating(
     *,
     log_shrink: float = 0.0,
 ) -> Iterator[None]:
-    """Inside the block the stream of ``view.model`` is a Deviation from its first block on.
+    """Inside the ``with`` block, the stream of ``view.model`` is a Deviation from its first block on.
 
-    One forward pass of one sequence; it ends, and the block with it, after the last block of the model.
+    For one forward pass of one sequence. The pass, and with it the ``with`` block, ends after the model's last block.
     """
     follower = _Deviator(view, keep, observe, sites, log_shrink)
     try:
@@ -84,7 +84,7 @@ def deviating(
 
 
 def single_sequences(batch: Batch) -> Iterator[Batch]:
-    """The sequences of a batch, each in a batch of its own, their numbers in float64."""
+    """The sequences of a batch as separate batches, in float64."""
     batch = widened(batch)
     for row in range(batch.sequences):
 
@@ -104,7 +104,7 @@ def single_sequences(batch: Batch) -> Iterator[Batch]:
 
 
 class _Deviator(StreamMode):
-    """Turns the stream into a deviation where it enters a block, and shows it."""
+    """Converts the stream to a deviation at the entry of each block, and shows it."""
 
     def __init__(
         self,
@@ -123,9 +123,10 @@ class _Deviator(StreamMode):
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Also change the arguments of blocks, before any other hook sees them."""
+        """Also replace the arguments of blocks, before any other hook sees them."""
         modules = self.view.modules()
         names = {call.module_name for stack in self.view.stacks for call in stack.calls}
+        # Prepended: the hooks of the stream mode must already see the deviation as the block's input.
         with ExitStack() as stack:
             for name in names:
                 handle = modules[name].register_forward_pre_hook(self._deviate, prepend=True, with_kwargs=True)
@@ -136,11 +137,12 @@ class _Deviator(StreamMode):
     def _deviate(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """A forward pre-hook: the stream that comes in becomes a deviation, recentred."""
+        """A forward pre-hook that replaces the incoming stream by a recentred deviation."""
         entry = first_tensor(args, kwargs)
         if entry is None:
             return None
         keep = self._fitting(entry)
+        # Recentring at every block keeps the base at the mean token and the deviations as small as possible.
         if isinstance(entry, Deviation):
             new = entry.recentred(keep)
         else:
@@ -151,7 +153,7 @@ class _Deviator(StreamMode):
         )
 
     def _fitting(self, x: Tensor) -> Tensor | None:
-        """The kept tokens, if they can be those of this stream; tokens the model itself padded do not count."""
+        """The kept tokens, if they fit this stream; tokens that the model itself added as padding do not count."""
         rows = x.shape[:-1].numel()
         if self._keep is None or self._keep.numel() > rows:
             return None
@@ -166,7 +168,7 @@ class _Deviator(StreamMode):
             self._observe(ref, seen, self._fitting(seen))
 
     def on_enter(self, call: ActiveBlock, entry: Tensor) -> None:
-        """Show the stream that comes in."""
+        """Show the stream as it enters a block."""
         self._show(call, "block.in", entry)
 
     def on_next_block(self, call: ActiveBlock, stream: Tensor) -> None:
@@ -187,7 +189,7 @@ class _Deviator(StreamMode):
         return out
 
     def on_leave(self, call: ActiveBlock, out: Tensor) -> None:
-        """Show the stream that leaves, and stop when it was the last block."""
+        """Show the stream as it leaves a block, and stop after the last block."""
         self._show(call, "block.out", out if call.last_sum is None else call.last_sum)
         self._calls_left -= 1
         if self._calls_left == 0:

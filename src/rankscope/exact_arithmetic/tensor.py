@@ -1,6 +1,6 @@
-"""A tensor that knows by how little its tokens differ: a common part, and deviations with log-scales of their own.
+"""A tensor that stores what its tokens have in common and their differences separately, each with a log-scale.
 
-A model runs on it unmodified: each ATen operation that meets one goes to its rule, in
+A model runs on it unmodified: each ATen operation that receives one is dispatched to its rule in
 ``rankscope.exact_arithmetic.rules``.
 """
 
@@ -32,23 +32,23 @@ from rankscope.exact_arithmetic.terms import (
     summed,
 )
 
-# Rows that differ by less than this of themselves in plain float64 do so with fewer than eight digits.
+# Rows whose relative difference in plain float64 is below this have fewer than eight correct digits in it.
 _ROUNDING = 2.0**-26
 
 
 class Deviation(Tensor):
-    r"""A tensor :math:`B + \sum_t e^{s_t} D_t` in float64, the log-scales :math:`s_t` being plain numbers.
+    r"""A tensor :math:`B + \sum_t e^{s_t} D_t` in float64, where the log-scales :math:`s_t` are plain numbers.
 
-    Exact: every rule keeps the relative accuracy of each term, whatever its scale, so that tokens may differ by
-    10^-100000 of themselves. ``base`` and every term are stored with size 1 along axes on which they are constant: a
-    base with equal rows is one row. The residual stream has one term; attention scores have several, whose differences
-    in scale the softmax needs. All sequences in one Deviation share its scales, so each sequence gets its own.
+    Exact: every rule keeps the relative accuracy of each term, whatever its scale, so tokens may have relative
+    differences of 10^-100000. ``base`` and every term are stored with size 1 along axes on which they are constant: a
+    base with equal rows is one row. The residual stream has one term; attention scores have several, whose different
+    scales the softmax needs. All sequences in one Deviation would share its scales, so each sequence gets its own.
 
     Attributes:
         base: the common part.
         terms: the deviations.
-        null_axis: an axis along which every term sums to exactly zero, as that of a softmax does; None where unknown.
-        base_sum: what ``base`` sums to exactly along that axis; None where unknown.
+        null_axis: an axis along which every term sums to exactly zero, as for a softmax; None if unknown.
+        base_sum: the exact sum of ``base`` along that axis; None if unknown.
 
     Example:
         >>> x = Deviation.from_tokens(torch.tensor([[[1.0, 2.0], [3.0, 2.0]]]))
@@ -75,7 +75,7 @@ class Deviation(Tensor):
         null_axis: int | None = None,
         base_sum: float | None = None,
     ) -> Deviation:
-        """A deviation of this shape, or of the shape its parts broadcast to."""
+        """Create a deviation of this shape, or of the shape its parts broadcast to."""
         if shape is None:
             shape = broadcast(base.shape, *(term.values.shape for term in terms))
         out: Deviation = torch.Tensor._make_wrapper_subclass(cls, tuple(shape), dtype=base.dtype, device=base.device)
@@ -92,7 +92,7 @@ class Deviation(Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Send an operation to its rule."""
+        """Dispatch an operation to its rule."""
         import rankscope.exact_arithmetic.rules  # noqa: F401  (fills the registry)
 
         arguments = dict(kwargs or {})
@@ -100,7 +100,7 @@ class Deviation(Tensor):
         packet = func.overloadpacket
         name = packet.__name__
         found = RULES.get(packet) or RULES.get(str(packet))
-        if found is None and name.endswith("_"):  # the rule of add serves add_, which writes into its first argument
+        if found is None and name.endswith("_"):  # add_ uses the rule of add and writes into its first argument
             found, buffer = RULES.get(getattr(torch.ops.aten, name[:-1], None)), args[0]
         if found is None:
             refuse(packet)
@@ -114,7 +114,7 @@ class Deviation(Tensor):
         return buffer.overwritten(_moved(found, found(*args, **arguments)), packet)
 
     def numpy(self, *, force: bool = False) -> NoReturn:
-        """Refuse, as everything does that leaves torch: NumPy would see neither base nor terms."""
+        """Refuse, like everything that leaves torch: NumPy would see neither base nor terms."""
         refuse("Tensor.numpy", "it leaves torch")
 
     def tolist(self) -> NoReturn:
@@ -130,7 +130,7 @@ class Deviation(Tensor):
         refuse("Tensor.__dlpack__", "it leaves torch")
 
     def overwritten(self, new: Deviation | Tensor, operation: Any) -> Deviation:
-        """Take over the parts of ``new``, as an operation in place does, and so do the tensors this is a view of."""
+        """Replace the value by ``new``, as an in-place operation does, also in the tensors of which this is a view."""
         if new.shape != self.shape:
             refuse(operation, f"it turns a tensor of shape {tuple(self.shape)} into one of {tuple(new.shape)} in place")
         parts = new if isinstance(new, Deviation) else Deviation(new, (), self.shape)
@@ -144,11 +144,11 @@ class Deviation(Tensor):
 
     @classmethod
     def from_tokens(cls, x: Tensor, keep: Tensor | None = None) -> Deviation:
-        """The rows of ``x`` as their mean and what departs from it.
+        """Split the rows of ``x`` into their mean and the deviations from it.
 
         Args:
             x: one sequence, any shape ``(..., dim)``; every row along the last axis is a token.
-            keep: which rows enter the mean, in any shape with as many entries as there are rows; None for all.
+            keep: which rows count in the mean, in any shape with as many entries as there are rows; None for all.
         """
         if not x.is_floating_point() or x.dim() < 2:
             raise InputError(f"Tokens were given as a {x.dtype} tensor of shape {tuple(x.shape)}; expected (..., dim).")
@@ -157,25 +157,26 @@ class Deviation(Tensor):
         )
 
     def recentred(self, keep: Tensor | None = None) -> Deviation:
-        """The same value with the mean of the kept rows as base, and no terms where those rows are equal.
+        """The same value with the mean of the kept rows as base, and no terms if those rows are equal.
 
-        Deviations below one get unit norm over the kept rows and a log-scale; larger ones need none and have scale 1.
-        Where the base differs between rows its differences become part of the term, and plain float64 is the limit.
+        Deviations below one get unit norm over the kept rows and a log-scale; larger ones have scale 1.
+        If the base differs between rows, its differences become part of the term, and plain float64 is the limit.
         """
         base, terms = self._centred(keep)
         out = []
         for (scale, values), log_norm in terms:
+            # e^scale values = e^log_scale (e^change values), where the new values have unit norm.
             log_scale = min(scale + log_norm, 0.0) if math.isfinite(log_norm) else scale
             change = scale - log_scale
             if log_scale < 0.0 and abs(change + log_norm) > 1.0:
-                # Beyond about e^(10^16) a scale no longer resolves a factor of e: the sum above swallowed the norm, and
-                # numbers that keep it would grow without end.
+                # Beyond about e^(10^16) a log-scale cannot resolve a factor of e: adding log_norm above was rounded
+                # away. Divide the values by their norm anyway, or they would grow without bound.
                 change = -log_norm
             out.append(Term(log_scale, values * exp(change)))
         return Deviation(base, gathered(out), self.shape)
 
     def log_residual(self, keep: Tensor | None = None) -> float:
-        r"""Natural logarithm of :math:`\|C X\|_F` over the kept rows. Exact; minus infinity where rows are equal."""
+        r"""Natural logarithm of :math:`\|C X\|_F` over the kept rows. Exact; minus infinity if rows are equal."""
         terms = self.recentred(keep).terms
         if not terms:
             return -math.inf
@@ -183,8 +184,9 @@ class Deviation(Tensor):
         return _log_norm(_kept(values.expand(self.shape), keep)) + scale
 
     def _centred(self, keep: Tensor | None) -> tuple[Tensor, list[tuple[Term, float]]]:
-        """Mean of the kept rows, and what departs from it: terms and the logarithms of their norms."""
+        """Mean of the kept rows, and the deviations from it: terms and the logarithms of their norms."""
         base, terms = one_row(self.base), by_scale(self.terms)
+        # Rows of the base differ: there is nothing common to split off, so everything becomes one term of scale 1.
         if any(size != 1 for size in base.shape[:-1]):
             center, values = _split(base.expand(self.shape), keep)
             for term in terms:
@@ -192,6 +194,7 @@ class Deviation(Tensor):
             base, terms = center, [Term(0.0, values)]
             _check_above_rounding(base, values, keep)
         kept: list[tuple[Term, float]] = []
+        # Terms may have a mean of their own, which moves to the base.
         for scale, values in terms:
             mean, values = _split(values.expand(self.shape), keep)
             base = base + scaled(scale, mean)
@@ -201,7 +204,7 @@ class Deviation(Tensor):
         return base, kept
 
     def check_exact(self, keep: Tensor | None = None) -> None:
-        """Refuse a value whose rows have no common part to rely on and differ by hardly more than rounding.
+        """Refuse a value whose rows have no common base and differ by little more than rounding.
 
         Raises:
             UnsupportedArithmeticError: with the module that is running.
@@ -210,7 +213,7 @@ class Deviation(Tensor):
             self._centred(keep)
 
     def shrunk(self, log_factor: float) -> Deviation:
-        """The same base, every deviation times ``e^log_factor``."""
+        """The same base, with every deviation multiplied by ``e^log_factor``."""
         return Deviation(self.base, [Term(s + log_factor, v) for s, v in self.terms], self.shape)
 
     def log_norm(self, keep: Tensor | None = None) -> float:
@@ -227,14 +230,14 @@ class Deviation(Tensor):
 
 @cache
 def _names_of(function: Callable[..., Any]) -> frozenset[str] | None:
-    """The arguments a rule can be given by name; None for any."""
+    """The keyword arguments that a rule accepts; None for any."""
     parameters = inspect.signature(function).parameters
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     return None if takes_any else frozenset(parameters)
 
 
 def _moved(function: Callable[..., Any], out: Any) -> Any:
-    """What a rule gave, last digits moved if they are to be; rules that only move values around round nothing."""
+    """The result of a rule, with last digits perturbed if that is enabled; rules that only rearrange do not round."""
     if not are_moved() or function.__module__.endswith((".shapes", ".indexing")):
         return out
     if isinstance(out, tuple):
@@ -246,7 +249,7 @@ def _moved(function: Callable[..., Any], out: Any) -> Any:
 
 
 def _log_norm(rows: Tensor) -> float:
-    """Logarithm of the Euclidean norm, whose squares would leave the range of float64 long before it does."""
+    """Logarithm of the Euclidean norm, scaled first because squares leave the range of float64 earlier."""
     size = float(rows.abs().max()) if rows.numel() else 0.0
     if size == 0.0:
         return -math.inf
@@ -254,7 +257,7 @@ def _log_norm(rows: Tensor) -> float:
 
 
 def _check_above_rounding(center: Tensor, departures: Tensor, keep: Tensor | None) -> None:
-    """Refuse rows whose common part is not common, when they differ by so little that it may be rounding."""
+    """Refuse rows without a common base if they differ by so little that it may be rounding."""
     rows = _kept(departures, keep)
     size = float(torch.linalg.vector_norm(center)) * math.sqrt(rows.shape[0])
     if float(torch.linalg.vector_norm(rows)) < _ROUNDING * size:
@@ -273,8 +276,8 @@ def _kept(values: Tensor, keep: Tensor | None) -> Tensor:
 def _split(values: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor]:
     """Mean of the kept rows, and all rows minus it.
 
-    The first kept row is subtracted before the mean is taken: the mean of seven equal numbers need not be that number,
-    but the mean of seven zeros is zero.
+    The first kept row is subtracted before averaging: the floating-point mean of seven equal numbers need not be that
+    number, but the mean of seven zeros is zero.
     """
     one_row = (1,) * (values.dim() - 1) + (values.shape[-1],)
     rows = _kept(values, keep)
@@ -286,18 +289,18 @@ def _split(values: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor]:
 
 
 def merged(x: Deviation) -> Deviation:
-    """The same value with one term at most; small terms are rounded in the units of the largest."""
+    """The same value with at most one term; small terms are rounded to the precision of the largest."""
     if len(x.terms) < 2:
         return x
     return Deviation(x.base, (summed(x.terms),), x.shape, null_axis=x.null_axis, base_sum=x.base_sum)
 
 
 def joined(x: Deviation) -> Deviation:
-    """``x`` with one term, as a function that is not linear needs it.
+    """``x`` with one term, as required by nonlinear functions.
 
     Raises:
-        UnsupportedArithmeticError: terms so far apart in scale that the small ones would be lost, beside a base whose
-            rows are equal: scores of attention without positions, say, which only a softmax can take in.
+        UnsupportedArithmeticError: the scales are so far apart that small terms would be lost, while the rows of the
+            base are equal: for example attention scores without positions, which only a softmax can handle.
     """
     if len(x.terms) < 2:
         return x
@@ -310,6 +313,7 @@ def joined(x: Deviation) -> Deviation:
 
 def written(x: Deviation, new: Deviation, write_back: Callable[[Tensor, Tensor], Tensor]) -> Deviation:
     """``x`` after ``new`` was written to a part of it."""
+    # One scale for both, so that the written part and the rest can be one tensor.
     held, other = merged(x), merged(new)
     base = write_back(held.base.expand(x.shape), other.base.expand(new.shape))
     top = max((term.log_scale for term in (*held.terms, *other.terms)), default=0.0)

@@ -1,4 +1,4 @@
-"""Terms ``e^s D`` and how they add up without losing the small ones."""
+"""Terms ``e^s D``, and how they are added without losing the small ones."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from torch import Tensor
 
 from rankscope.exact_arithmetic.rounding import are_moved, moved
 
-# Scales this far apart are kept apart: a digit is lost at most.
+# All differences below are differences of natural logarithms.
+# A term of smaller shape is added to a larger one only if its scale is at most e^3 times as large: one digit is lost.
 APART = 3.0
-# Scales e^10 apart leave twelve of sixteen digits.
+# Adding terms whose scales differ by e^10 leaves twelve of the sixteen digits of the smaller one.
 LOST = 10.0
-# Terms of one shape and scales this near are added up: if what is larger cancels later, nine digits are left.
+# Terms of one shape with scales closer than e^8 are added: if the larger cancels later, nine digits remain.
 _NEAR = 8.0
-# So many terms of one shape are kept: what attention under a mask leaves of first to third order, and one more.
+# At most this many terms of one shape are kept: first to third order of attention under a mask, and one more.
 _ORDERS = 4
 
-# Terms whose numbers are all smaller than this get the rest of it in their scale.
+# If all values of a term are smaller than this, their magnitude is moved into the log-scale.
 _SMALL = 1e-3
 
 
@@ -38,19 +39,19 @@ def broadcast(*shapes: Sequence[int]) -> torch.Size:
 
 
 def exp(log_scale: float) -> float:
-    """``e^log_scale``, zero where that underflows, infinite where it overflows."""
+    """``e^log_scale``; zero if that underflows, infinite if it overflows."""
     if log_scale > 709.0:
         return math.inf
     return math.exp(log_scale) if log_scale > -745.0 else 0.0
 
 
 def scaled(log_scale: float, values: Tensor) -> Tensor:
-    """``e^log_scale values``, without a pass over them where it is one."""
+    """``e^log_scale values``, without a multiplication if the scale is 1."""
     return values if log_scale == 0.0 else values * exp(log_scale)
 
 
 def summed(terms: Sequence[Term]) -> Term:
-    """All terms in one, small ones rounded in the units of the largest."""
+    """The sum of all terms as one term; small ones are rounded to the precision of the largest."""
     if len(terms) == 1:
         return terms[0]
     out, *rest = sorted(_live(terms), key=lambda term: -term.log_scale)
@@ -60,16 +61,17 @@ def summed(terms: Sequence[Term]) -> Term:
 
 
 def gathered(terms: Sequence[Term]) -> tuple[Term, ...]:
-    """Terms of the same stored shape and like scale added up, and terms of a smaller shape added to a larger one.
+    """Add terms of the same stored shape and similar scale, and add terms of a smaller shape to a larger one.
 
-    Terms that would be swamped stay apart: those of smaller shape and much larger scale, and those of one shape and
-    very different scales, of which a later operation may cancel the large one.
+    Terms stay separate if adding them would lose digits: terms of smaller shape and much larger scale, and terms of the
+    same shape and very different scales, because a later operation may cancel the large one.
     """
     groups: dict[torch.Size, list[Term]] = {}
     for term in _live(terms):
         groups.setdefault(term.values.shape, []).append(term)
     alike = [part for group in groups.values() for part in by_scale(group)]
     kept: list[Term] = []
+    # Largest shape first, so that every smaller term finds the terms it could be added to.
     for term in sorted(alike, key=lambda term: -term.values.numel()):
         for place, large in enumerate(kept):
             if _fits(term, large) and term.log_scale - large.log_scale < APART:
@@ -81,7 +83,7 @@ def gathered(terms: Sequence[Term]) -> tuple[Term, ...]:
 
 
 def by_scale(terms: Sequence[Term]) -> list[Term]:
-    """Terms with scales near each other added up, largest scale first; what comes after the fourth is added to it."""
+    """Add terms with similar scales, largest scale first; everything after the fourth term is added to it."""
     out: list[Term] = []
     for term in sorted(_live(terms), key=lambda term: -term.log_scale):
         if out and (out[-1].log_scale - term.log_scale < _NEAR or len(out) == _ORDERS):
@@ -92,10 +94,10 @@ def by_scale(terms: Sequence[Term]) -> list[Term]:
 
 
 def common_parts(base: Tensor, terms: Sequence[Term]) -> tuple[Tensor, list[Term]]:
-    """Terms that are the same for all rows the base is the same for, added to it: as common as it, they need no scale.
+    """Add to the base all terms that are constant over the same rows as the base, and so need no separate scale.
 
-    A term that varies along one more axis before the last stays: window means of a sequence cut into windows differ
-    between tokens, although each is the same for all rows of its window.
+    A term that varies along one more axis before the last is kept: in a sequence split into windows, the means of the
+    windows differ between tokens, although each is the same for all rows of its window.
     """
     kept = []
     for term in terms:
@@ -107,7 +109,7 @@ def common_parts(base: Tensor, terms: Sequence[Term]) -> tuple[Tensor, list[Term
 
 
 def _fits(small: Term, large: Term) -> bool:
-    """Whether the one has a smaller shape, and adding it to the other leaves the shape of the other."""
+    """Whether ``small`` has a smaller shape that broadcasts to that of ``large``."""
     one, other = small.values.shape, large.values.shape
     return one != other and broadcast(one, other) == other
 
@@ -118,26 +120,27 @@ def _sum(one: Term, other: Term) -> Term:
 
 
 def added(large: Tensor, small: Tensor, log_factor: float) -> Tensor:
-    """``large + e^log_factor small``; every sum in which a part can be lost is taken here."""
+    """``large + e^log_factor small``. Every sum that can lose a part goes through here."""
     factor = exp(log_factor)
     if not are_moved():
         return large if factor == 0.0 else torch.add(large, small, alpha=factor)
     out = torch.add(large, small, alpha=factor)
-    # The movement looks at both parts where one was rounded; where none was, sums of equal numbers stay equal.
+    # If the sum was rounded, the perturbation depends on both summands, so that a lost difference becomes visible.
+    # If it was exact, it depends on the sum alone, so that equal sums stay equal.
     part = small * factor
     whole = (out - large == part) & (out - part == large) & (factor != 0.0)
     return moved(out, *(torch.where(whole, 0.0, lost) for lost in (large, small)))
 
 
 def _live(terms: Sequence[Term]) -> Sequence[Term]:
-    """Terms with scales that can be compared: those that are zero are gone, as long as one is left."""
+    """Terms with comparable scales, without zero terms (but at least one term)."""
     if len(terms) < 2:
         return terms
     return [normalised(term) for term in terms if bool(term.values.any())] or terms[:1]
 
 
 def normalised(term: Term) -> Term:
-    """The same term with numbers of order one, if they are all small: scales are compared where terms meet."""
+    """The same term with values of order one, if they are all small, so that log-scales can be compared."""
     size = float(term.values.abs().max()) if term.values.numel() else 0.0
     if not 0.0 < size < _SMALL:
         return term
@@ -145,7 +148,7 @@ def normalised(term: Term) -> Term:
 
 
 def one_row(base: Tensor) -> Tensor:
-    """A base stored as one row where its rows turn out equal to the last bit."""
+    """Store a base as one row if its rows are equal to the last bit."""
     for axis in range(base.dim() - 1):
         head = base.narrow(axis, 0, 1)
         if base.shape[axis] > 1 and bool((base == head).all()):

@@ -1,4 +1,4 @@
-"""The attention matrices of a batch, and the float64 reductions every attention metric is made of."""
+"""The attention matrices of a batch, and the float64 reductions that attention metrics are computed from."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from rankscope.linalg.tokens import TokenPiece, Tokens, add_columns, join_rows, 
 class AttentionMatrix(AttentionView):
     """Attention probabilities P of shape ``(*batch, heads, query, key)``, one matrix per head and sequence.
 
-    Reductions are in float64, on the device of ``probs``, taken piece by piece on first use and kept; sums are in units
-    of ``rows.scale``.
+    Reductions are in float64, on the device of ``probs``, computed piece by piece on first use and cached; sums are in
+    units of ``rows.scale``.
 
     Args:
-        probs: probabilities as the softmax gave them, any floating dtype.
-        support: which keys each row may see (mask and padding), broadcastable to the shape of ``probs``; all of them
-            where it is left out. A zero probability does not tell: it may have underflowed.
+        probs: probabilities returned by the softmax, any floating dtype.
+        support: which keys each row may see (mask and padding), broadcastable to the shape of ``probs``; by default all
+            of them. It cannot be inferred from zero probabilities, which may have underflowed.
         keep: which query rows count, ``(*batch, query)``; rows of padding tokens do not.
 
     Raises:
@@ -97,7 +97,7 @@ class AttentionMatrix(AttentionView):
 
     @property
     def fewest(self) -> int:
-        """A number of rows that every matrix has at least."""
+        """Lower bound on the number of rows that count in any matrix."""
         return self.rows.fewest
 
     @cached_property
@@ -108,12 +108,12 @@ class AttentionMatrix(AttentionView):
 
     @property
     def centred_singular_value_bound(self) -> Float[Tensor, " matrices"]:
-        """The value itself."""
+        """The same value: it is exact here."""
         return self.largest_centred_singular_value
 
     @property
     def is_spectrum_estimated(self) -> Bool[Tensor, " matrices"]:
-        """Nowhere: every singular value is computed."""
+        """Always False: every singular value is computed."""
         return torch.zeros(self.rows.sequences, dtype=torch.bool, device=self.rows.device)
 
     def _fitting(self, support: Tensor, probs: Tensor) -> Tensor:
@@ -127,7 +127,7 @@ class AttentionMatrix(AttentionView):
 
     @cached_property
     def _first_of_support(self) -> Tensor:
-        """The first key that any row may see (padding may stand on the left), per matrix, one per row of support."""
+        """The first key that any row may see (padding may be on the left), repeated for each row of the support."""
         assert self._support is not None
         first = self._support.any(-2, keepdim=True).to(torch.uint8).argmax(-1, keepdim=True)
         return first.expand(*self._support.shape[:-1], 1)
@@ -145,7 +145,7 @@ class AttentionMatrix(AttentionView):
 
 def _sums_of_piece(piece: TokenPiece) -> AttentionSums:
     P = piece.X
-    # p log p is 0 at p = 0, and the smallest float stands in for 0 only inside the logarithm.
+    # p log p is 0 at p = 0; the smallest float replaces 0 only inside the logarithm.
     logarithm = torch.clamp_min(P, torch.finfo(P.dtype).tiny, out=piece.spare).log_()
     p_log_p = logarithm.mul_(P).sum(-1)
     mass, energy = P.sum(-1), torch.linalg.vector_norm(P, dim=(-2, -1)).square_()

@@ -1,4 +1,4 @@
-"""What every attention metric reads, whether the probabilities lie in memory or are made tile by tile."""
+"""The interface of attention metrics, whether the probabilities are in memory or computed tile by tile."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class AttentionSums:
-    """In one unit per matrix: per row of P its mass and the sum of p log p, and sums of squares of P and of CP."""
+    """Mass and sum of p log p of each row of P, and sums of squares of P and CP, in one unit per matrix."""
 
     mass: Float[Tensor, "matrices query"]
     p_log_p: Float[Tensor, "matrices query"]
@@ -20,7 +20,7 @@ class AttentionSums:
 
 
 class AttentionView(ABC):
-    """Attention probabilities P, one matrix per head and sequence, known by their float64 reductions.
+    """Attention probabilities P, one matrix per head and sequence, accessed through float64 reductions.
 
     Reductions have one leading ``matrices`` axis: the batch axes and the heads, flattened.
 
@@ -45,7 +45,7 @@ class AttentionView(ABC):
     @property
     @abstractmethod
     def fewest(self) -> int:
-        """A number of rows that every matrix has at least."""
+        """Lower bound on the number of rows that count in any matrix."""
 
     @property
     @abstractmethod
@@ -75,12 +75,12 @@ class AttentionView(ABC):
     @property
     @abstractmethod
     def centred_singular_value_bound(self) -> Float[Tensor, " matrices"]:
-        """A bound on it from above; NaN for P = 0."""
+        """Upper bound on :attr:`largest_centred_singular_value`; NaN for P = 0."""
 
     @property
     @abstractmethod
     def is_spectrum_estimated(self) -> Bool[Tensor, " matrices"]:
-        """Where :attr:`largest_centred_singular_value` is a lower estimate and not the value itself."""
+        """Whether :attr:`largest_centred_singular_value` is only a lower bound."""
 
     @property
     def finite(self) -> Bool[Tensor, " matrices"]:
@@ -89,5 +89,5 @@ class AttentionView(ABC):
 
     @property
     def relative_deviation(self) -> Float[Tensor, " matrices"]:
-        r""":math:`\|CP\|_F / \|P\|_F`, against which the float floor is held."""
+        r""":math:`\|CP\|_F / \|P\|_F`, the quantity that is compared with the float floor."""
         return (self.sums.centred_energy / self.sums.energy).sqrt()

@@ -1,16 +1,16 @@
-r"""Attention of long sequences: the reductions of every attention metric, without a matrix of queries by keys.
+r"""Attention on long sequences: the reductions of every attention metric, without a query by key matrix.
 
-One walk over the tiles yields all sums and a product with the matrix. Everything is taken
-of :math:`D = P - 1r^T` with a reference row r near the mean row: CP = CD, and sums of squares of D
+One walk over the tiles yields all sums and a product with the matrix. Everything is computed
+for :math:`D = P - 1r^T` with a reference row r near the mean row: CP = CD, and sums of squares of D
 do not cancel when rows are nearly equal, as those of P would. The exponentials are :math:`\tilde P = \mathrm{diag}(m)P`
-with masses m that differ from 1 by the rounding of each row's log-sum. What that does is undone on the small results:
+with masses m that differ from 1 by the rounding of each row's log-sum. The small results are corrected for that:
 
 .. math:: D = \mathrm{diag}(1/m)\tilde D - e r^T, \qquad \tilde D = \tilde P - 1r^T, \quad e = 1 - 1/m .
 
-A walk begins with a row near the mean row, and directions near the top ones. Both are taken of a few rows,
-each standing for those around it. Half of them lie evenly over the sequence, half are
-denser towards its beginning, where rows of a causal mask are short, large and unlike each other. How well the rows are
-chosen costs steps, or width of an interval, never truth.
+A walk starts with a row near the mean row, and with directions near the top singular vectors. Both come from a sample
+of rows, each weighted by the number of rows it represents. Half of them are evenly spaced; the other half are denser
+towards the beginning, where rows of a causal mask are short, large and different from each other. A poor sample costs
+more steps or a wider interval, but never correctness.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class SupportRows:
 
     Args:
         shape: ``(batch, heads, query, key)``.
-        device: where results lie.
-        mask: broadcastable to ``shape``; True where a key is visible, or what is added to scores.
-        is_causal: a row sees keys up to its own place.
+        device: device of the results.
+        mask: broadcastable to ``shape``; True where a key is visible, or an additive mask.
+        is_causal: a row sees keys up to its own position.
 
     Raises:
         InputError: a mask that does not broadcast.
@@ -57,7 +57,7 @@ class SupportRows:
                 raise InputError(
                     f"The attention mask has the shape {tuple(mask.shape)}. Expected one that broadcasts to {shape}."
                 )
-            # Batch and heads stay as they are: what all of them share is counted once.
+            # Batch and head axes are not expanded: a mask that they share is counted once.
             self._mask = mask.reshape(padded).expand(*padded[:2], *shape[2:])
 
     def mask_of(self, b: int, h: int) -> Tensor | None:
@@ -76,7 +76,7 @@ class SupportRows:
 
     @cached_property
     def first_key(self) -> Int[Tensor, "batch heads"]:
-        """The first key that any row may see: padding may stand on the left."""
+        """The first key that any row may see, which is not key 0 if padding is on the left."""
         if self._mask is None:
             return torch.zeros(self._shape[:2], dtype=torch.int64, device=self._device)
         seen = torch.zeros(*self._mask.shape[:2], self._shape[3], dtype=torch.bool, device=self._device)
@@ -116,26 +116,26 @@ def _visible(mask: Tensor) -> Tensor:
 
 
 BLOCK = 6
-"""Directions taken through one walk: a product with so few costs less than the exponentials."""
+"""Number of directions multiplied in one walk: a product with so few costs less than the exponentials."""
 
 _ROWS_FOR_MEAN = 32
 _ROWS_FOR_DIRECTIONS = 256
 _SEED = 0
 _NEAR_EQUAL = 0.3
-"""Relative deviation of the rows above which sums of squares lose no digit that matters without a reference row."""
+"""Relative deviation of the rows above which sums of squares are accurate enough without a reference row."""
 
 
 def attention_start(
     logs: HeadScores, *, directions: bool
 ) -> tuple[Float[Tensor, " keys"], Float[Tensor, "keys block"]]:
-    """A reference row, and orthonormal directions; none where they are not wanted.
+    """A reference row, and orthonormal starting directions (no columns if not requested).
 
-    The directions are the top right singular vectors of the sampled rows, centred, and one drawn at random, so that
+    The directions are the top right singular vectors of the sampled rows, centred, and one random direction, so that
     no singular vector is orthogonal to all of them.
 
     Args:
         logs: logarithms of probabilities.
-        directions: whether to choose directions.
+        directions: whether to compute directions.
     """
     if logs.rows == 0:
         zero = torch.zeros(logs.keys, dtype=torch.float64, device=logs.query.device)
@@ -157,13 +157,14 @@ def _weighted_squares(rows: Float[Tensor, "some keys"], weights: Float[Tensor, "
 
 
 def _some_places(rows: int, most: int, device: torch.device) -> tuple[Int[Tensor, " some"], Float[Tensor, " some"]]:
-    """Some of the rows, and how many each stands for."""
+    """Positions of sampled rows, and how many rows each one represents."""
     if rows <= most:
         return torch.arange(rows, device=device), torch.ones(rows, dtype=torch.float64, device=device)
     even = torch.linspace(0, rows - 1, most // 2, dtype=torch.float64)
     dense = torch.logspace(0, math.log10(rows), most - most // 2, dtype=torch.float64) - 1
     spread = torch.cat([even, dense]).round().long().clamp(0, rows - 1)
     places = torch.tensor(sorted(set(spread.tolist())))
+    # Each sampled row represents the rows up to halfway to its neighbours.
     between = (places[1:] + places[:-1]).double() / 2
     ends = torch.cat([between.new_tensor([-0.5]), between, between.new_tensor([rows - 0.5])])
     return places.to(device), ends.diff().to(device)
@@ -185,6 +186,7 @@ def _directions(D: Float[Tensor, "some keys"], count: int) -> Float[Tensor, "key
     found = D.new_zeros(D.shape[1], 0, dtype=torch.float64)
     gram = (D @ D.T).double()
     if bool(gram.isfinite().all()):
+        # Right singular vectors of D as images of the left ones: D has far fewer rows than columns.
         vectors = torch.linalg.eigh(gram).eigenvectors[:, -(count - 1) :] if count > 1 else gram[:, :0]
         images = (D.T @ vectors.to(D)).double()
         lengths = torch.linalg.vector_norm(images, dim=0)
@@ -197,12 +199,12 @@ def _directions(D: Float[Tensor, "some keys"], count: int) -> Float[Tensor, "key
 
 _STRIPS_PER_FLUSH = 8
 _LEAST_MASS = 0.5
-"""Rows were divided by their own sums, so that a mass is about 1, or 0 and rounding where no key is visible."""
+"""Rows were divided by their own sums, so a mass is 1 up to rounding, or 0 up to rounding if no key is visible."""
 
 
 @dataclass(frozen=True)
 class PassSums:
-    """What one walk gives, in float64.
+    """The results of one walk, in float64.
 
     Attributes:
         mass: sum of each row of the exponentials, 1 up to rounding of the log-sums, 0 for a row that sees nothing.
@@ -211,7 +213,7 @@ class PassSums:
         column: sum of each column of D.
         total: sum of each column of DZ, Z the probes.
         gram: :math:`(DZ)^TDZ`.
-        image: :math:`D^TDZ`, where it was asked for.
+        image: :math:`D^TDZ`, if requested.
     """
 
     mass: Float[Tensor, " rows"]
@@ -231,16 +233,16 @@ def attention_pass(
     sums: bool = True,
     image: bool = False,
 ) -> PassSums:
-    """Walk over all tiles once; tiles that no row of a strip sees are not computed.
+    """Walk over all tiles once; tiles that are hidden from all rows of a strip are not computed.
 
-    Tiles are in the format of ``scores``, and so are sums along a row within one tile; everything else is float64.
+    Tiles, and sums along a row within one tile, are in the dtype of ``scores``; everything else is float64.
 
     Args:
         scores: logarithms of probabilities, see :meth:`HeadScores.less`.
         reference: a row near the mean row of P, in float64.
-        probes: Z, in float64; no column where no product is wanted.
-        sums: also take ``p_log_p`` and ``energy``, which a later walk needs no more.
-        image: also multiply back, for which a strip of rows by all keys is kept at a time.
+        probes: Z, in float64; zero columns if no product is needed.
+        sums: also compute ``p_log_p`` and ``energy``, which only the first walk needs.
+        image: also compute D^T(DZ), for which one strip of rows by all keys is held in memory.
     """
     walk = _Walk(scores, reference, probes, image=image)
     rows = [walk.strip(strip, sums) for strip in scores.strips(held=image)]
@@ -251,23 +253,28 @@ def attention_pass(
 
 
 class _Walk:
-    """Small results of a walk, gathered strip by strip."""
+    """Accumulates the small results of a walk, strip by strip.
+
+    A strip visits only the tiles that some of its rows can see. In the remaining tiles the probabilities are zero and
+    D = -r. These are added in closed form: ``_beyond`` for products along rows, ``_hidden`` for sums along columns.
+    """
 
     def __init__(self, scores: HeadScores, reference: Tensor, probes: Tensor, *, image: bool) -> None:
         self._scores, self._image = scores, image
         like = scores.query
         tiles, width, count = scores.tiles, scores.width, probes.shape[1]
         padding = tiles * width - scores.keys
-        # What D is really computed with is the reference as rounded to the tiles' format.
+        # D is computed in the dtype of the tiles, so r must be the reference as rounded to that dtype.
         r = torch.nn.functional.pad(reference.to(like), (0, padding))
         self._r = r.view(tiles, width)
         self._shifts = bool(r.any())
+        # One product of a tile with [Z, 1, r] gives DZ, the row sums (masses) and D r together.
         small = torch.cat([probes.to(like), like.new_ones(scores.keys, 1)], -1)
         small = torch.cat([torch.nn.functional.pad(small, (0, 0, 0, padding)), r.unsqueeze(-1)], -1)
-        # Few rows times a transposed tile is the faster order of this product.
+        # Stored transposed: a few rows times a transposed tile is the faster order of this product.
         self._small = small.view(tiles, width, count + 2).transpose(1, 2).contiguous()
         by_tile = torch.einsum("tw,tcw->tc", self._r.double(), self._small.double())
-        # r times the probes, 1 and r, summed over all tiles from one on: what hidden keys add.
+        # _beyond[t] is r^T [Z, 1, r] over the tiles from t on: minus the contribution of tiles that are not visited.
         self._beyond = torch.cat([by_tile.flip(0).cumsum(0).flip(0), by_tile.new_zeros(1, count + 2)])
         self._room = like.new_empty(tiles if image else 1, scores.height(held=image), width)
         self._recent = like.new_zeros(tiles, count + 1 if image else 1, width)
@@ -281,18 +288,22 @@ class _Walk:
         self.gram = by_tile.new_zeros(count, count)
 
     def strip(self, strip: Strip, sums: bool) -> tuple[Tensor, Tensor]:
-        """Take in a few rows; their masses and sums of p log p."""
+        """Add a few rows; returns their masses and sums of p log p."""
         products, squares, p_log_p = self._tiles(strip, sums)
         beyond, whole = self._beyond[strip.tiles], self._beyond[0]
+        # Now all keys are included: the columns are D̃Z, D̃1 and D̃r with D̃ = P̃ - 1r^T.
         products = products - beyond
+        # m = P̃1 = D̃1 + r^T 1.
         mass = products[:, -2] + whole[-2]
         mass = mass.masked_fill(mass < _LEAST_MASS, 0.0)
         inverse = torch.where(mass == 0, 1.0, 1 / mass)
         excess = 1 - inverse
         if sums:
-            # Squares were summed over the strip; each row's own mass would change that by rounding of rounding.
+            # |D_i|^2 = |D̃_i|^2 / m^2 - 2 (e/m) D̃_i.r + e^2 |r|^2. The first term was summed over the whole strip, so it
+            # is divided by a mean mass; using each row's own mass would change it by rounding of a rounding error.
             self.energy += inverse.square().mean() * (squares + strip.height * beyond[-1])
             self.energy += (excess.square() * whole[-1] - 2 * inverse * excess * products[:, -1]).sum()
+        # W = DZ = D̃Z / m - e (r^T Z).
         W = inverse.unsqueeze(-1) * products[:, :-2] - excess.unsqueeze(-1) * whole[:-2]
         self.total += W.sum(0)
         self.gram += W.T @ W
@@ -302,18 +313,22 @@ class _Walk:
             self._hidden[strip.tiles] += strip.height
             self._excess += excess.sum()
         self._strips += 1
+        # Column sums of a few strips are accumulated in the dtype of the tiles, then added to the float64 total.
         if self._strips % _STRIPS_PER_FLUSH == 0:
             self._flush()
         return mass, p_log_p
 
     def columns(self) -> Float[Tensor, "keys probes+1"]:
-        r"""D^T times DZ, where it was asked for, and 1.
+        r"""D^T times DZ, if requested, and D^T times 1.
 
-        Without, the columns of :math:`\tilde D` were summed as they are, and :math:`\sum_i e_i \tilde P_{ij}` is taken
-        for its mean part: deviations of e and of the column are rounding times the small, and are left out.
+        Without the image, the columns of :math:`\tilde D` were summed without dividing by the masses, and
+        :math:`\sum_i e_i \tilde P_{ij}` is replaced by its mean part: the deviations of e and of the column are a
+        rounding error times a small number, and are neglected.
         """
         self._flush()
         r = self._r.double().unsqueeze(1)
+        # _hidden[t] is the weight of the strips that stop before tile t; its running sum is the weight of all strips
+        # that do not visit a tile, where D̃ = -r.
         whole = self._sum - self._hidden.cumsum(0)[:-1].unsqueeze(-1) * r
         if self._image:
             whole = whole - self._excess.unsqueeze(-1) * r
@@ -324,24 +339,26 @@ class _Walk:
     def _tiles(self, strip: Strip, sums: bool) -> tuple[Tensor, Tensor, Tensor]:
         """Exponentials minus the reference, tile by tile: products with the small matrix, squares, sums of p log p.
 
-        Sums are taken as products with ones and with itself: on a processor that is twice as fast as reductions.
+        Sums are computed as matrix products (with ones, or with itself), which on a CPU is twice as fast as reductions.
         """
         tiles, height, like = strip.tiles, strip.height, self._r
         L = like.new_empty(height, self._scores.width)
         ones, across = like.new_ones(1, height), like.new_ones(1, self._scores.width)
         products = like.new_empty(tiles, self._small.shape[1], height)
         squares, p_log_p = [like.new_zeros(())], like.new_zeros(tiles, 1, height)
-        # Views are made beforehand: one costs as much as a tenth of the work on a tile.
+        # Views are created before the loop: creating one costs as much as a tenth of the work on a tile.
         rooms = (self._room[:tiles] if self._image else self._room.expand(tiles, -1, -1))[:, :height]
         views = zip(rooms, self._small, self._r, products, p_log_p, self._recent, strict=False)
         LT, D = L.T, rooms[0]
         flat, DT = D.view(-1), D.T
+        # L holds log p, then p log p; D holds p, then p - r. With an image, D is kept for every tile of the strip.
         for tile, (room, small, r, product, row_sum, column) in enumerate(views):
             if self._image:
                 D, flat, DT = room, room.view(-1), room.T
             self._scores.put_log(L, strip, tile)
             torch.exp(L, out=D)
             if sums:
+                # L becomes p log p; its row sums are taken before D loses r.
                 L.mul_(D)
                 torch.mm(across, LT, out=row_sum)
             if self._shifts:
@@ -358,7 +375,7 @@ class _Walk:
         self, strip: Strip, W: Float[Tensor, "height probes+1"], inverse: Tensor, excess: Tensor
     ) -> None:
         D = self._room[: strip.tiles, : strip.height]
-        # Rounded once, here: hidden tiles must get the weights that the others get.
+        # Round the weights once, here, so that hidden tiles get exactly the weights that visited tiles get.
         left = (inverse.unsqueeze(-1) * W).to(D).T.contiguous()
         self._hidden[strip.tiles] += left.double().sum(-1)
         self._excess += excess @ W
@@ -370,7 +387,7 @@ class _Walk:
 
 
 PASS_ENTRIES = 1 << 30
-"""Probabilities of one head that iterations for its largest singular value may go through by default."""
+"""How many probabilities of one head the iterations for its largest singular value may visit by default."""
 
 _MOST_PASSES = 400
 _TOLERANCE = {True: 1e-10, False: 1e-5}
@@ -388,24 +405,24 @@ class _MatrixSums:
 
 
 class BlockwiseAttention(AttentionView):
-    r"""Attention probabilities of ``query`` and ``key``, made tile by tile when a reduction is asked for.
+    r"""Attention probabilities of ``query`` and ``key``, computed tile by tile when a reduction is requested.
 
     All sums come from one walk over the tiles of each head. Memory is linear in the number of tokens. The largest
-    singular value of CP takes further walks: as many as it needs to converge, if ``passes`` allow; otherwise it is the
-    bound from below that was reached, and :attr:`is_spectrum_estimated` says so. Tiles are in the format of ``query``
+    singular value of CP takes further walks, until it converges or ``passes`` are used up; in the latter case it is the
+    lower bound reached so far, and :attr:`is_spectrum_estimated` is True. Tiles are in the dtype of ``query``
     (float32 for half precision), sums over tiles in float64.
 
     Args:
         query: ``(batch, heads, query, dim)``.
-        key: ``(batch, key heads, key, dim)``; heads a multiple of key heads (grouped queries).
-        mask: broadcastable to ``(batch, heads, query, key)``: True where a key is visible, or what is added to scores.
-        is_causal: a row sees keys up to its own place, counted from the first.
-        scale: of the scores, 1/sqrt(dim) when left out.
+        key: ``(batch, key heads, key, dim)``; heads must be a multiple of key heads (grouped queries).
+        mask: broadcastable to ``(batch, heads, query, key)``: True where a key is visible, or an additive mask.
+        is_causal: a row sees keys up to its own position, counted from the first.
+        scale: scale of the scores, 1/sqrt(dim) by default.
         keep: which query rows count, ``(batch, query)``.
-        log_sums: logarithm of each row's sum of exponentials ``(batch, heads, query)``, where the kernel has told it;
-            it saves a walk.
-        spectrum: whether the largest singular value will be asked for: then the first walk serves it as well.
-        passes: walks per head for the largest singular value; as many as :data:`PASS_ENTRIES` pays for by default.
+        log_sums: logarithm of each row's sum of exponentials ``(batch, heads, query)``, if the kernel returned it;
+            this saves a walk.
+        spectrum: whether the largest singular value will be needed: the first walk then computes part of it.
+        passes: walks per head for the largest singular value; by default as many as :data:`PASS_ENTRIES` allows.
 
     Raises:
         InputError: shapes that do not fit.
@@ -444,7 +461,7 @@ class BlockwiseAttention(AttentionView):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Format of the tiles."""
+        """Dtype of the tiles."""
         return torch.promote_types(self._query.dtype, torch.float32)
 
     @cached_property
@@ -493,12 +510,12 @@ class BlockwiseAttention(AttentionView):
 
     @property
     def largest_centred_singular_value(self) -> Float[Tensor, " matrices"]:
-        """Largest singular value of CP, or what is known to lie below it; NaN for P = 0."""
+        """Largest singular value of CP, or a lower bound on it; NaN for P = 0."""
         return self._of_tops([top.lower for top in self.singular_values])
 
     @property
     def centred_singular_value_bound(self) -> Float[Tensor, " matrices"]:
-        """What the largest singular value of CP lies below, up to rounding; NaN for P = 0."""
+        """Upper bound on the largest singular value of CP, up to rounding; NaN for P = 0."""
         return self._of_tops([top.upper for top in self.singular_values])
 
     @property
@@ -508,7 +525,7 @@ class BlockwiseAttention(AttentionView):
 
     @cached_property
     def singular_values(self) -> list[SingularValue]:
-        """The largest singular value of CP of each matrix, with the interval that holds it."""
+        """The largest singular value of CP of each matrix, with an interval that contains it."""
         found = self._matrices if self._spectrum else self._read_all(spectrum=True)
         return [one.top for one in found]
 
@@ -527,9 +544,11 @@ class BlockwiseAttention(AttentionView):
         first = attention_pass(logs, reference, probes, image=spectrum and passes > 1)
         r = reference.to(self.dtype).double()
         n = logs.rows
+        # The mean row of P is r + shift, so |CP|^2 = |D|^2 - n |shift|^2 and |P|^2 = |CP|^2 + n |r + shift|^2.
         shift = first.column / max(1, n)
         centred = (first.energy - n * shift.square().sum()).clamp_min(0.0)
         energy = centred + n * (r + shift).square().sum()
+        # The sink rate needs a single column, which is cheaper to recompute than to pick out of the walk.
         key = int(self._support.first_key[b, h])
         at_first = _column(logs, key).double() / first.mass.masked_fill(first.mass == 0, 1.0)
         top = _UNKNOWN
@@ -556,7 +575,8 @@ class BlockwiseAttention(AttentionView):
         else:
             shift = self._log_sums[b, h, places].to(scores.query)
             later = torch.zeros_like(shift)
-        # Every key hidden by a huge negative number: scores are rounded away beside it, and the row is uniform.
+        # If a huge negative number hides every key of a row, adding it rounds the scores away and the row is uniform.
+        # Such rows get zero scores, and their log-sum is subtracted after the mask, where it is not rounded away.
         hidden = (shift.abs() * torch.finfo(self.dtype).eps > 0.25).nonzero().flatten()
         if hidden.numel() == 0:
             return scores.less(shift)
@@ -565,14 +585,14 @@ class BlockwiseAttention(AttentionView):
         return scores.less(shift, later)
 
     def _budget(self, rows: int) -> int:
-        """Walks for the largest singular value."""
+        """How many walks the largest singular value may take."""
         affordable = max(1, min(_MOST_PASSES, PASS_ENTRIES // max(1, rows * self.keys)))
         return affordable if self._passes is None else self._passes
 
     def _top(
         self, logs: HeadScores, r: Tensor, probes: Tensor, first: PassSums, energy: float, passes: int
     ) -> SingularValue:
-        # Rows sum to one, so the norm of P is at most the root of its largest column sum, and that of CP no larger.
+        # |CP|_2^2 <= |P|_2^2 <= |P|_1 |P|_inf, and rows sum to one: the bound is the root of the largest column sum.
         upper = float((first.column + logs.rows * r).amax().clamp_min(0.0).sqrt())
         tolerance = _TOLERANCE[is_wide(self.dtype)]
         if first.image is None:
@@ -580,6 +600,7 @@ class BlockwiseAttention(AttentionView):
             return singular_value_within(gram, energy, upper=upper, tolerance=tolerance)
 
         def centred(found: PassSums) -> Tensor:
+            # (CD)^T CDZ = D^T DZ - (D^T 1)(1^T DZ) / n.
             assert found.image is not None
             return found.image - torch.outer(found.column / logs.rows, found.total)
 

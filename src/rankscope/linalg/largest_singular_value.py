@@ -1,13 +1,13 @@
-r"""Largest singular value of a matrix A that can only be applied, with an interval that holds it.
+r"""Largest singular value of a matrix A that can only be applied, with an interval that contains it.
 
-Block Lanczos on :math:`A^TA` with full reorthogonalisation and thick restarts. From the basis Q and
-:math:`H = A^TAQ`, with :math:`T = Q^TH`, :math:`\theta` its largest eigenvalue, :math:`R = H - QT` and the energy
-:math:`\tau = \|A\|_F^2 - \mathrm{tr}\,T` that the basis does not hold:
+Block Lanczos on :math:`A^TA` with full reorthogonalisation and thick restarts. Let Q be the basis,
+:math:`H = A^TAQ`, :math:`T = Q^TH` with largest eigenvalue :math:`\theta`, :math:`R = H - QT`, and
+:math:`\tau = \|A\|_F^2 - \mathrm{tr}\,T` the energy outside the basis. The squared singular value is bounded
 
-- from below, :math:`\theta`, and half a step further the largest eigenvalue of :math:`HT^{-1}H^T`, the Ritz value of
-  :math:`AA^T` on the span of AQ;
-- from above, the norm of :math:`\begin{pmatrix}\theta & \|R\|_2\\ \|R\|_2 & \tau\end{pmatrix}`, since the norm of a
-  matrix is at most that of the matrix of its blocks' norms; and any bound that the caller has.
+- from below by :math:`\theta`, and half a step further by the largest eigenvalue of :math:`HT^{-1}H^T`, the Ritz value
+  of :math:`AA^T` on the span of AQ;
+- from above by the norm of :math:`\begin{pmatrix}\theta & \|R\|_2\\ \|R\|_2 & \tau\end{pmatrix}`, because the norm of a
+  matrix is at most that of the matrix of its blocks' norms, and by any bound that the caller provides.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MOST_COLUMNS = 96
 _KEPT_COLUMNS = 24
 _LEAST_STEPS = 8
 _TELLING = 1e-2
-"""Ritz values below this share of the largest say nothing about it, and dividing by them would magnify rounding."""
+"""Ritz values below this fraction of the largest do not affect it, and dividing by them would amplify rounding."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,9 @@ class SingularValue:
     """A largest singular value.
 
     Attributes:
-        lower: **Bound** from below, up to rounding; the value itself where ``is_estimate`` is False.
-        upper: **Bound** from above, up to rounding.
-        is_estimate: neither has the interval closed nor have the iterations converged.
+        lower: lower **Bound**, up to rounding; the value itself if ``is_estimate`` is False.
+        upper: upper **Bound**, up to rounding.
+        is_estimate: True if neither the interval closed nor the iterations converged.
         passes: how often A^T A was applied.
     """
 
@@ -57,18 +57,18 @@ def largest_singular_value(
 ) -> SingularValue:
     """Iterate until the value is known to ``tolerance``, or ``passes`` are used up.
 
-    Converged means: the interval is closed to the relative ``tolerance``; or the basis maps into itself; or, after at
-    least eight steps from a start that ought to hold a random direction, the residual of the top Ritz pair is below
-    ``tolerance`` times its value.
+    The iteration has converged if the interval is closed to the relative ``tolerance``; or if the basis is invariant;
+    or if, after at least eight steps from a start that should include a random direction, the residual of the top Ritz
+    pair is below ``tolerance`` times its value.
 
     Args:
-        normal: Z to A^T A Z, in float64.
+        normal: maps Z to A^T A Z, in float64.
         start: orthonormal columns.
-        image: A^T A times them, which counts as the first pass.
+        image: A^T A times ``start``, which counts as the first pass.
         energy: sum of squares of A.
-        upper: any bound from above, or inf.
-        passes: at most this many applications.
-        tolerance: relative.
+        upper: any upper bound, or inf.
+        passes: maximum number of applications.
+        tolerance: relative tolerance.
 
     Example:
         >>> A = torch.diag(torch.tensor([3.0, 2.0, 1.0], dtype=torch.float64))
@@ -92,6 +92,7 @@ def largest_singular_value(
         if block.shape[1] == 0:
             return SingularValue(lower, max(lower, upper), False, taken)
         if Q.shape[1] + block.shape[1] > _MOST_COLUMNS:
+            # Thick restart: keep the top Ritz vectors, and their images by linearity, without applying A again.
             top = ritz.vectors[:, -_KEPT_COLUMNS:]
             Q, H = Q @ top, H @ top
         taken, new = taken + 1, block.shape[1]
@@ -101,10 +102,10 @@ def largest_singular_value(
 def singular_value_within(
     gram: Float[Tensor, "block block"], energy: float, *, upper: float, tolerance: float
 ) -> SingularValue:
-    r"""What a single product AZ with orthonormal columns Z says, from its Gram matrix.
+    r"""Bounds from a single product AZ with orthonormal columns Z, given its Gram matrix.
 
-    The largest eigenvalue of :math:`(AZ)^TAZ` is a bound from below on :math:`s_1^2`, and with the energy that the span
-    does not hold, :math:`\|A\|_F^2 - \|AZ\|_F^2`, one from above.
+    The largest eigenvalue of :math:`(AZ)^TAZ` is a lower bound on :math:`s_1^2`. Adding the energy outside the span,
+    :math:`\|A\|_F^2 - \|AZ\|_F^2`, gives an upper bound.
     """
     theta = _largest_eigenvalue(gram)
     lower, upper = theta**0.5, min(upper, (theta + max(0.0, energy - float(gram.trace()))) ** 0.5)
@@ -112,7 +113,7 @@ def singular_value_within(
 
 
 class _Ritz:
-    """What a basis says of the largest singular value."""
+    """The bounds on the largest singular value that follow from a basis."""
 
     def __init__(self, Q: Tensor, H: Tensor, energy: float) -> None:
         T = Q.T @ H
@@ -123,8 +124,10 @@ class _Ritz:
         self.miss = float(torch.linalg.vector_norm(residual @ self.vectors[:, -1]))
         tail = max(0.0, energy - float(T.trace()))
         rho = _largest_eigenvalue(residual.T @ residual) ** 0.5
+        # The larger eigenvalue of [[theta, rho], [rho, tail]].
         above = (theta + tail) / 2 + (((theta - tail) / 2) ** 2 + rho**2) ** 0.5
         telling = self.values > _TELLING * theta
+        # H V diag(1/sqrt(values)) is A^T times an orthonormal basis of AQ: its Gram matrix is half a step further on.
         half = H @ self.vectors[:, telling] / self.values[telling].sqrt()
         gram = half.T @ half
         further = _largest_eigenvalue(gram) if gram.numel() else 0.0
@@ -137,9 +140,10 @@ def _largest_eigenvalue(gram: Tensor) -> float:
 
 
 def _next_block(Q: Tensor, H: Tensor, new: int, tolerance: float) -> Tensor:
-    """What the latest images hold beside the basis, orthonormal; nothing where only rounding is left."""
+    """Orthonormal basis of the part of the latest images outside Q; empty if only rounding is left."""
     block = H[:, -new:]
     size = float(torch.linalg.vector_norm(block, dim=0).amax())
+    # One Gram-Schmidt pass leaves components of rounding size along Q; a second one removes them.
     for _ in range(2):
         block = block - Q @ (Q.T @ block)
     left, lengths, _ = torch.linalg.svd(block, full_matrices=False)

@@ -1,4 +1,4 @@
-"""Which float format a number is taken in, and below what it means nothing."""
+"""Float formats: where float64 statistics are computed, and the floor below which a format shows only rounding."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _LEAST_SCALE, _LARGEST_SCALE = 2.0**-1000, 2.0**1000
 
 
 def float_floor(dtype: torch.dtype) -> float:
-    r"""Relative residual at and below which a float format shows its own rounding: :math:`4\varepsilon`.
+    r"""Relative residual at and below which a float format shows only rounding: :math:`4\varepsilon`.
 
-    **Heuristic.** A stored activation is off by up to :math:`\varepsilon/2` of itself, so rows that ought to be equal
+    **Heuristic.** A stored activation has a relative error of up to :math:`\varepsilon/2`, so rows that should be equal
     differ by about that much. Published float32 curves of pure attention flatten at 1.2e-7 to 2.1e-7, one to two
-    :math:`\varepsilon`; the factor 4 leaves room for the rounding of the layer before.
+    :math:`\varepsilon`; the factor 4 leaves room for the rounding of the previous layer.
 
     Example:
         >>> float_floor(torch.float32) == 4 * 2.0**-23
@@ -25,17 +25,17 @@ def float_floor(dtype: torch.dtype) -> float:
 
 
 def float64_home(x: Tensor) -> torch.device:
-    """The device on which statistics of ``x`` are taken: its own, or the CPU where its own has no float64."""
+    """The device on which statistics of ``x`` are computed: its own, or the CPU if its own has no float64."""
     return torch.device("cpu") if x.device.type in _NO_FLOAT64 else x.device
 
 
 def is_wide(dtype: torch.dtype) -> bool:
-    """Whether squares of this format may leave the range, and its digits the precision, of float64 arithmetic."""
+    """Whether squares of this format may exceed the range, and its digits the precision, of float64 arithmetic."""
     return dtype == torch.float64
 
 
 def power_of_two_below(largest: Tensor) -> Tensor:
-    """The power of two at or below each entry (1 for zero and for non-finite entries): dividing by it rounds nothing.
+    """The power of two at or below each entry (1 for zero and non-finite entries): dividing by it is exact.
 
     Example:
         >>> power_of_two_below(torch.tensor([5.0, 0.0], dtype=torch.float64)).tolist()

@@ -1,4 +1,4 @@
-"""Attention scores of one head, made a tile at a time from queries and keys: no matrix of all of them is formed."""
+"""Attention scores of one head, computed one tile at a time from queries and keys, without forming the full matrix."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 HIDES = -5000.0
-"""Models hide a key by adding -1e4, -1e9, the lowest float or -inf to its score. Whatever is added below this gives
-probability zero in every float format, and no score that is meant is as low."""
+"""Models hide a key by adding -1e4, -1e9, the lowest float or -inf to its score. Adding anything below this threshold
+gives probability zero in every float format, and no genuine score is this low."""
 
 LEAST = -80.0
-"""Logarithms of probabilities below this stand for that of zero. The sum of as many e^-80 = 2e-35 as there are keys is
-beyond the last digit of any result, and exponentials that underflow take a hundred times as long."""
+"""Logarithms of probabilities are clamped here. One e^-80 = 2e-35 per key adds up to less than the last digit of any
+result, and exponentials that underflow take a hundred times as long."""
 
 _TILE_KEYS = 512
 _CPU_ENTRIES, _DEVICE_ENTRIES = 3 << 16, 1 << 24
@@ -28,13 +28,13 @@ class Strip:
     """Consecutive rows of a head.
 
     Attributes:
-        rows: which.
+        rows: the slice of rows.
         query: their queries.
-        first: place of the first in the sequence.
-        last: place of the last.
-        tiles: how many tiles, from the first, hold all keys that any of them sees.
-        reach: length of the longest query: times that of a key, no score is larger in absolute value.
-        taken: no more than this is taken off a score.
+        first: position of the first row in the sequence.
+        last: position of the last row.
+        tiles: how many tiles, from the first, contain all keys that any of the rows sees.
+        reach: length of the longest query; times the length of a key, it bounds the absolute value of a score.
+        taken: the most that is subtracted from a score.
     """
 
     rows: slice
@@ -47,24 +47,24 @@ class Strip:
 
     @property
     def height(self) -> int:
-        """How many rows."""
+        """Number of rows."""
         return int(self.rows.stop - self.rows.start)
 
 
 @dataclass(frozen=True)
 class HeadScores:
-    """Scores of one head: a few rows of queries against all keys, tile by tile.
+    """Scores of one head: some query rows with all keys, tile by tile.
 
     Attributes:
-        query: rows, times the scale.
-        key: all keys, and after them zeros that fill the last tile.
-        keys: number of keys without the filling.
-        places: place of each row in its sequence, ascending.
+        query: query rows, times the scale.
+        key: all keys, padded with zeros to fill the last tile.
+        keys: number of keys without padding.
+        places: position of each row in its sequence, ascending.
         width: keys per tile.
-        causal: whether a row sees only keys up to its own place.
-        mask: of all rows of the sequence and all keys: booleans, or what is added to scores.
-        shift: what is taken off each row within the product: queries and keys end with a column for it.
-        later: what is taken off each row after the mask, where the mask would swallow it before.
+        causal: whether a row sees only keys up to its own position.
+        mask: mask of all rows of the sequence and all keys, boolean or additive.
+        shift: subtracted from each row within the product: queries and keys have an extra column for it.
+        later: subtracted from each row after the mask, for rows in which the mask would round the shift away.
     """
 
     query: Float[Tensor, "rows dim"]
@@ -81,7 +81,7 @@ class HeadScores:
     def of(
         cls, query: Tensor, key: Tensor, scale: float, places: Tensor, *, causal: bool = False, mask: Tensor | None
     ) -> HeadScores:
-        """Take the rows at ``places`` of all queries of a head; half-precision input is widened to float32."""
+        """Select the rows at ``places`` from all queries of a head; half-precision input is converted to float32."""
         dtype = torch.promote_types(query.dtype, torch.float32)
         keys = key.shape[0]
         width = min(_TILE_KEYS, max(1, keys))
@@ -100,9 +100,10 @@ class HeadScores:
         return self.key.shape[0] // self.width
 
     def less(self, shift: Float[Tensor, " rows"], later: Float[Tensor, " rows"] | None = None) -> HeadScores:
-        """The same scores minus one number per row, or two: logarithms of probabilities.
+        """The same scores minus one or two numbers per row: logarithms of probabilities.
 
-        The first is taken off within the product of queries and keys, which costs nothing.
+        The first is subtracted within the product of queries and keys, which is free:
+        ``[q, -shift] . [k, 1] = q.k - shift``.
         """
         ones = torch.ones_like(self.key[:, :1])
         return replace(
@@ -119,7 +120,7 @@ class HeadScores:
         return replace(self, query=self.query[rows], places=self.places[rows], shift=shift, later=later)
 
     def strips(self, *, held: bool = False) -> Iterator[Strip]:
-        """The rows, a few at a time; ``held``: few enough that all tiles of a strip can be kept."""
+        """The rows, a few at a time; with ``held``, few enough that all tiles of a strip fit in memory."""
         height = self.height(held=held)
         for start in range(0, self.rows, height):
             yield self.strip(slice(start, min(self.rows, start + height)))
@@ -127,12 +128,13 @@ class HeadScores:
     def strip(self, rows: slice) -> Strip:
         """Some consecutive rows."""
         first, last = int(self.places[rows.start]), int(self.places[rows.stop - 1])
+        # Under a causal mask the last row of the strip sees the most keys; later tiles are hidden from all its rows.
         tiles = min(self.tiles, last // self.width + 1) if self.causal else self.tiles
         taken = sum(float(off[rows].amax()) for off in (self.shift, self.later) if off is not None)
         return Strip(rows, self.query[rows], first, last, tiles, float(self._query_lengths[rows].amax()), taken)
 
     def height(self, *, held: bool = False) -> int:
-        """Rows in a strip: a tile of it fits the cache, and a strip that is held a few dozen megabytes."""
+        """Rows in a strip: a tile fits into the cache, and a strip that is held takes a few dozen megabytes."""
         per_thread = _CPU_ENTRIES * min(4, torch.get_num_threads())
         entries = per_thread if self.query.device.type == "cpu" else _DEVICE_ENTRIES
         most = entries // self.width
@@ -143,6 +145,7 @@ class HeadScores:
     def put_log(self, out: Float[Tensor, "height width"], strip: Strip, tile: int) -> Tensor:
         """Write one tile of logarithms to ``out``, none of them below :data:`LEAST`."""
         self.put(out, strip, tile)
+        # Skip the clamp if nothing is hidden in this tile and the Cauchy-Schwarz bound on scores rules it out.
         touched = self.mask is not None or (self.causal and strip.first < (tile + 1) * self.width - 1)
         lowest = -strip.reach * self._key_lengths[tile] - strip.taken
         if touched or (tile + 1) * self.width > self.keys or not lowest >= LEAST:
@@ -163,7 +166,7 @@ class HeadScores:
         return self._lengths(self.query)
 
     def _lengths(self, rows: Float[Tensor, "rows dim"]) -> Float[Tensor, " rows"]:
-        """Without the column for the shift: it is known by itself, and a product of lengths would not be near it."""
+        """Lengths without the shift column: the shift is known, and a product of lengths would bound it poorly."""
         lengths: Tensor = torch.linalg.vector_norm(rows if self.shift is None else rows[:, :-1], dim=-1)
         return lengths
 
@@ -175,6 +178,7 @@ class HeadScores:
             self._mask_(out[:, : self.keys - start], strip, slice(start, min(stop, self.keys)))
         if self.later is not None:
             out.sub_(self.later[strip.rows, None])
+        # Only tiles that reach past the strip's first row contain hidden keys.
         if self.causal and strip.first < stop - 1:
             from_here = max(start, strip.first + 1)
             place = torch.arange(from_here, stop, device=out.device)
@@ -185,6 +189,7 @@ class HeadScores:
 
     def _mask_(self, out: Tensor, strip: Strip, columns: slice) -> None:
         assert self.mask is not None
+        # Consecutive positions are a slice of the mask, which needs no copy.
         whole = strip.last - strip.first == strip.height - 1
         rows = self.mask[strip.first : strip.last + 1] if whole else self.mask[self.places[strip.rows]]
         tile = rows[:, columns]
@@ -195,7 +200,7 @@ class HeadScores:
 
 
 def row_log_sums(scores: HeadScores) -> tuple[Float[Tensor, " rows"], Float[Tensor, " rows"]]:
-    """By online softmax, the largest score of each row and the logarithm of its sum of exponentials less that.
+    """The largest score of each row, and the log-sum-exp of the row minus that, by online softmax.
 
     Both are 0 for a row that sees no key.
     """
@@ -213,6 +218,7 @@ def _log_sums_of_strip(scores: HeadScores, strip: Strip) -> tuple[Tensor, Tensor
     for tile in range(strip.tiles):
         scores.put(S, strip, tile)
         higher = torch.maximum(largest, S.amax(-1, keepdim=True))
+        # A row that has seen no key yet has the maximum -inf; subtracting it would give NaN.
         base = higher.masked_fill(higher == -torch.inf, 0.0)
         now = S.sub_(base).clamp_min_(LEAST).exp_().sum(-1, keepdim=True)
         total, largest = total * (largest - base).exp_() + now, higher

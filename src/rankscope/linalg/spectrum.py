@@ -1,15 +1,15 @@
-r"""Singular values, from the Gram matrix where that is as good as the input, from the matrix where it is not.
+r"""Singular values, from the Gram matrix if that is as accurate as the input, otherwise from the matrix itself.
 
-The ladder, top rung first:
+Fallbacks, in order:
 
-1. eigenvalues of the float64 Gram matrix, the whole stack in one call;
-2. the same, matrix by matrix, where LAPACK did not converge on one of the stack;
-3. singular values of the Gram matrix (it is positive semi-definite, so they are its eigenvalues) for that one.
+1. eigenvalues of the float64 Gram matrix, for the whole stack in one call;
+2. the same, matrix by matrix, if LAPACK did not converge on one of the stack;
+3. singular values of the Gram matrix (it is positive semi-definite, so they are its eigenvalues) for that matrix.
 
-A Gram matrix squares the condition: a singular value below about :math:`\sqrt{\varepsilon_{64}} \approx 10^{-8}` of the
-largest is lost in it. Rounding X to float32 or narrower already moves every singular value by more than that, so for
-such input the Gram matrix costs nothing. For float64 input :func:`is_lost_in_gram` tells which matrices need
-:func:`direct_singular_values`.
+A Gram matrix squares the condition number: a singular value below about
+:math:`\sqrt{\varepsilon_{64}} \approx 10^{-8}` of the largest is lost in it. Rounding X to float32 or narrower already
+changes every singular value by more than that, so for such input the Gram matrix loses no accuracy. For float64 input,
+:func:`is_lost_in_gram` says which matrices need :func:`direct_singular_values`.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from rankscope.linalg.precision import is_wide
 
-# A singular value of 1e-2 of the largest keeps 12 of 16 digits through a float64 Gram matrix: the error is eps/ratio^2.
+# A singular value of 1e-2 of the largest keeps 12 of 16 digits in a float64 Gram matrix: the error is eps/ratio^2.
 _KEPT_IN_GRAM = 1e-2
 
 
 def gram_eigenvalues(gram: Tensor) -> Tensor:
-    """Eigenvalues of a stack ``(stack, side, side)`` of Gram matrices, largest first, rounding below zero removed."""
+    """Eigenvalues of a stack ``(stack, side, side)`` of Gram matrices, largest first, clamped at zero."""
     try:
         values: Tensor = torch.linalg.eigvalsh(gram)
     except LinAlgError:
@@ -42,19 +42,19 @@ def _eigenvalues_of_one(gram: Tensor) -> Tensor:
 
 
 def is_lost_in_gram(singular_values: Tensor, rank: Tensor) -> Tensor:
-    """Which spectra of a stack (largest first, ``rank`` of them not zero by shape) reach too low for a Gram matrix."""
+    """Which spectra of a stack (largest first, ``rank`` of them nonzero by shape) extend too low for a Gram matrix."""
     last = (rank.to(torch.int64) - 1).clamp_min(0).unsqueeze(-1)
     return singular_values.gather(-1, last).squeeze(-1) < _KEPT_IN_GRAM * singular_values[..., 0]
 
 
 def least_with_six_digits(dtype: torch.dtype) -> float:
-    """Ratio to the largest below which a singular value of this format has fewer than six digits here."""
+    """Ratio to the largest below which a computed singular value has fewer than six correct digits."""
     known = 4 * torch.finfo(torch.float64).eps / 1e-6
     return known if is_wide(dtype) else known**0.5
 
 
 def direct_singular_values(matrix: Tensor, otherwise: Tensor) -> Tensor:
-    """Singular values of one matrix without its Gram matrix; ``otherwise``, the Gram's, where LAPACK fails."""
+    """Singular values of one matrix without its Gram matrix; ``otherwise`` (those from the Gram) if LAPACK fails."""
     try:
         values: Tensor = torch.linalg.svdvals(matrix)
     except LinAlgError:
@@ -63,6 +63,6 @@ def direct_singular_values(matrix: Tensor, otherwise: Tensor) -> Tensor:
 
 
 def without_structural_zeros(values: Tensor, rank: Tensor) -> Tensor:
-    """Set to zero what lies beyond the rank the shape allows, where only rounding can be."""
+    """Set values beyond the rank that the shape allows, which are only rounding, to zero."""
     place = torch.arange(values.shape[-1], device=values.device)
     return values.masked_fill(place >= rank.unsqueeze(-1), 0.0)

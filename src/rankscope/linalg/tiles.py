@@ -1,4 +1,4 @@
-"""Walking through a stack of matrices in pieces that stay in cache, so that no float64 copy of the whole is made."""
+"""Slices of a stack of matrices that fit into the cache, so that no float64 copy of the whole stack is made."""
 
 from __future__ import annotations
 
@@ -7,31 +7,31 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-# A piece and what is computed from it, in float64, fill the 2 MB of second-level cache of a processor core.
+# A piece and its intermediate results, in float64, fill the 2 MB second-level cache of a CPU core.
 _CPU_ENTRIES = 1 << 17
-# Threads share a piece, and each has a cache of its own; with several, waiting for each other costs more than a miss.
+# Threads share a piece, and each has its own cache. With several threads, synchronisation costs more than cache misses.
 _MOST_CPU_ENTRIES = 1 << 20
 _DEVICE_ENTRIES = 1 << 24
 
 
 def groups(stack: int, rows: int, columns: int, device: torch.device) -> Iterator[slice]:
-    """Slices of the stack: several small matrices at once, or one large one."""
+    """Slices of the stack: several small matrices at a time, or one large one."""
     return _slices(stack, _group_size(rows, columns, device))
 
 
 def strips(rows: int, columns: int, device: torch.device) -> Iterator[slice]:
-    """Slices of the rows of one matrix; a single one where the matrix is small."""
+    """Slices of the rows of one matrix; a single slice if the matrix is small."""
     return _slices(rows, _strip_size(columns, device))
 
 
 def group_room(stack: int, rows: int, columns: int, device: torch.device) -> Tensor:
-    """Float64 memory for one group, to be used for one after the other: fresh memory for each is slower."""
+    """Float64 buffer for one group, reused for all groups because fresh memory for each is slower."""
     size = min(stack, _group_size(rows, columns, device))
     return torch.empty(size, rows, columns, dtype=torch.float64, device=device)
 
 
 def piece_room(stack: int, rows: int, columns: int, device: torch.device) -> Tensor:
-    """The same for one strip of one group."""
+    """Float64 buffer for one strip of one group."""
     size = min(stack, _group_size(rows, columns, device))
     return torch.empty(size, min(rows, _strip_size(columns, device)), columns, dtype=torch.float64, device=device)
 
@@ -42,7 +42,7 @@ def _slices(length: int, step: int) -> Iterator[slice]:
 
 
 def _group_size(rows: int, columns: int, device: torch.device) -> int:
-    """As many matrices as fill half of the budget: one that is too large for half still is one piece, not two."""
+    """As many matrices as fill half of the budget; a matrix larger than half of it is still one piece, not two."""
     return max(1, _budget(device) // 2 // max(1, rows * columns))
 
 

@@ -1,18 +1,18 @@
-r"""The tokens of a batch of sequences, and the float64 reductions every token metric is made of.
+r"""The tokens of a batch of sequences, and the float64 reductions that token metrics are computed from.
 
-Gram matrices of X and of CX are taken on the smaller side. CX is formed first and its Gram matrix taken; that
-of X follows by adding the terms of the mean m,
+Gram matrices of X and of CX are formed on the smaller side. The Gram matrix of CX is computed first; that of X
+follows by adding the terms of the mean m,
 
 .. math:: XX^T = (CX)(CX)^T + a 1^T + 1 a^T + \|m\|^2 11^T, \quad a = CX\,m, \qquad X^TX = (CX)^T(CX) + n\,m m^T .
 
-The other way round, subtracting the mean from the Gram matrix of X, cancels every digit exactly under collapse.
+The reverse, subtracting the mean from the Gram matrix of X, would cancel every digit exactly when tokens collapse.
 
-Distances between pairs of tokens are relative to the pair itself. Sums over all tokens speak of the largest ones. A
-pair has its own scale, so that medians and counts over pairs are the
-same whether or not a few other tokens are huge. The same is done for channels: one whose energy is far beyond that of
-the others is scaled down first (winsorised), because a large constant channel would make every pair look equal.
+Distances between pairs of tokens are relative to the pair itself. Sums over all tokens are dominated by the largest
+ones; a pair has its own scale, so medians and counts over pairs do not change if a few other tokens are huge. Channels
+are treated in the same way: a channel whose energy is far above that of the others is first scaled down (winsorised),
+because a large constant channel would make every pair look equal.
 
-With unit vectors :math:`v_i` and lengths :math:`l_i` of the tokens after that, and
+With unit vectors :math:`v_i` and lengths :math:`l_i` of the scaled tokens, and
 :math:`r = \min(l_i, l_j) / \max(l_i, l_j)`,
 
 .. math:: \delta_{ij} = \|x_i - x_j\| / \max(l_i, l_j) = \sqrt{(1 - r)^2 + r\,\|v_i - v_j\|^2}.
@@ -39,19 +39,19 @@ _SLAB_ENTRIES = 1 << 21
 
 
 class Tokens:
-    """Tokens ``x`` of shape ``(*batch, tokens, dim)``, seen as one matrix X per sequence.
+    """Tokens ``x`` of shape ``(*batch, tokens, dim)``, viewed as one matrix X per sequence.
 
-    Every reduction is taken in float64 on the device of ``x``, piece by piece, on first use, and kept: metrics given
+    Reductions are computed in float64 on the device of ``x``, piece by piece, on first use, and cached: metrics given
     the same ``Tokens`` share them. ``x`` itself is neither copied nor changed. All reductions have one leading
-    ``sequences`` axis, the batch axes flattened, and are in units of :attr:`scale`.
+    ``sequences`` axis (the batch axes, flattened) and are in units of :attr:`scale`.
 
     Args:
         x: any floating dtype.
-        keep: which tokens count, ``(*batch, tokens)``; padding and special tokens are taken out as if they had never
-            been there, so sequences may differ in length. Leave it out when every token counts: it is faster.
+        keep: which tokens count, ``(*batch, tokens)``. Padding and special tokens are excluded as if they did not
+            exist, so sequences may differ in length. Omit it if every token counts, which is faster.
 
     Raises:
-        InputError: ``x`` is no floating tensor with at least two axes, or ``keep`` does not fit it.
+        InputError: ``x`` is not a floating tensor with at least two axes, or ``keep`` does not fit it.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Tokens:
 
     @cached_property
     def scale(self) -> Float[Tensor, " sequences"]:
-        """The power of two X is divided by: near its largest entry for float64, whose squares may overflow, else 1."""
+        """The power of two that divides X: near its largest entry for float64, whose squares may overflow, else 1."""
         largest = self.zeros()
         if is_wide(self.dtype):
             room = self.room()
@@ -107,21 +107,21 @@ class Tokens:
 
     @cached_property
     def directed(self) -> Float[Tensor, " sequences"]:
-        """Number of tokens that are not zero, and so have a direction."""
+        """Number of nonzero tokens, which have a direction."""
         nonzero = (self._x != 0).any(-1).to(self.device)
         return (nonzero if self._drop is None else nonzero & ~self._drop).sum(-1).double()
 
     @cached_property
     def relative_deviation(self) -> Float[Tensor, " sequences"]:
-        r""":math:`\|CX\|_F / \|X\|_F`, against which the float floor is held."""
+        r""":math:`\|CX\|_F / \|X\|_F`, the quantity that is compared with the float floor."""
         return (self.energies.centred_row.sum(-1) / self.energies.row.sum(-1)).sqrt()
 
     def is_resolved(self, floor: float) -> Bool[Tensor, " sequences"]:
-        r"""Whether differences between tokens are above the rounding of their format; False for X = 0.
+        r"""Whether differences between tokens are above the rounding of their dtype; False for X = 0.
 
-        Rounding is relative to each entry. One huge channel raises the norm of X, and with it what
-        :attr:`relative_deviation` is compared with, but not the rounding of the other channels: channels of more than
-        100 times the median energy are compared with themselves, the others with their own norm.
+        Rounding is relative to each entry. One huge channel increases the norm of X in :attr:`relative_deviation`, but
+        not the rounding of the other channels. So channels with more than 100 times the median energy are each
+        compared with their own norm, and the other channels with their common norm.
         """
         above = self.relative_deviation > floor
         unclear = ~above & self.finite & (self.energies.row.sum(-1) > 0)
@@ -166,7 +166,7 @@ class Tokens:
 
     @cached_property
     def kept_grams(self) -> list[GramBlock]:
-        """Gram matrices, kept only where they are small."""
+        """Gram matrices, cached; used only if they are small."""
         return list(gram_blocks(self))
 
     @cached_property
@@ -175,11 +175,11 @@ class Tokens:
         return pairs(self)
 
     def rank_limit(self, *, centred: bool) -> Float[Tensor, " sequences"]:
-        """The largest rank the shape of X allows, or that of CX, which has lost one token."""
+        """The largest rank that the shape of X allows, or that of CX, which loses one dimension to centring."""
         return (self.count - float(centred)).clamp(0.0, float(self.dim))
 
     def zeros(self, *width: int) -> Float[Tensor, "sequences ..."]:
-        """A place to gather one number, or one vector, per sequence."""
+        """Zeros to accumulate one number, or one vector, per sequence."""
         return torch.zeros(self.sequences, *width, dtype=torch.float64, device=self.device)
 
     def groups(self) -> Iterator[slice]:
@@ -191,23 +191,23 @@ class Tokens:
         return tiles.strips(self.tokens, self.dim, self.device)
 
     def pieces(self) -> Iterator[tuple[slice, slice]]:
-        """The sequences, a few at a time, and of long ones a few tokens at a time."""
+        """The sequences, a few at a time, and for long ones a few tokens at a time."""
         for group in self.groups():
             for rows in self.strips():
                 yield group, rows
 
     def room(self) -> Tensor:
-        """Memory for one piece, whichever it is."""
+        """A buffer large enough for any piece."""
         return tiles.piece_room(self.sequences, self.tokens, self.dim, self.device)
 
     def group_room(self) -> Tensor:
-        """Memory for all tokens of a group of sequences."""
+        """A buffer for all tokens of a group of sequences."""
         return tiles.group_room(self.sequences, self.tokens, self.dim, self.device)
 
     def piece(self, group: slice, rows: slice, room: Tensor | None = None) -> Tensor:
-        """One piece of X in float64 and in units of the scale, zero where tokens are dropped.
+        """One piece of X in float64 and in units of the scale, zero for dropped tokens.
 
-        It lies in ``room``, until the next piece is put there, or in memory of its own; either may be written to.
+        It is stored in ``room``, until the next piece overwrites it, or in fresh memory. The caller may write to it.
         """
         X = self._read(group, rows, room)
         return X.div_(self.scale[group, None, None]) if is_wide(self.dtype) else X
@@ -218,28 +218,28 @@ class Tokens:
         return centre_(X, self._norm_sums.mean.of(group), self.kept_bits(group, rows))
 
     def slabs(self, group: slice) -> Iterator[slice]:
-        """The channels, a few at a time, of all tokens of a group: for what needs whole columns."""
+        """The channels, a few at a time, of all tokens of a group: for reductions that need whole columns."""
         width = max(1, _SLAB_ENTRIES // max(1, (group.stop - group.start) * self.tokens))
         return (slice(start, min(self.dim, start + width)) for start in range(0, self.dim, width))
 
     def slab(self, group: slice, channels: slice) -> Tensor:
-        """A few channels of X in float64 and in units of the scale, zero where tokens are dropped."""
+        """A few channels of X in float64 and in units of the scale, zero for dropped tokens."""
         x = self._x[group, :, channels]
         X = torch.empty(x.shape, dtype=torch.float64, device=self.device).copy_(x)
         clear_(X, self.kept_bits(group, slice(None)))
         return X.div_(self.scale[group, None, None]) if is_wide(self.dtype) else X
 
     def sample(self, group: slice, size: int) -> tuple[Tensor, Tensor | None]:
-        """At most ``size`` tokens of each sequence that count, evenly spaced, in float64 and in units of the scale.
+        """At most ``size`` of the tokens that count in each sequence, evenly spaced, in float64 and units of the scale.
 
-        The tensor is fresh and may be written to. With it which places hold one, ``(group, size)``; None where all do.
+        Returns a fresh tensor, and which of its places hold a token, ``(group, size)``; None if all do.
         """
         if self._drop is None:
             place = torch.linspace(0, self.tokens - 1, size, dtype=torch.float64, device=self._x.device).round_().long()
             x = self._x[group].index_select(-2, place) if size < self.tokens else self._x[group]
             X = torch.empty(x.shape, dtype=torch.float64, device=self.device).copy_(x)
             return (X.div_(self.scale[group, None, None]) if is_wide(self.dtype) else X), None
-        order = self._drop[group].to(torch.int8).argsort(dim=-1, stable=True)  # those that count first, in their order
+        order = self._drop[group].to(torch.int8).argsort(dim=-1, stable=True)  # tokens that count first, in order
         count = self.count[group, None]
         step = torch.arange(size, dtype=torch.float64, device=self.device)
         spread = (step * (count - 1).clamp_min(0.0) / max(1, size - 1)).round_()
@@ -250,7 +250,7 @@ class Tokens:
         return (X.div_(self.scale[group, None, None]) if is_wide(self.dtype) else X), known
 
     def entries(self, channel: Int[Tensor, "sequences tokens"]) -> Float[Tensor, "sequences tokens"]:
-        """One entry of each token, dropped tokens too, in the units of ``x``."""
+        """One entry of each token, including dropped tokens, in the units of ``x``."""
         place = channel.unsqueeze(-1).to(self._x.device)
         return self._x.gather(-1, place).squeeze(-1).to(self.device).double()
 
@@ -259,7 +259,7 @@ class Tokens:
         return None if self._drop is None else self._drop[group, rows].unsqueeze(-1)
 
     def kept_bits(self, group: slice, rows: slice) -> Int[Tensor, "group rows 1"] | None:
-        """All bits set for tokens of the piece that count, none for the others."""
+        """A bit mask per token: all bits set if it counts, none otherwise (see :func:`clear_`)."""
         return None if self._kept_bits is None else self._kept_bits[group, rows]
 
     @cached_property
@@ -268,6 +268,7 @@ class Tokens:
 
     @cached_property
     def _kept_bits(self) -> Tensor | None:
+        # As int64, False - 1 = -1 has all bits set and True - 1 = 0 has none.
         return None if self._drop is None else self._drop.long().sub_(1).unsqueeze(-1)
 
     def _read(self, group: slice, rows: slice, room: Tensor | None) -> Tensor:
@@ -282,7 +283,7 @@ Reader = Callable[[], Iterable[tuple[slice, Tensor]]]
 class Mean(NamedTuple):
     """The mean token of each sequence.
 
-    ``tail`` is what rounding it to float64 left out: near collapse of float64 tokens CX would show it.
+    ``tail`` is the rounding error of ``value``: for float64 tokens near collapse, it would be visible in CX.
     """
 
     value: Float[Tensor, "sequences 1 dim"]
@@ -295,7 +296,7 @@ class Mean(NamedTuple):
 
 @dataclass
 class TokenPiece:
-    """A few tokens of a few sequences, and memory of the same shape to compute in; both may be written to."""
+    """A few tokens of a few sequences, and a scratch buffer of the same shape; both may be written to."""
 
     X: Float[Tensor, "group rows dim"]
     spare: Float[Tensor, "group rows dim"]
@@ -316,9 +317,9 @@ def centre_(X: Tensor, mean: Mean, kept_bits: Tensor | None) -> Tensor:
 
 
 def clear_(X: Tensor, kept_bits: Tensor | None) -> Tensor:
-    """Set dropped tokens to zero, in place, whatever they hold: NaN has no bit left either.
+    """Set dropped tokens to zero, in place, even if they are NaN.
 
-    On a processor ``masked_fill_`` takes several times as long.
+    The bitwise AND is several times as fast as ``masked_fill_`` on a CPU.
     """
     if kept_bits is not None:
         X.view(torch.int64).bitwise_and_(kept_bits)
@@ -326,14 +327,14 @@ def clear_(X: Tensor, kept_bits: Tensor | None) -> Tensor:
 
 
 def fitting(room: Tensor, x: Tensor) -> Tensor:
-    """As much of ``room`` as has the shape of ``x``."""
+    """The part of ``room`` that has the shape of ``x``."""
     return room if room.shape == x.shape else room[: x.shape[0], : x.shape[1]]
 
 
 def walk(tokens: Tokens) -> Iterator[TokenPiece]:
-    """Every piece of X, with the mean of its sequences; only sequences of many pieces are read twice.
+    """Every piece of X, with the mean of its sequences; only sequences with several pieces are read twice.
 
-    There is one piece at least, if an empty one. Pieces share their memory: use one before the next.
+    There is always at least one piece, possibly empty. Pieces share memory: finish with one before the next.
     """
     room, spare = tokens.room(), tokens.room()
     strips = list(tokens.strips()) or [slice(0, 0)]
@@ -346,18 +347,18 @@ def walk(tokens: Tokens) -> Iterator[TokenPiece]:
 
 
 def join_rows(tokens: Tokens, parts: list[Tensor]) -> Float[Tensor, "sequences tokens"]:
-    """One number per token, from those of the pieces of a walk: whole sequences, or strip after strip of them."""
+    """Concatenate one number per token from the pieces of a walk: whole sequences, or strips of one sequence."""
     return torch.cat(parts, -1 if _strips(tokens) > 1 else 0).reshape(tokens.sequences, tokens.tokens)
 
 
 def add_columns(tokens: Tokens, parts: list[Tensor]) -> Float[Tensor, "sequences ..."]:
-    """Sums over all tokens of a sequence, from the sums over those of the pieces of a walk."""
+    """Sums over all tokens of a sequence, from the sums over the pieces of a walk."""
     sums = torch.cat(parts)
     return sums.view(tokens.sequences, _strips(tokens), *sums.shape[1:]).sum(1)
 
 
 def join_means(tokens: Tokens, parts: list[Mean]) -> Mean:
-    """The means of all sequences, from those that came with the pieces of a walk."""
+    """The means of all sequences, from the pieces of a walk."""
     values, tails = zip(*parts[:: _strips(tokens)], strict=True)
     return Mean(torch.cat(values), None if tails[0] is None else torch.cat(tails))
 
@@ -367,7 +368,7 @@ def _strips(tokens: Tokens) -> int:
 
 
 def _reader(tokens: Tokens, group: slice, strips: list[slice], room: Tensor) -> Reader:
-    """The pieces of a group, as often as called for; read once where one piece is the whole."""
+    """A function that iterates over the pieces of a group; a single piece is read only once."""
     if len(strips) == 1:
         held = [(strips[0], tokens.piece(group, strips[0], room))]
         return lambda: held
@@ -378,6 +379,7 @@ def _mean(tokens: Tokens, group: slice, read: Reader, spare: Tensor, n: Tensor) 
     mean = _total(X.sum(-2, keepdim=True) for _, X in read()).div_(n)
     if not is_wide(tokens.dtype):
         return Mean(mean, None)
+    # The mean of X - mean is the rounding error of the mean: a second pass recovers the digits lost in the first.
     deviations = (
         clear_(torch.sub(X, mean, out=fitting(spare, X)), tokens.kept_bits(group, rows)).sum(-2, keepdim=True)
         for rows, X in read()
@@ -392,7 +394,7 @@ def _total(parts: Iterable[Tensor]) -> Tensor:
     return first
 
 
-# A sum of squares below this has lost digits to underflow. Only float64 tokens can be so small and not be zero.
+# A sum of squares below this has lost digits to underflow. Only float64 tokens can be this small without being zero.
 _LEAST_ENERGY = 2.0**-960
 
 
@@ -422,7 +424,7 @@ class LinearSums:
 
 @dataclass(frozen=True)
 class NormSums:
-    """All sums together, from one walk: a second one would have to read X and centre it again."""
+    """All sums together, from one walk: a second walk would have to read and centre X again."""
 
     mean: Mean
     energies: Energies
@@ -438,7 +440,7 @@ class ColumnRanges:
 
 
 def largest(values: Float[Tensor, "sequences width"]) -> Float[Tensor, " sequences"]:
-    """The largest along the last axis, NaN where there is none."""
+    """The largest value along the last axis; NaN if the axis is empty."""
     if values.shape[-1] == 0:
         return values.sum(-1) * torch.nan
     return values.amax(-1)
@@ -468,6 +470,7 @@ def norm_sums(tokens: Tokens) -> NormSums:
 
 def _sums_of_piece(piece: TokenPiece) -> NormSums:
     X = piece.X
+    # ``spare`` holds X², then |X|; after that X itself is overwritten by CX and |CX|. No fresh memory per piece.
     S = torch.mul(X, X, out=piece.spare)
     row_energy, channel = S.sum(-1), S.sum(-2)
     wide = piece.mean.tail is not None
@@ -498,7 +501,7 @@ def column_ranges(tokens: Tokens) -> ColumnRanges:
 
 
 def column_median_deviation(tokens: Tokens) -> Float[Tensor, "sequences dim"]:
-    """Distances from the column median, summed; an even count has many medians, all with the same sum."""
+    """Sum of the distances from the column median; for an even count, all medians give the same sum."""
     if tokens.tokens == 0:
         return tokens.zeros(tokens.dim)
     middle = ((tokens.count - 1) / 2).floor().clamp_min(0.0).long()
@@ -521,6 +524,7 @@ def _sum_of_directions(X: Tensor, row_energy: Tensor, *, wide: bool) -> Tensor:
     tiny = row_energy < _LEAST_ENERGY
     weight = row_energy.rsqrt().masked_fill_(tiny, 0.0)
     total = torch.bmm(weight.unsqueeze(-2), X).squeeze(-2)
+    # Rows whose squares underflow still have a direction: rescale them by a power of two before normalising.
     if wide and bool(tiny.any()):
         rows = torch.where(tiny.unsqueeze(-1), X, 0.0)
         rows = rows / power_of_two_below(rows.abs().amax(-1, keepdim=True))
@@ -530,12 +534,12 @@ def _sum_of_directions(X: Tensor, row_energy: Tensor, *, wide: bool) -> Tensor:
 
 
 OUTLIER = 100.0
-"""A channel of more than this many times the median energy is an outlier: ten times in amplitude. The largest of 4096
-Gaussian channels is at 35 times the median, so that ordinary channels are none."""
+"""A channel with more than this many times the median energy (ten times the amplitude) is an outlier. The largest of
+4096 Gaussian channels has 35 times the median, so ordinary channels are not outliers."""
 
 
 def outlier_energy(energy: Float[Tensor, "sequences dim"]) -> Float[Tensor, "sequences 1"]:
-    """The energy above which a channel is an outlier. Channels that are zero have no say in the median."""
+    """The energy above which a channel is an outlier. Zero channels are excluded from the median."""
     return OUTLIER * energy.masked_fill(energy == 0, math.nan).nanmedian(-1, keepdim=True).values
 
 
@@ -557,7 +561,7 @@ _KEPT_ENTRIES = 1 << 22
 
 @dataclass(frozen=True)
 class GramBlock:
-    """Gram matrices of a few sequences; zero where entries are not finite, so that LAPACK returns."""
+    """Gram matrices of a few sequences; zero if entries are not finite, so that LAPACK terminates."""
 
     group: slice
     plain: Float[Tensor, "group side side"]
@@ -600,7 +604,7 @@ def singular_values(tokens: Tokens, *, centred: bool) -> Float[Tensor, "sequence
 
 
 def _same_spectrum(tokens: Tokens, group: slice, *, centred: bool) -> Tensor:
-    """X or CX of one sequence; of a long one its triangular factor, which has the same singular values."""
+    """X or CX of one sequence, or for a long one its triangular factor, which has the same singular values."""
     read = tokens.centred_piece if centred else tokens.piece
     if not is_tall(tokens.tokens, tokens.dim):
         return read(group, slice(None))[0]
@@ -633,6 +637,7 @@ def _token_side(tokens: Tokens, group: slice, room: Tensor) -> tuple[Tensor, Ten
     rows = slice(None)
     C = tokens.centred_piece(group, rows, room)
     mean = tokens.mean[group].unsqueeze(-1)
+    # XX^T = (CX)(CX)^T + a 1^T + 1 a^T + |m|^2 11^T, with a = CX m.
     centred = _times_own_transpose(C)
     a = C @ mean
     plain = (a + a.mT).add_(mean.mT @ mean).add_(centred)
@@ -646,11 +651,12 @@ def _channel_side(tokens: Tokens, group: slice, room: Tensor) -> tuple[Tensor, T
     for rows in tokens.strips():
         C = tokens.centred_piece(group, rows, room)
         centred.baddbmm_(C.mT, C)
+    # X^TX = (CX)^T(CX) + n m m^T.
     return torch.baddbmm(centred, mean * tokens.count[group, None, None], mean.mT), centred
 
 
 def _times_own_transpose(C: Tensor) -> Tensor:
-    """CC^T, whose upper right quarter is the mirror of the lower left and need not be computed."""
+    """CC^T. It is symmetric, so the upper right quarter is copied from the lower left instead of computed."""
     half = C.shape[-2] // 2
     upper, lower = C[:, :half], C[:, half:]
     gram = C.new_empty(C.shape[0], C.shape[1], C.shape[1])
@@ -661,12 +667,13 @@ def _times_own_transpose(C: Tensor) -> Tensor:
 
 
 MOST_TOKENS = 128
-"""Pairs are taken of at most so many tokens, evenly spaced over those that count: all of them up to this length."""
+"""Pairs are formed from at most this many tokens, evenly spaced over those that count."""
 
 NEAR = math.sqrt(2.0) * 0.03
-r"""Relative distance up to which two tokens are copies of each other. Tokens that differ from their mean by a relative
-residual of r differ from each other by :math:`\sqrt2 r`, and 0.03 is where a residual counts as collapsed."""
+r"""Relative distance up to which two tokens are copies of each other. Tokens with a relative residual of r differ from
+each other by :math:`\sqrt2 r`, and a residual of 0.03 counts as collapsed."""
 
+# Median distance below which distances between unit vectors are recomputed relative to a token in the middle.
 _CLOSE = 1e-3
 # Squares of numbers below this lose digits.
 _UNDERFLOWS = 1e-140
@@ -676,12 +683,12 @@ _GROUP_ENTRIES = 1 << 17
 
 @dataclass(frozen=True)
 class Pairs:
-    """What the distances of all pairs come to, one value per sequence; NaN for X = 0 and with fewer than two tokens.
+    """Statistics of the distances between all pairs, one value per sequence; NaN for X = 0 or fewer than two tokens.
 
     Attributes:
         distance: median relative distance.
         direction: median distance between unit vectors; NaN if fewer than two tokens are not zero.
-        largest_cluster: largest share of the tokens that are copies of one of them, itself included.
+        largest_cluster: largest share of the tokens that are copies of one token, including itself.
         copied: share of the tokens that have a copy.
         distinct: number of distinct tokens, copies counted once.
     """
@@ -694,7 +701,7 @@ class Pairs:
 
 
 def pairs(tokens: Tokens) -> Pairs:
-    """Take the distances of all pairs, a few sequences at a time."""
+    """Statistics of the distances between all pairs, computed a few sequences at a time."""
     size = min(tokens.tokens, MOST_TOKENS)
     if size == 0:
         return Pairs(*(tokens.zeros() * math.nan for _ in range(5)))
@@ -703,10 +710,10 @@ def pairs(tokens: Tokens) -> Pairs:
              for start in range(0, tokens.sequences, step)]  # fmt: skip
     if not parts:
         return Pairs(*(tokens.zeros() for _ in range(5)))
-    # X = 0 has no relative distances; NaN has, to a comparison, no copies.
+    # X = 0 has no relative distances. NaN must be excluded explicitly: comparisons with it find no copies.
     lost = ~((tokens.energies.row.sum(-1) > 0) & tokens.finite)
     if is_wide(tokens.dtype):
-        # Beside a token 2^1022 times its size another is zero in every unit, and its distances are lost.
+        # If another token is 2^1022 times as large, a token underflows to zero in units of the scale.
         lost |= (tokens.linear_sums.row > 0).sum(-1) != tokens.directed
     return Pairs(*(torch.cat(column).masked_fill_(lost, math.nan) for column in zip(*parts, strict=True)))
 
@@ -722,7 +729,7 @@ def _of_group(tokens: Tokens, group: slice, size: int) -> tuple[Tensor, ...]:
     middle = _median(distance[:, upper[0], upper[1]], missing)
     close = middle < _CLOSE
     if bool(close.any()):
-        # Far below 1 the distances would drown in the rounding of unit vectors: take them from a token in the middle.
+        # |v_i - v_j|^2 = 2 - 2 v_i.v_j cancels for close tokens. Relative to a token in the middle it does not.
         W = V[close] - _medoid(distance[close], None if known is None else known[close], V[close])
         apart[close] = _squared_distances(W, W.square().sum(-1))
         distance = _relative(apart, ratio)
@@ -741,7 +748,7 @@ def _of_group(tokens: Tokens, group: slice, size: int) -> tuple[Tensor, ...]:
 
 
 def _without_outliers(X: Tensor) -> tuple[Tensor, Tensor]:
-    """Unit vectors and lengths after outlier channels are scaled down. Every token has the same say in what is one."""
+    """Unit vectors and lengths after scaling down outlier channels; all tokens have equal weight in finding them."""
     V, length = _normalised(X)
     energy = torch.linalg.vector_norm(V, dim=-2).square_()
     weight = (outlier_energy(energy) / energy).sqrt_().clamp_(max=1.0).nan_to_num_(nan=1.0)
@@ -757,7 +764,7 @@ def _normalised(X: Tensor) -> tuple[Tensor, Tensor]:
     if bool(small.any()):
         peak = X.abs().amax(-1).masked_fill(~small, 1.0)
         peak.masked_fill_(peak == 0, 1.0)
-        # A reciprocal of the smallest numbers would overflow: divide.
+        # Divide: the reciprocal of the smallest numbers would overflow.
         X = X / peak.unsqueeze(-1)
         rest = torch.linalg.vector_norm(X, dim=-1)
         return X.div_(rest.masked_fill(rest == 0, 1.0).unsqueeze(-1)), rest * peak
@@ -771,7 +778,7 @@ def _squared_distances(V: Tensor, square: Tensor) -> Tensor:
 
 
 def _ratios(length: Tensor) -> Tensor:
-    """The ratio of the shorter to the longer of each pair; 1 for two zero tokens, which are equal."""
+    """The ratio of the shorter to the longer length of each pair; 1 for two zero tokens, which are equal."""
     shorter = torch.minimum(length.unsqueeze(-1), length.unsqueeze(-2))
     longer = torch.maximum(length.unsqueeze(-1), length.unsqueeze(-2))
     return torch.where(longer > 0, shorter / longer, 1.0)
@@ -790,7 +797,7 @@ def _median(values: Tensor, missing: Tensor | None) -> Tensor:
 
 
 def _medoid(distance: Tensor, known: Tensor | None, V: Tensor) -> Tensor:
-    """The unit vector of the token from which the others are least far, by the median."""
+    """The unit vector of the token with the smallest median distance to the others."""
     if known is None:
         middle = distance.median(-1).values
     else:
@@ -802,6 +809,6 @@ def _medoid(distance: Tensor, known: Tensor | None, V: Tensor) -> Tensor:
 def _clusters(near: Tensor, known: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
     members = near.sum(-1).double()
     count = members.new_full(members.shape[:1], float(members.shape[1])) if known is None else known.sum(-1).double()
-    # A cluster of s tokens adds s times 1/s: neither the order of the tokens nor a chain of near ones decides.
+    # A cluster of s tokens adds s times 1/s. The result depends neither on token order nor on chains of near tokens.
     distinct = torch.where(members > 0, 1.0 / members, 0.0).sum(-1)
     return members.amax(-1) / count, (members > 1).sum(-1) / count, distinct

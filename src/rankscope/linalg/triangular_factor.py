@@ -1,4 +1,4 @@
-"""The triangular factor of a tall matrix, taken chunk by chunk: its singular values are those of the matrix."""
+"""The triangular (QR) factor of a tall matrix, computed chunk by chunk: it has the same singular values."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _TALL_IN_WIDTHS = 2 * _CHUNK_IN_WIDTHS
 
 
 def is_tall(rows: int, columns: int) -> bool:
-    """Whether going chunk by chunk saves memory that matters."""
+    """Whether working chunk by chunk saves a relevant amount of memory."""
     return rows > _TALL_IN_WIDTHS * columns
 
 
 def chunks(rows: int, columns: int) -> Iterator[slice]:
-    """Rows, twice as many at a time as there are columns: the factor so far then adds half to the work."""
+    """Chunks with twice as many rows as columns, so that stacking the factor so far adds half to the work."""
     step = _CHUNK_IN_WIDTHS * columns
     for start in range(0, rows, step):
         yield slice(start, min(rows, start + step))
@@ -27,8 +27,8 @@ def chunks(rows: int, columns: int) -> Iterator[slice]:
 def triangular_factor(pieces: Iterable[Float[Tensor, "rows columns"]]) -> Float[Tensor, "columns columns"]:
     """R of X = QR, where the pieces are the rows of X.
 
-    Orthogonal transformations only, so singular values keep all the digits that those of X itself would: unlike a Gram
-    matrix it squares no condition. Exact up to rounding.
+    Only orthogonal transformations are used, so the singular values are as accurate as those of X itself: unlike a Gram
+    matrix, this does not square the condition number. Exact up to rounding.
 
     Example:
         >>> X = torch.tensor([[3.0, 0.0], [0.0, 1.0], [4.0, 0.0]], dtype=torch.float64)

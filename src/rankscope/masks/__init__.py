@@ -1,4 +1,4 @@
-"""Who may see whom: one file per mask, found by name in ``MASKS``, written as an expression with ``parse_mask``."""
+"""Attention masks: one file each, found by name in ``MASKS``, and combined in expressions with ``parse_mask``."""
 
 from rankscope.masks._edges import Progressions, clipped
 from rankscope.masks._expression import mask_from_description, parse_mask

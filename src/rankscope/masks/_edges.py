@@ -1,4 +1,4 @@
-"""The keys of each query as numbers, without a square matrix."""
+"""The keys of each query as index lists or ranges, without a square matrix."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from numpy.typing import NDArray
 from rankscope._errors import InputError
 
 EDGE_LIMIT = 1 << 26
-"""Most edges that are written out one by one, about a gigabyte while it happens."""
+"""Maximum number of edges that are listed one by one; this takes about a gigabyte."""
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 
 class Edges(Protocol):
-    """The keys of each query, listed or not yet."""
+    """The keys of each query, listed or still implicit."""
 
     @property
     def count(self) -> int:
-        """Number of edges, or a bound from above."""
+        """Number of edges, or an upper bound on it."""
 
     def rows(self) -> EdgeRows:
         """The edges one by one."""
@@ -46,18 +46,18 @@ class EdgeRows:
         return np.repeat(np.arange(len(self.indptr) - 1, dtype=np.int64), np.diff(self.indptr))
 
     def rows(self) -> EdgeRows:
-        """These rows."""
+        """The rows themselves."""
         return self
 
     def where(self, kept: Bools) -> EdgeRows:
-        """The edges at which ``kept`` holds."""
+        """The edges for which ``kept`` is True."""
         before = np.concatenate([[0], np.cumsum(kept, dtype=np.int64)])
         return EdgeRows(before[self.indptr], self.indices[kept])
 
 
 @dataclass(frozen=True)
 class Progressions:
-    """The keys of query ``q`` are ``range(start[q], stop[q], step)``; counted without being written out."""
+    """The keys of query ``q`` are ``range(start[q], stop[q], step)``; counted without listing them."""
 
     start: Ints
     stop: Ints
@@ -94,7 +94,7 @@ class United:
 
     @property
     def count(self) -> int:
-        """The sum over the parts, a bound from above."""
+        """The sum over the parts, an upper bound."""
         return sum(part.count for part in self.parts)
 
     def rows(self) -> EdgeRows:
@@ -104,14 +104,14 @@ class United:
 
 
 def clipped(start: Ints | int, stop: Ints | int, keys: int) -> Progressions:
-    """One stretch of keys for each of ``keys`` queries, cut at the first and the last key."""
+    """One range of keys for each of ``keys`` queries, clipped to the first and the last key."""
     low = np.broadcast_to(np.clip(start, 0, keys), (keys,)).astype(np.int64)
     high = np.broadcast_to(np.clip(stop, 0, keys), (keys,)).astype(np.int64)
     return Progressions(low, high)
 
 
 def check_edge_count(count: int) -> None:
-    """Refuse what would fill the memory."""
+    """Refuse masks with too many edges for memory."""
     if count > EDGE_LIMIT:
         raise InputError(
             f"This mask has up to {count:,} pairs of query and key at this length, and at most {EDGE_LIMIT:,} are "
@@ -121,7 +121,7 @@ def check_edge_count(count: int) -> None:
 
 
 def codes(rows: EdgeRows, keys: int) -> Ints:
-    """Each edge as ``query * keys + key``: ascending, and no two alike."""
+    """Each edge as ``query * keys + key``, ascending and distinct."""
     return rows.queries * keys + rows.indices
 
 
@@ -133,7 +133,7 @@ def from_codes(sorted_codes: Ints, keys: int) -> EdgeRows:
 
 
 def distinct(unsorted: Ints) -> Ints:
-    """Ascending and without repetition; by sorting, several times faster here than the hashing of numpy.unique."""
+    """Sorted and without duplicates; sorting is several times faster here than the hashing in numpy.unique."""
     ascending = np.sort(unsorted)
     new = np.ones(len(ascending), dtype=np.bool_)
     np.not_equal(ascending[1:], ascending[:-1], out=new[1:])
@@ -147,7 +147,7 @@ def united(parts: list[EdgeRows], keys: int) -> EdgeRows:
 
 
 def contained(rows: EdgeRows, others: EdgeRows, keys: int) -> Bools:
-    """For each edge of ``rows`` whether it is one of ``others``."""
+    """For each edge of ``rows``, whether it is in ``others``."""
     wanted, known = codes(rows, keys), codes(others, keys)
     if not len(known):
         return np.zeros(len(wanted), dtype=np.bool_)

@@ -1,6 +1,6 @@
 """Masks as text: ``causal_window(4) | sink(1)``.
 
-A tokenizer and a recursive descent of six rules; nothing is evaluated. ``~`` binds tightest, then ``&``, then ``|``.
+A tokenizer and a recursive-descent parser; nothing is evaluated. ``~`` binds tightest, then ``&``, then ``|``.
 
     union        = intersection { "|" intersection }
     intersection = factor { "&" factor }
@@ -43,13 +43,13 @@ class _Token:
 
 
 def parse_mask(expression: str) -> Mask:
-    """The mask that an expression stands for.
+    """Parse a mask expression.
 
     Args:
         expression: names of registered masks with parameters, joined by ``|``, ``&``, ``~`` and parentheses.
 
     Raises:
-        InputError: the text is not such an expression; the message points at the place.
+        InputError: the text is not a valid expression; the message points at the position.
         UnknownNameError: a mask or a parameter that does not exist.
 
     Example:
@@ -187,7 +187,7 @@ class _Parser:
 
 
 def mask_from_description(description: Mapping[str, Any]) -> Mask:
-    """The mask that ``describe()`` was called on.
+    """The mask with this description, the inverse of ``describe()``.
 
     Args:
         description: ``{"mask": name, "parameters": {...}}``, ``{"any": [...]}``, ``{"all": [...]}`` or

@@ -1,4 +1,4 @@
-"""A graph over tokens read from a file: ``.npy``, ``.npz``, ``.json`` or ``.txt``, none of them trusted."""
+"""Reads a graph over tokens from an untrusted file: ``.npy``, ``.npz``, ``.json`` or ``.txt``."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from rankscope._errors import InputError
 from rankscope.masks._edges import EDGE_LIMIT, EdgeRows, Ints, distinct, from_codes
 
 BYTE_LIMIT = 1 << 28
-"""Largest file, and largest sum of what a zip file unpacks to."""
+"""Largest file, and largest total unpacked size of a zip file."""
 
 
 def array_from_npy(content: bytes) -> NDArray[Any]:
     """The array of a ``.npy`` file.
 
     Raises:
-        ValueError: not such a file, an array of objects, or a header that promises other than what follows.
+        ValueError: not such a file, an array of objects, or a header that does not match the data.
     """
     stream = io.BytesIO(content)
     shape, fortran, dtype = _header(stream)
@@ -50,17 +50,17 @@ def _header(stream: io.BytesIO) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     read_header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # a header that numpy has to guess at
+            warnings.simplefilter("error")  # a header that numpy can only guess
             return read_header(stream)
     except (Warning, SyntaxError, tokenize.TokenError, TypeError, RecursionError, MemoryError) as error:
         raise ValueError(f"its header cannot be read ({error})") from error
 
 
 def arrays_from_npz(content: bytes, names: set[str]) -> dict[str, NDArray[Any]]:
-    """Those of the named arrays that a ``.npz`` file holds.
+    """The named arrays that a ``.npz`` file contains.
 
     Raises:
-        ValueError: not such a file, or one that unpacks to more than the limit.
+        ValueError: not such a file, or its unpacked size exceeds the limit.
     """
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
@@ -77,13 +77,13 @@ def arrays_from_npz(content: bytes, names: set[str]) -> dict[str, NDArray[Any]]:
 
 TOKEN_LIMIT = 1 << 20
 TEXT_LIMIT = 1 << 25
-"""Largest .json or .txt file; as Python lists it takes some thirty times that."""
+"""Largest .json or .txt file; as Python lists, it takes about thirty times as much memory."""
 DIGEST_LENGTH = 16
 _TEXT = {".json", ".txt"}
 
 
 def graph_from_matrix(matrix: NDArray[Any]) -> EdgeRows:
-    """Rows from a square matrix: row i, column j is not zero when i sees j.
+    """Rows from a square matrix, nonzero at row i and column j if i sees j.
 
     Raises:
         ValueError: not a square matrix of finite numbers.
@@ -118,7 +118,7 @@ def read_graph(source: str) -> tuple[EdgeRows, str]:
     """Rows of the graph in a file, and the digest of its bytes.
 
     Raises:
-        InputError: there is no such file, it is too large, or it is not a graph.
+        InputError: the file does not exist, is too large, or does not contain a graph.
     """
     path = Path(source)
     read = _READERS.get(path.suffix.lower())
@@ -212,7 +212,7 @@ def _from_txt(content: bytes) -> EdgeRows:
 
 
 def graph_from_lines(lines: list[str]) -> EdgeRows:
-    """Rows from lines of 0 and 1, with or without blanks between; empty lines are passed over.
+    """Rows from lines of 0 and 1, with or without spaces between them; empty lines are ignored.
 
     Raises:
         ValueError: another character, or lines of different lengths.

@@ -1,4 +1,4 @@
-"""A mask as a value: dense, sparse, as text, as a plain description, and composed with ``|``, ``&``, ``~``."""
+"""A mask as a value: dense, sparse, as text, as a plain description, and combined with ``|``, ``&``, ``~``."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 
 
 DENSE_LIMIT = 1 << 32
-"""Most cells of a dense mask: four gigabytes of booleans."""
+"""Maximum number of cells of a dense mask: four gigabytes of booleans."""
 SCAN_LIMIT = 1 << 30
-"""Most cells that are looked at, some rows at a time, to list the edges of a mask without structure."""
+"""Maximum number of cells that are scanned, some rows at a time, to list the edges of a mask without structure."""
 _CELLS_AT_ONCE = 1 << 22
 
 
 class Mask(ABC):
-    """Which keys a query may see. A frozen value: equal, hashable, written as an expression by ``str``.
+    """Which keys a query may see. A frozen value: comparable, hashable, with an expression as its ``str``.
 
-    Positions are aligned at the end: with ``query`` queries and ``key`` keys, query i sits at position
-    ``key - query + i``, so that the newest queries of a cached sequence see what they saw in the whole.
+    Positions are aligned at the end: with ``query`` queries and ``key`` keys, query i is at position
+    ``key - query + i``, so the newest queries of a cached sequence see what they see in the whole sequence.
 
     Example:
         >>> from rankscope.masks import parse_mask
@@ -44,32 +44,32 @@ class Mask(ABC):
     @property
     @abstractmethod
     def is_causal(self) -> bool:
-        """True promises that no query sees a later key; False promises nothing."""
+        """True guarantees that no query sees a later key; False guarantees nothing."""
 
     @property
     @abstractmethod
     def self_loops(self) -> bool:
-        """True promises that each query sees its own position; False promises nothing."""
+        """True guarantees that each query sees its own position; False guarantees nothing."""
 
     @abstractmethod
     def sees(self, query: Tensor, key: Tensor) -> Tensor:
-        """The predicate: a column of query positions against the row of all key positions, ``(query, key)``."""
+        """The predicate for a column of query positions and the row of all key positions, ``(query, key)``."""
 
     @abstractmethod
     def most_edges(self, tokens: int) -> int:
-        """An upper bound of the number of pairs that see each other, found without listing them."""
+        """An upper bound on the number of visible pairs, found without listing them."""
 
     @abstractmethod
     def rows(self, tokens: int) -> EdgeRows:
-        """The keys of each query, listed; never by way of the square matrix where the structure allows."""
+        """The keys of each query, listed, without the square matrix if the structure allows it."""
 
     @abstractmethod
     def among(self, rows: EdgeRows, tokens: int) -> Bools:
-        """For each edge of ``rows`` whether this mask has it too."""
+        """For each edge of ``rows``, whether this mask has it too."""
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
-        """Plain lists, dictionaries, numbers and strings; read back by ``mask_from_description``."""
+        """The mask as plain lists, dictionaries, numbers and strings; read back by ``mask_from_description``."""
 
     def dense(
         self, query: int, key: int | None = None, device: torch.device | str | None = None, *, allow_empty: bool = False
@@ -78,9 +78,9 @@ class Mask(ABC):
 
         Args:
             query: number of queries.
-            key: number of keys; as many as queries when not given.
-            device: where the tensor lives.
-            allow_empty: let a query see nothing (a softmax over such a row is not defined) instead of raising.
+            key: number of keys; by default as many as queries.
+            device: device of the tensor.
+            allow_empty: allow queries that see nothing (a softmax over such a row is undefined) instead of raising.
 
         Raises:
             InputError: a query sees nothing, or the matrix would be too large.
@@ -101,9 +101,9 @@ class Mask(ABC):
         return out
 
     def sparse(self, tokens: int, *, allow_empty: bool = False) -> csr_array:
-        """The same square matrix as ``scipy.sparse.csr_array`` of booleans; entry (i, j) when i sees j.
+        """The square matrix as a boolean ``scipy.sparse.csr_array``, with entry (i, j) if i sees j.
 
-        Information flows from j to i: the graph of the theorems, whose edges leave the token that is seen, is the
+        Information flows from j to i. The graph of the theorems, whose edges start at the token that is seen, is the
         transpose.
 
         Raises:
@@ -135,7 +135,7 @@ class Mask(ABC):
         return f"parse_mask({str(self)!r})"
 
     def _scan(self, query: int, key: int, device: torch.device | str | None) -> Iterator[tuple[slice, Tensor]]:
-        """Some rows of the dense mask at a time, so that positions in int64 never fill the memory."""
+        """A few rows of the dense mask at a time, so that int64 positions do not fill the memory."""
         keys = torch.arange(key, device=device).unsqueeze(0)
         height = max(1, _CELLS_AT_ONCE // key)
         for start in range(0, query, height):
@@ -144,7 +144,7 @@ class Mask(ABC):
             yield part, self.sees(positions, keys)
 
     def _rows_by_scan(self, tokens: int) -> EdgeRows:
-        """The edges of a mask without structure, found by looking at every pair."""
+        """The edges of a mask without structure, found by testing every pair."""
         if tokens * tokens > SCAN_LIMIT:
             raise InputError(
                 f"The edges of '{self}' have no structure to list them by, and looking at every pair of {tokens:,} "
@@ -174,18 +174,18 @@ def _check_length(name: str, value: int) -> None:
 
 @dataclass(frozen=True, repr=False)
 class Either(Mask):
-    """What any of the parts lets see."""
+    """The union: keys that any of the parts lets a query see."""
 
     parts: tuple[Mask, ...]
 
     @property
     def is_causal(self) -> bool:
-        """When every part is."""
+        """Whether every part is causal."""
         return all(part.is_causal for part in self.parts)
 
     @property
     def self_loops(self) -> bool:
-        """When one part has them."""
+        """Whether one part has them."""
         return any(part.self_loops for part in self.parts)
 
     def sees(self, query: Tensor, key: Tensor) -> Tensor:
@@ -193,11 +193,11 @@ class Either(Mask):
         return reduce(torch.logical_or, (part.sees(query, key) for part in self.parts))
 
     def most_edges(self, tokens: int) -> int:
-        """The sum over the parts, and no more than all pairs."""
+        """The sum over the parts, at most all pairs."""
         return min(tokens * tokens, sum(part.most_edges(tokens) for part in self.parts))
 
     def rows(self, tokens: int) -> EdgeRows:
-        """The parts' rows merged; every pair looked at when they are too many to hold side by side."""
+        """The merged rows of the parts; tests every pair if they are too many to hold at once."""
         if sum(part.most_edges(tokens) for part in self.parts) > EDGE_LIMIT:
             return self._rows_by_scan(tokens)
         return united([part.rows(tokens) for part in self.parts], tokens)
@@ -216,18 +216,18 @@ class Either(Mask):
 
 @dataclass(frozen=True, repr=False)
 class Both(Mask):
-    """What all of the parts let see."""
+    """The intersection: keys that all of the parts let a query see."""
 
     parts: tuple[Mask, ...]
 
     @property
     def is_causal(self) -> bool:
-        """When one part is."""
+        """Whether one part is causal."""
         return any(part.is_causal for part in self.parts)
 
     @property
     def self_loops(self) -> bool:
-        """When every part has them."""
+        """Whether every part has them."""
         return all(part.self_loops for part in self.parts)
 
     def sees(self, query: Tensor, key: Tensor) -> Tensor:
@@ -235,11 +235,11 @@ class Both(Mask):
         return reduce(torch.logical_and, (part.sees(query, key) for part in self.parts))
 
     def most_edges(self, tokens: int) -> int:
-        """Those of the narrowest part."""
+        """The bound of the narrowest part."""
         return min(part.most_edges(tokens) for part in self.parts)
 
     def rows(self, tokens: int) -> EdgeRows:
-        """The narrowest part's rows, sifted by the others: wide parts are never written out."""
+        """The rows of the narrowest part, filtered by the others, so that wide parts are never listed."""
         narrowest = min(self.parts, key=lambda part: part.most_edges(tokens))
         if narrowest.most_edges(tokens) > EDGE_LIMIT:
             return self._rows_by_scan(tokens)
@@ -263,7 +263,7 @@ class Both(Mask):
 
 @dataclass(frozen=True, repr=False)
 class Complement(Mask):
-    """What the part does not let see."""
+    """The complement: keys that the part does not let a query see."""
 
     part: Mask
 
@@ -282,15 +282,15 @@ class Complement(Mask):
         return ~self.part.sees(query, key)
 
     def most_edges(self, tokens: int) -> int:
-        """All pairs: a bound of the part from above says nothing here."""
+        """All pairs: an upper bound for the part says nothing about its complement."""
         return tokens * tokens
 
     def rows(self, tokens: int) -> EdgeRows:
-        """Every pair looked at."""
+        """Found by testing every pair."""
         return self._rows_by_scan(tokens)
 
     def among(self, rows: EdgeRows, tokens: int) -> Bools:
-        """Edges that the part has not."""
+        """The edges that the part does not have."""
         return ~self.part.among(rows, tokens)
 
     def describe(self) -> dict[str, Any]:
@@ -302,17 +302,17 @@ class Complement(Mask):
 
 
 def either(*masks: Mask) -> Mask:
-    """United; a union inside a union is one union, so that grouping leaves no trace."""
+    """The union; nested unions are flattened, so that grouping does not matter."""
     parts = [part for mask in masks for part in (mask.parts if isinstance(mask, Either) else (mask,))]
     return parts[0] if len(parts) == 1 else Either(tuple(parts))
 
 
 def both(*masks: Mask) -> Mask:
-    """Intersected; an intersection inside an intersection is one."""
+    """The intersection; nested intersections are flattened."""
     parts = [part for mask in masks for part in (mask.parts if isinstance(mask, Both) else (mask,))]
     return parts[0] if len(parts) == 1 else Both(tuple(parts))
 
 
 def complement(mask: Mask) -> Mask:
-    """Complemented; twice is the mask itself."""
+    """The complement; the complement of a complement is the mask itself."""
     return mask.part if isinstance(mask, Complement) else Complement(mask)

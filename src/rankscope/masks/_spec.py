@@ -1,4 +1,4 @@
-"""What a mask declares about itself, the decorator that declares it, and a declared mask with its parameters."""
+"""The declaration of a mask, the decorator that registers one, and a registered mask with its parameters."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class Parameter:
     """One parameter of a mask.
 
     Attributes:
-        name: as in the predicate's signature.
+        name: name in the predicate's signature.
         meaning: one line for the documentation and the command line.
         kind: ``int`` or ``str``.
         least: smallest value of an ``int``.
         most: largest value of an ``int``.
-        default: value when not given; None when it must be given.
+        default: default value; None if it is required.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Parameter:
         return self.name if self.default is None else f"{self.name}={written(self.default)}"
 
     def check(self, value: object, mask: str) -> Value:
-        """The value, if it is one."""
+        """The value, if it is valid; raises otherwise."""
         if self.kind is str and isinstance(value, str):
             return value
         if self.kind is int and isinstance(value, int) and not isinstance(value, bool):
@@ -58,23 +58,23 @@ class Parameter:
 
 @dataclass(frozen=True)
 class MaskSpec:
-    """A mask: facts that surgery, the tests, the documentation and the command line read, and one pure function.
+    """A mask: one pure function, and the facts that surgery, tests, documentation and the command line use.
 
-    Call it with the parameters, by place or by name, for a :class:`Mask`.
+    Call it with the parameters, by position or by name, to get a :class:`Mask`.
 
     Attributes:
         name: the function's name.
         parameters: in the order of the signature.
-        is_causal: no query sees a later key, whatever the parameters.
-        self_loops: each query sees its own position, whatever the parameters.
-        pointwise: the predicate is right for any pair of broadcastable positions; otherwise it must be given all keys.
+        is_causal: no query sees a later key, for any parameters.
+        self_loops: each query sees its own position, for any parameters.
+        pointwise: the predicate works for any broadcastable positions; otherwise it must be given all keys.
         example: an expression with small parameters.
-        cites: where it comes from.
+        cites: its sources.
         summary: first line of its docstring.
-        predicate: takes a column of query positions, the row of all key positions, and the parameters by name; gives
+        predicate: takes a column of query positions, the row of all key positions, and the parameters by name; returns
             booleans that broadcast to both.
         edges: takes a number of tokens and the parameters by name; the keys of each query without a square matrix.
-        settle: turns checked parameters into those that are kept, e.g. adds the digest of a file.
+        settle: turns checked parameters into those that are stored, e.g. adds the digest of a file.
 
     Example:
         >>> from rankscope.masks import MASKS
@@ -96,7 +96,7 @@ class MaskSpec:
 
     @property
     def signature(self) -> str:
-        """Name and parameters, as one would write them."""
+        """Name and parameters, as written in an expression."""
         return f"{self.name}({', '.join(str(p) for p in self.parameters)})" if self.parameters else self.name
 
     def __call__(self, *values: Value, **named: Value) -> Mask:
@@ -131,7 +131,7 @@ def mask(
     cites: tuple[Cite, ...] = (),
     settle: Callable[[dict[str, Value]], dict[str, Value]] = dict,
 ) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
-    """Register a predicate of query and key positions; the function itself stays what it is."""
+    """Register a predicate of query and key positions; the function itself is returned unchanged."""
 
     def register(predicate: Callable[..., Tensor]) -> Callable[..., Tensor]:
         name, summary = predicate.__name__, (predicate.__doc__ or "").strip().split("\n", 1)[0]
@@ -144,7 +144,7 @@ def mask(
 
 @dataclass(frozen=True, repr=False)
 class NamedMask(Mask):
-    """A registered mask with its parameters; made by calling its :class:`MaskSpec`."""
+    """A registered mask with its parameters, created by calling its :class:`MaskSpec`."""
 
     name: str
     parameters: tuple[tuple[str, Value], ...]
@@ -170,11 +170,11 @@ class NamedMask(Mask):
         return seen.expand(np.broadcast_shapes(query.shape, key.shape))
 
     def edges(self, tokens: int) -> Edges:
-        """The declared keys of each query, for prefix sums as much as for lists."""
+        """The declared keys of each query, as ranges or lists."""
         return self.spec.edges(tokens, **dict(self.parameters))
 
     def most_edges(self, tokens: int) -> int:
-        """As many as are declared."""
+        """The declared number."""
         return self.edges(tokens).count
 
     def rows(self, tokens: int) -> EdgeRows:
@@ -182,7 +182,7 @@ class NamedMask(Mask):
         return self.edges(tokens).rows()
 
     def among(self, rows: EdgeRows, tokens: int) -> Bools:
-        """By the predicate on each pair, or by looking the pair up where the predicate needs all keys."""
+        """Uses the predicate on each pair, or looks the pair up if the predicate needs all keys."""
         if not self.spec.pointwise:
             return contained(rows, self.rows(tokens), tokens)
         found: Bools = self.sees(torch.from_numpy(rows.queries), torch.from_numpy(rows.indices)).numpy()
@@ -204,7 +204,7 @@ def make(name: str, values: tuple[Value, ...], named: Mapping[str, Value]) -> Ma
 
 
 def written(value: Value) -> str:
-    """A value as an expression holds it: digits, or a string in JSON's quotes."""
+    """A value as written in an expression: digits, or a string in JSON quotes."""
     return json.dumps(value)
 
 

@@ -1,4 +1,4 @@
-"""Any graph at all, from a file or written out."""
+"""Any graph, from a file or written out."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from rankscope.masks._graph_file import graph_from_lines, read_graph
 from rankscope.masks._spec import Parameter, Value, mask
 
 WRITTEN_OUT = 128
-"""Most tokens of a graph that is part of the expression itself."""
+"""Maximum number of tokens of a graph that is written out in an expression."""
 
 
 def written_out(matrix: Tensor | NDArray[Any]) -> str:
-    """A small square matrix as the text that ``adjacency`` takes; not zero means that the row sees the column.
+    """A small square matrix as the text that ``adjacency`` accepts; nonzero means that the row sees the column.
 
     Example:
         >>> written_out(np.eye(2))
@@ -53,7 +53,7 @@ def _graph(source: str, digest: str) -> EdgeRows:
 
 
 def tokens_of(source: str) -> int:
-    """How many tokens the graph in a file, or written out, has.
+    """Number of tokens of the graph in a file, or written out.
 
     Example:
         >>> tokens_of("10/11")

@@ -27,7 +27,7 @@ def _edges(tokens: int, size: int) -> Progressions:
 def block_sparse(query: Tensor, key: Tensor, size: int) -> Tensor:
     """A query sees the block of ``size`` neighbouring tokens that it lies in, counted from the first token.
 
-    Blocks never meet: each collapses to a vector of its own unless the mask is united with another.
+    Blocks do not interact: each collapses to its own vector unless the mask is united with another.
 
     Example:
         >>> import torch

@@ -31,8 +31,8 @@ def _edges(tokens: int, width: int, step: int) -> Progressions:
 def dilated(query: Tensor, key: Tensor, width: int, step: int) -> Tensor:
     r"""A query sees itself and ``width`` tokens on each side, ``step`` apart.
 
-    :math:`|q - k| \le w s` and s divides q - k. With a step above 1 the tokens fall into ``step`` classes that never
-    meet: not quasi-strongly connected, so no collapse to one vector unless united with another mask.
+    :math:`|q - k| \le w s` and s divides q - k. With a step above 1 the tokens fall into ``step`` classes that do not
+    interact: not quasi-strongly connected, so no collapse to one vector unless united with another mask.
 
     Example:
         >>> import torch

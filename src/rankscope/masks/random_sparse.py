@@ -52,8 +52,8 @@ class _Draws:
 def random_sparse(query: Tensor, key: Tensor, degree: int, seed: int) -> Tensor:
     """A query sees itself and ``degree`` other keys, drawn evenly and without repetition.
 
-    A row is a function of the seed, the query's position and the number of keys alone: it does not depend on which
-    other rows are asked for, in what order, or on any generator's state. With ``degree`` or fewer other keys, all.
+    A row depends only on the seed, the query's position and the number of keys: it does not depend on which
+    other rows are requested, in what order, or on any generator's state. With ``degree`` or fewer other keys, all.
 
     Example:
         >>> import torch
@@ -69,8 +69,8 @@ def random_sparse(query: Tensor, key: Tensor, degree: int, seed: int) -> Tensor:
 def drawn_keys(position: Ints, keys: int, degree: int, seed: int) -> Ints:
     """``(query, degree)`` distinct keys other than the query's own position.
 
-    Floyd's sampling from 0..keys-2: step j draws from 0..j, and takes j itself when the drawn one is taken already;
-    numbers from the query's own position on are then moved up by one.
+    Floyd's sampling from 0..keys-2: step j draws from 0..j, and uses j itself if the drawn key is already taken;
+    numbers from the query's own position on are then incremented by one.
     """
     if len(position) and position.min() < 0:
         raise InputError(
@@ -82,7 +82,7 @@ def drawn_keys(position: Ints, keys: int, degree: int, seed: int) -> Ints:
     stream = _mixed(_mixed(np.full(len(position), seed, dtype=np.uint64)) ^ position.astype(np.uint64))
     for place in range(size if size < keys - 1 else 0):
         top = keys - 1 - size + place
-        # 64 random bits modulo top + 1: uneven by less than keys / 2^64.
+        # 64 random bits modulo top + 1: the bias is less than keys / 2^64.
         choice = (_mixed(stream + _steps(place)) % np.uint64(top + 1)).astype(np.int64)
         taken = (rows[:, :place] == choice[:, None]).any(1)
         rows[:, place] = np.where(taken, top, choice)
@@ -94,7 +94,7 @@ def _steps(place: int) -> np.uint64:
 
 
 def _mixed(value: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """A one-to-one scrambling of 64 bits (the finaliser of splitmix64); arrays of unsigned integers wrap around."""
+    """A bijective mixing of 64 bits (the finaliser of splitmix64); arrays of unsigned integers wrap around."""
     value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return value ^ (value >> np.uint64(31))

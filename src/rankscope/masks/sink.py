@@ -24,8 +24,8 @@ def _edges(tokens: int, count: int) -> Progressions:
 def sink(query: Tensor, key: Tensor, count: int) -> Tensor:
     """The first ``count`` keys are seen by every query, and no others; meant for unions.
 
-    As in ``causal_window(4) | sink(1)``. Not causal from two keys on, since the first token sees the second: intersect
-    with ``causal`` where that matters.
+    As in ``causal_window(4) | sink(1)``. Not causal for two or more keys: the first token sees the second. Intersect
+    with ``causal`` if that matters.
 
     Example:
         >>> import torch

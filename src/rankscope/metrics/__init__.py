@@ -1,4 +1,4 @@
-"""The battery: one file per metric, found by name in ``METRICS``."""
+"""Metrics: one file each, found by name in ``METRICS``."""
 
 from rankscope._citations import Cite
 from rankscope.linalg.attention_view import AttentionView

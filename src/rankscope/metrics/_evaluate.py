@@ -1,4 +1,4 @@
-"""Several metrics of one view, each value with a status that says what it is worth."""
+"""Evaluates several metrics on one view; each value has a status that says how far it can be trusted."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PAIR_METRICS: tuple[str, ...] = (
     "copied_token_share",
     "distinct_tokens",
 )
-"""Medians and counts over pairs of tokens: what a few huge tokens or channels cannot hide."""
+"""Medians and counts over pairs of tokens, which a few huge tokens or channels cannot dominate."""
 
 DEFAULT_TOKEN_METRICS: tuple[str, ...] = (
     *NORM_METRICS,
@@ -51,14 +51,14 @@ DEFAULT_TOKEN_METRICS: tuple[str, ...] = (
     "least_singular_value",
     "centred_least_singular_value",
 )
-"""With pairs and both spectra: what a verdict is drawn from."""
+"""With pairs and both spectra: the metrics that a verdict is based on."""
 
 DEFAULT_ATTENTION_METRICS: tuple[str, ...] = (
     "attention_entropy",
     "first_token_sink_rate",
     "attention_rank_one_distance",
 )
-"""Sums only; ``attention_contraction`` needs a spectrum per head and is taken when named."""
+"""Sums only; ``attention_contraction`` needs a spectrum per head and is computed only if named."""
 
 
 _CODE = {status: code for code, status in enumerate(Status)}
@@ -66,7 +66,7 @@ _CODE = {status: code for code, status in enumerate(Status)}
 
 @dataclass(frozen=True)
 class MetricValues:
-    """Values of several metrics, on the device they were taken on; moving them to the host is the caller's choice.
+    """Values of several metrics, on the device where they were computed; the caller decides when to move them.
 
     Attributes:
         values: float64; NaN unless the status is ``OK``, ``FLOOR`` or ``ESTIMATE``.
@@ -78,18 +78,18 @@ class MetricValues:
 
 
 def evaluate(specs: Sequence[MetricSpec], view: Tokens | AttentionView, floor: float) -> MetricValues:
-    """Take every metric of ``specs`` from one view, sharing its reductions.
+    """Compute every metric of ``specs`` on one view, sharing its reductions.
 
     Args:
         specs: metrics of the view's side.
         view: tokens of one site, or its attention matrices.
-        floor: relative residual below which the activations' own format shows only rounding, see ``float_floor``.
+        floor: relative residual below which the dtype of the activations shows only rounding, see ``float_floor``.
 
     Returns:
-        A reading with a leading metric axis, then the batch axes (and heads, for attention).
+        Values with a leading metric axis, then the batch axes (and heads, for attention).
 
     Raises:
-        InputError: a metric of the other side.
+        InputError: a token metric was given for attention, or the reverse.
     """
     side = "tokens" if isinstance(view, Tokens) else "attention"
     wrong = [spec.name for spec in specs if spec.side != side]
@@ -107,7 +107,7 @@ def evaluate(specs: Sequence[MetricSpec], view: Tokens | AttentionView, floor: f
 
 
 def _statuses(specs: Sequence[MetricSpec], values: Tensor, view: Tokens | AttentionView, floor: float) -> Tensor:
-    """All statuses at once: on an accelerator each small step costs as much as a large one."""
+    """All statuses at once: on an accelerator, a small operation costs as much as a large one."""
 
     def declared(facts: list[bool]) -> Tensor:
         return torch.tensor(facts, device=values.device).reshape(-1, *(1 for _ in view.batch_shape))
@@ -116,10 +116,10 @@ def _statuses(specs: Sequence[MetricSpec], values: Tensor, view: Tokens | Attent
     deviation = view.relative_deviation.reshape(view.batch_shape)
     reads_deviation = declared([spec.reads_deviation for spec in specs])
     floors_itself = declared([spec.floors_itself for spec in specs])
-    # Not `deviation <= floor`: X = 0, whose deviation is 0/0, is at the floor too.
+    # Not `deviation <= floor`: X = 0, whose deviation is 0/0, also counts as at the floor.
     resolved = view.is_resolved(floor).reshape(view.batch_shape) if isinstance(view, Tokens) else deviation > floor
     at_floor = reads_deviation & ~resolved
-    # Rounding is relative to X, so a singular value of CX drowns in it earlier by the ratio of the two.
+    # Rounding is relative to X, so a singular value of CX reaches the floor earlier, by the ratio of the two norms.
     at_floor |= floors_itself & (values * torch.where(reads_deviation, deviation, 1.0) <= floor)
     statuses = torch.full_like(values, _CODE[Status.OK], dtype=torch.int8)
     if isinstance(view, AttentionView) and any(spec.needs == "spectrum" for spec in specs):

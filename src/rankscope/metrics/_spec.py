@@ -1,4 +1,4 @@
-"""What a metric declares about itself, and the two decorators that declare it."""
+"""The declaration of a metric, and the decorators that register one."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ TokenFunction = Callable[[Tokens | Tensor], Tensor]
 
 
 class Invariance(Flag):
-    """Changes of X (or of P, for attention) that leave a metric as it is."""
+    """Transformations of X (or of P, for attention) that do not change a metric."""
 
     NONE = 0
     TOKEN_ORDER = auto()
-    """The tokens in another order."""
+    """Permutation of the tokens."""
     CHANNEL_ORDER = auto()
-    """The channels in another order."""
+    """Permutation of the channels."""
     ROTATION = auto()
-    """Every token turned by the same orthogonal matrix."""
+    """Multiplication of every token by the same orthogonal matrix."""
     SCALE = auto()
-    """Everything times one positive number."""
+    """Multiplication by a positive number."""
     SHIFT = auto()
-    """One vector added to every token."""
+    """Addition of one vector to every token."""
 
 
 NONE = Invariance.NONE
@@ -49,23 +49,23 @@ SHIFT = Invariance.SHIFT
 
 @dataclass(frozen=True)
 class MetricSpec:
-    """A metric: facts that the run, the tests, the documentation and the command line read, and one pure function.
+    """A metric: one pure function, and the facts that runs, tests, documentation and the command line use.
 
     Attributes:
         name: the function's name.
-        side: what it is a measure of.
+        side: whether it measures tokens or attention.
         symbol: LaTeX.
-        range: least and largest value, both possibly infinite.
-        at_collapse: value when all tokens are equal (all rows of P, for attention); None when there is no such value.
-        invariant_to: what leaves it as it is.
-        needs: what it costs: sums (norms), sorting (order), a Gram matrix, or all singular values (spectrum).
-        reads_deviation: it is made of X - 1x^T alone, and sees only rounding once tokens are equal to the floor.
-        floors_itself: it is a singular value relative to the largest, and rounding at or below the float floor.
-        least_count: fewest tokens for which it has a value.
-        cites: where it comes from.
+        range: smallest and largest value, possibly infinite.
+        at_collapse: value when all tokens are equal (all rows of P, for attention); None if there is no such value.
+        invariant_to: transformations that do not change it.
+        needs: its cost: sums (norms), sorting (order), a Gram matrix, or all singular values (spectrum).
+        reads_deviation: it depends on X - 1x^T alone, and sees only rounding once tokens agree to the float floor.
+        floors_itself: it is itself a relative quantity, which is only rounding at or below the float floor.
+        least_count: smallest number of tokens for which it has a value.
+        cites: its sources.
         summary: first line of its docstring.
         function: takes a tensor or a view that shares reductions; returns float64, one value per sequence (and head).
-        alias_of: the metric of which this is another name; None for a metric of its own.
+        alias_of: the metric of which this is another name, or None.
     """
 
     name: str
@@ -99,7 +99,7 @@ def token_metric(
     least_count: int = 1,
     cites: tuple[Cite, ...],
 ) -> Callable[[Callable[[Tokens], Tensor]], Callable[[Tokens | Tensor], Tensor]]:
-    """Register a function of :class:`Tokens`; the result also takes a plain tensor ``(*batch, tokens, dim)``."""
+    """Register a function of :class:`Tokens`; the result also accepts a plain tensor ``(*batch, tokens, dim)``."""
 
     def register(compute: Callable[[Tokens], Tensor]) -> Callable[[Tokens | Tensor], Tensor]:
         @wraps(compute)
@@ -125,7 +125,7 @@ def attention_metric(
     least_count: int = 1,
     cites: tuple[Cite, ...],
 ) -> Callable[[Callable[[AttentionView], Tensor]], Callable[[AttentionView | Tensor], Tensor]]:
-    """Register a function of :class:`AttentionView`; the result also takes ``(*batch, heads, query, key)``."""
+    """Register a function of :class:`AttentionView`; the result also accepts ``(*batch, heads, query, key)``."""
 
     def register(compute: Callable[[AttentionView], Tensor]) -> Callable[[AttentionView | Tensor], Tensor]:
         @wraps(compute)

@@ -1,4 +1,4 @@
-"""How much one application of attention can shrink, or stretch, differences between tokens."""
+"""Upper bound on how much one attention layer amplifies differences between tokens, attained by some."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from rankscope.metrics._spec import CHANNEL_ORDER, TOKEN_ORDER, attention_metric
 def attention_contraction(attention: AttentionView) -> Tensor:
     r"""Largest singular value of the centred attention matrix, :math:`s_1(CP)`, C centring over query rows.
 
-    **Exact**, or a lower estimate with that status where the matrix is too long to be iterated upon to convergence. For
-    rows that sum to one CP = CPC, so that :math:`\|CPX\|_F \le s_1(CP)\|CX\|_F` for every X, with
-    equality for some: the worst case over tokens of one mixing. 0 when all rows are equal (every X collapses at once),
-    1 for the identity; above 1, up to :math:`\sqrt n`, attention may even spread tokens apart. Rows out of ``keep`` are
-    left out. Undefined for fewer than two rows and for P = 0.
+    **Exact**, or a lower bound with the status ``estimated`` if the iteration on a long matrix did not converge. For
+    rows that sum to one, CP = CPC, so :math:`\|CPX\|_F \le s_1(CP)\|CX\|_F` for every X, with
+    equality for some: the worst case over tokens for one mixing. 0 when all rows are equal (every X collapses at once),
+    1 for the identity; above 1, up to :math:`\sqrt n`, attention may even move tokens apart. Rows outside ``keep`` are
+    excluded. Undefined for fewer than two rows and for P = 0.
 
     Example:
         >>> import torch

@@ -1,4 +1,4 @@
-"""What one application of attention cannot stretch differences between tokens beyond."""
+"""Upper bound on how much one attention layer can amplify differences between tokens."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from rankscope.metrics._spec import CHANNEL_ORDER, TOKEN_ORDER, attention_metric
 def attention_contraction_bound(attention: AttentionView) -> Tensor:
     r"""Upper end of the interval that holds :math:`s_1(CP)`; ``attention_contraction`` is the lower one.
 
-    **Bound.** The two are equal wherever all probabilities are held in memory. Of attention gone through by tiles this
-    is the least of :math:`\sqrt{\max_j \sum_i P_{ij}}` and what the energy outside of the directions tried allows, both
-    up to rounding; it may lie far above although ``attention_contraction`` has converged. Undefined for fewer than two
+    **Bound.** The two are equal if all probabilities are held in memory. For attention computed tile by tile, this
+    is the smaller of :math:`\sqrt{\max_j \sum_i P_{ij}}` and what the energy outside the tried directions allows, both
+    up to rounding; it may be far larger even if ``attention_contraction`` has converged. Undefined for fewer than two
     rows and for P = 0.
 
     Example:

@@ -20,9 +20,9 @@ from rankscope.metrics._spec import TOKEN_ORDER, attention_metric
 def attention_entropy(attention: AttentionView) -> Tensor:
     r"""Mean over rows of entropy relative to the largest the row could have, :math:`H(P_{i:}) / \log k_i`.
 
-    **Exact.** :math:`k_i` is the number of keys row i may see, so causal rows of different length compare. 0 when every
-    row picks one key, 1 when every row is uniform. Rows are taken relative to their own mass, which is below one in
-    models with a learned sink. Rows that see one key have no choice and are left out; undefined when no row is left.
+    **Exact.** :math:`k_i` is the number of keys row i may see, so rows of different length are comparable. 0 when every
+    row picks one key, 1 when every row is uniform. Rows are normalised by their own mass, which is below one in
+    models with a learned sink. Rows that see only one key are excluded; undefined if no row is left.
 
     Example:
         >>> import torch

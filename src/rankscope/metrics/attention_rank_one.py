@@ -22,9 +22,9 @@ from rankscope.metrics._spec import CHANNEL_ORDER, TOKEN_ORDER, attention_metric
 def attention_rank_one_distance(attention: AttentionView) -> Tensor:
     r"""Relative distance of P from the nearest matrix of equal rows, :math:`\|CP\|_F / \|P\|_F`.
 
-    **Exact.** A stochastic matrix of rank one is :math:`1p^T`, and the nearest has the mean row. 0 when every query
-    gets the same mixture, and all tokens are equal after the layer; :math:`\sqrt{1 - 1/n}`, the largest, for the
-    identity, where every token keeps to itself. Undefined for fewer than two rows and for P = 0.
+    **Exact.** A stochastic matrix of rank one is :math:`1p^T`; in the nearest, p is the mean row. 0 when every query
+    gets the same mixture, so that all tokens are equal after the layer; at most :math:`\sqrt{1 - 1/n}`, for the
+    identity, where every token attends only to itself. Undefined for fewer than two rows and for P = 0.
 
     Example:
         >>> import torch

@@ -20,7 +20,7 @@ from rankscope.metrics._spec import CHANNEL_ORDER, SCALE, TOKEN_ORDER, token_met
 def largest_channel_share(tokens: Tokens) -> Tensor:
     r"""Share of the squared norm held by the largest channel, :math:`\max_c \|X_{:c}\|^2 / \|X\|_F^2`.
 
-    **Exact.** From 1/d (all channels alike) to 1 (one channel holds everything: ranks are then 1 though tokens
+    **Exact.** From 1/d (all channels equal) to 1 (one channel holds everything: ranks are then 1 although tokens
     may differ). Undefined for X = 0.
 
     Example:

@@ -24,7 +24,7 @@ from rankscope.metrics._spec import CHANNEL_ORDER, SCALE, SHIFT, TOKEN_ORDER, to
 def composite_residual(tokens: Tokens) -> Tensor:
     r"""Composite norm of the centred tokens, :math:`\sqrt{\|R\|_1\|R\|_\infty}`, :math:`R = X - 1\bar x^T`.
 
-    **Exact** as a formula; as a distance from equal rows a **Bound** from above, since the mean is not the minimiser in
+    **Exact** as a formula; as a distance from equal rows an upper **Bound**, because the mean is not the minimiser in
     this norm. The mean is what the published curves use. From 0 (all tokens equal) up. Undefined for fewer than two
     tokens.
 
@@ -50,8 +50,8 @@ def composite_residual(tokens: Tokens) -> Tensor:
 def relative_composite_residual(tokens: Tokens) -> Tensor:
     r"""Composite residual over the composite norm, :math:`\|R\|_{1,\infty} / \|X\|_{1,\infty}`, mean-centred.
 
-    **Exact.** 0 when all tokens are equal. It can exceed 1, and stays below :math:`2(1 - 1/n)`: a large value tells of
-    one huge token, not of diversity. Undefined for fewer than two tokens and for X = 0.
+    **Exact.** 0 when all tokens are equal. It can exceed 1, but stays below :math:`2(1 - 1/n)`: a large value indicates
+    one huge token, not diversity. Undefined for fewer than two tokens and for X = 0.
 
     Example:
         >>> import torch

@@ -23,7 +23,7 @@ from rankscope.metrics._spec import CHANNEL_ORDER, ROTATION, SCALE, SHIFT, TOKEN
 def energy_rank_99(tokens: Tokens) -> Tensor:
     r"""Fewest directions that hold 99% of the energy, :math:`\min\{k : \sum_{i\le k} s_i^2 \ge 0.99 \sum_i s_i^2\}`.
 
-    **Exact**, and a whole number, so it jumps. 1 at rank one. Undefined for X = 0.
+    **Exact**, and an integer, so it is not continuous. 1 at rank one. Undefined for X = 0.
 
     Example:
         >>> import torch
@@ -59,7 +59,7 @@ def centred_energy_rank_99(tokens: Tokens) -> Tensor:
 
 def _count_to_99(singular_values: Tensor) -> Tensor:
     share = (singular_values / singular_values[:, :1]).square()
-    # Summed from the smallest, so that a long tail is not lost beside the largest.
+    # Summed from the smallest, so that a long tail is not lost to rounding.
     tail = share.flip(-1).cumsum(-1).flip(-1)
     count = (tail > 0.01 * tail[:, :1]).sum(-1).double()
     return torch.where(singular_values[:, 0] > 0, count, math.nan)

@@ -21,9 +21,9 @@ from rankscope.metrics._spec import CHANNEL_ORDER, ROTATION, SCALE, SHIFT, TOKEN
 def least_singular_value(tokens: Tokens) -> Tensor:
     r"""Least singular value of X relative to the largest, :math:`s_{\min(n,d)} / s_1`.
 
-    **Exact.** Inverse condition number: 1 when all singular values are equal, 0 when X lacks full rank, collapse
-    included (a single token or channel has only one and reads 1). At or below the float floor the value is rounding,
-    and just above it has fewer than six digits; its status says so (``at the float floor``, ``estimated``).
+    **Exact.** Inverse condition number: 1 when all singular values are equal, 0 when X lacks full rank, as at collapse
+    (a single token or channel has only one and gives 1). At or below the float floor the value is rounding,
+    and just above it has fewer than six correct digits; its status says so (``at the float floor``, ``estimated``).
     Undefined for X = 0.
 
     Example:

@@ -24,10 +24,10 @@ from rankscope.metrics._spec import CHANNEL_ORDER, ROTATION, SCALE, SHIFT, TOKEN
 def mean_cosine(tokens: Tokens) -> Tensor:
     r"""Mean cosine of pairs of different tokens, :math:`(\|\sum_i u_i\|^2 - n) / (n(n-1))`, :math:`u_i = x_i/\|x_i\|`.
 
-    **Exact**, without any pair. 1 when all tokens point the same way, 0 for random directions, at least
-    :math:`-1/(n-1)`. Zero tokens have no direction and are left out; undefined with fewer than two others, and if a
-    token is so much smaller than the largest (2^1022) that float64 cannot hold both. A common
-    offset raises it without any collapse: read ``centred_mean_cosine`` beside it.
+    **Exact**, without forming pairs. 1 when all tokens point the same way, 0 for random directions, at least
+    :math:`-1/(n-1)`. Zero tokens have no direction and are excluded; undefined with fewer than two others, and if a
+    token is so much smaller than the largest (2^1022) that float64 cannot represent both. A common
+    offset raises it without any collapse: compare ``centred_mean_cosine``.
 
     Example:
         >>> import torch
@@ -38,7 +38,7 @@ def mean_cosine(tokens: Tokens) -> Tensor:
     mean = _mean_over_pairs(sums.direction, sums.row)
     if not is_wide(tokens.dtype):
         return mean
-    # Beside a token 2^1022 times its size another is zero in every unit, and its direction is lost.
+    # If another token is 2^1022 times as large, a token underflows to zero in every unit and has no direction.
     return mean.masked_fill((sums.row > 0).sum(-1) != tokens.directed, math.nan)
 
 

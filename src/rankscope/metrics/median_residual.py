@@ -23,7 +23,7 @@ def median_relative_residual(tokens: Tokens) -> Tensor:
     r"""Residual about the column medians in the largest-column-sum norm, :math:`\min_x \|X - 1x^T\|_1 / \|X\|_1`.
 
     **Exact**: in this norm the medians are a minimiser. 0 when all tokens are equal, at most 1. A single huge token
-    moves a median little, unlike a mean. Sorting makes it slow. Undefined for fewer than two tokens and for X = 0.
+    changes a median little, unlike a mean. Slow because of sorting. Undefined for fewer than two tokens and for X = 0.
 
     Example:
         >>> import torch

@@ -1,4 +1,4 @@
-"""Distance from consensus under the names the mask and LayerNorm theorems use: aliases of the two residuals."""
+"""Distance from consensus, under the names used in the mask and LayerNorm theorems: aliases of the two residuals."""
 
 from __future__ import annotations
 

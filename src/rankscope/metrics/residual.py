@@ -25,7 +25,7 @@ def residual(tokens: Tokens) -> Tensor:
     r"""Frobenius distance from the nearest matrix of equal rows, :math:`\min_x \|X - 1x^T\|_F`.
 
     **Exact**: the minimiser in this norm is the mean token. From 0 (all tokens equal) up. The same number as ``mu``.
-    Undefined for fewer than two tokens. It falls with the norm of X alone: read ``relative_residual`` beside it.
+    Undefined for fewer than two tokens. It also falls if X merely shrinks: compare ``relative_residual``.
 
     Example:
         >>> import torch

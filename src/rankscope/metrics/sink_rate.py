@@ -20,7 +20,7 @@ from rankscope.metrics._spec import NONE, attention_metric
 def first_token_sink_rate(attention: AttentionView) -> Tensor:
     r"""Mean probability that rows give to the first key.
 
-    **Exact.** The first key is the first that any row may see, so padding on the left is no sink. Only rows with a
+    **Exact.** The first key is the first that any row may see, so left padding is not a sink. Only rows with a
     choice count: those that see the first key and at least one other (the first row of a causal mask does not). 1/k
     when attention is uniform over k keys, near 1 at a sink. Undefined when no row has a choice.
 

@@ -23,8 +23,8 @@ from rankscope.metrics._spec import CHANNEL_ORDER, SCALE, TOKEN_ORDER, token_met
 def largest_cluster_share(tokens: Tokens) -> Tensor:
     r"""Largest share of the tokens that are copies of one of them, :math:`\max_i |N(i)| / n`.
 
-    **Exact** for up to 128 tokens, of longer sequences for 128 evenly spaced ones. :math:`N(i)` is the tokens within a
-    relative distance of :math:`0.03\sqrt2` of token i, itself included. From 1/n (no copies) to 1 (all tokens are
+    **Exact** for up to 128 tokens; longer sequences use 128 evenly spaced ones. :math:`N(i)` is the tokens within a
+    relative distance of :math:`0.03\sqrt2` of token i, including itself. From 1/n (no copies) to 1 (all tokens are
     copies of one). Undefined for fewer than two tokens and for X = 0.
 
     Example:
@@ -47,8 +47,8 @@ def largest_cluster_share(tokens: Tokens) -> Tensor:
 def copied_token_share(tokens: Tokens) -> Tensor:
     r"""Share of the tokens that have a copy among the others, :math:`|\{i : |N(i)| > 1\}| / n`.
 
-    **Exact** for up to 128 tokens, of longer sequences for 128 evenly spaced ones. Copies are within a relative
-    distance of :math:`0.03\sqrt2`. 0 when every token is on its own, 1 when each has a copy: under collapse, and when
+    **Exact** for up to 128 tokens; longer sequences use 128 evenly spaced ones. Copies are within a relative
+    distance of :math:`0.03\sqrt2`. 0 when no token has a copy, 1 when each has one: at collapse, and when
     the tokens form clusters. Undefined for fewer than two tokens and for X = 0.
 
     Example:
@@ -71,7 +71,7 @@ def copied_token_share(tokens: Tokens) -> Tensor:
 def distinct_tokens(tokens: Tokens) -> Tensor:
     r"""Number of distinct tokens, copies counted once, :math:`\sum_i 1/|N(i)|`.
 
-    **Exact** for up to 128 tokens; of longer sequences it counts among 128 evenly spaced ones. Copies are within a
+    **Exact** for up to 128 tokens; in longer sequences it counts among 128 evenly spaced ones. Copies are within a
     relative distance of :math:`0.03\sqrt2`. 1 when all tokens are copies of one, k when they form k tight clusters, n
     when no two are copies. Undefined for fewer than two tokens and for X = 0.
 

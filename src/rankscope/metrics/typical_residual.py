@@ -1,4 +1,4 @@
-"""How far a typical pair of tokens is apart, whatever a few tokens or channels do."""
+"""How far apart a typical pair of tokens is, regardless of a few huge tokens or channels."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from rankscope.metrics._spec import CHANNEL_ORDER, SCALE, TOKEN_ORDER, token_met
 def typical_residual(tokens: Tokens) -> Tensor:
     r"""Median distance of two tokens, :math:`\mathrm{med}_{i<j} \|x_i - x_j\| / (\sqrt2 \max(\|x_i\|, \|x_j\|))`.
 
-    **Exact** for up to 128 tokens, of longer sequences for 128 evenly spaced ones. 0 when all tokens are equal, about
-    the relative residual when they are of one kind (1 for random tokens), and unlike it the same whether or not a few
-    tokens or channels are huge: channels of more than 100 times the median energy are scaled down to that first.
+    **Exact** for up to 128 tokens; longer sequences use 128 evenly spaced ones. 0 when all tokens are equal, about
+    the relative residual if tokens are homogeneous (1 for random tokens). Unlike it, this does not change if a few
+    tokens or channels are huge: channels with more than 100 times the median energy are first scaled down to that.
     Undefined for fewer than two tokens and for X = 0.
 
     Example:
@@ -50,9 +50,9 @@ def typical_residual(tokens: Tokens) -> Tensor:
 def direction_residual(tokens: Tokens) -> Tensor:
     r"""Median distance of the directions of two tokens, :math:`\mathrm{med}_{i<j} \|u_i - u_j\|/\sqrt2`.
 
-    **Exact** for up to 128 tokens, of longer sequences for 128 evenly spaced ones. :math:`\sqrt{1 - \cos}` of the
+    **Exact** for up to 128 tokens; longer sequences use 128 evenly spaced ones. :math:`\sqrt{1 - \cos}` of the
     median pair: 0 when all tokens point the same way, whatever their lengths, 1 for random directions. Outlier channels
-    are scaled down as in ``typical_residual``. Zero tokens have no direction and are left out; undefined with fewer
+    are scaled down as in ``typical_residual``. Zero tokens have no direction and are excluded; undefined with fewer
     than two others.
 
     Example:

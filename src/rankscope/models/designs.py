@@ -1,4 +1,4 @@
-"""Designs read from configurations: what a model of a known family looks like at initialisation."""
+"""Reads designs from configurations: what a model of a known family looks like at initialisation."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ _LLAMAS = ("llama", "mistral", "qwen2", "olmo", "granite", "smollm3", "stablelm"
 _ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_new", "gelu_pytorch_tanh": "gelu_new", "relu": "relu", "silu": "silu"}
 _GATED = {"silu": "swiglu", "gelu": "geglu"}
 SHARED_TYPE_COSINE = 1 / 3
-"""Mean cosine of tokens that are the sum of a word, a position and one token type that all share."""
+"""Mean cosine of tokens that are the sum of a word, a position and a shared token type."""
 
 
 def design_of(spec: str | Path) -> tuple[Design, tuple[str, ...]]:
-    """The design behind a preset, a ``config.json`` or a folder that holds one, and what is to be known about it.
+    """The design of a preset, a ``config.json`` or a folder that contains one, and notes about it.
 
     Args:
         spec: ``"bert-base"`` or ``"init:bert-base"``, or a path.
 
     Raises:
-        UnsupportedConfigError: a family whose initialisation is not described here.
+        UnsupportedConfigError: the initialisation of the family is not described here.
         LoadError: no such file.
         UnknownNameError: no such preset.
 
@@ -58,7 +58,7 @@ def design_from_config(config: Any) -> tuple[Design, tuple[str, ...]]:
     """The design of a transformers configuration, and notes.
 
     Raises:
-        UnsupportedConfigError: a family, or a choice inside one, that is not described here.
+        UnsupportedConfigError: the family, or an option of it, is not described here.
     """
     facts = config.to_dict()
     read = _READERS.get(config.model_type)

@@ -1,4 +1,4 @@
-"""Blocks of a model read from its safetensors files one after the other, without building the model."""
+"""Reads the blocks of a model from its safetensors files one at a time, without building the model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rankscope.models.mlp_weights import mlp_paths
 
 @dataclass(frozen=True)
 class LazyBlock:
-    """Layers a block runs in, and a bare module that holds its parameters under their names and nothing else."""
+    """The layers in which a block runs, and a bare module with its parameters under their names and nothing else."""
 
     layers: tuple[int, ...]
     module: torch.nn.Module
@@ -38,7 +38,7 @@ class LazyModel:
 
     @property
     def prefixes(self) -> Mapping[int, str]:
-        """Where each block's parameters begin, by its number."""
+        """The name prefix of each block's parameters, by its number."""
         ends = [re.escape(self.family.projections[0]) + (r"\.weight" if self.family.layout != "einsum" else "")]
         pattern = re.compile(rf"(.*?)(\d+)\.{ends[0]}")
         found: dict[int, str] = {}
@@ -55,7 +55,7 @@ class LazyModel:
         return dict(sorted(found.items()))
 
     def blocks(self) -> Iterator[LazyBlock]:
-        """One block after the other; only its attention, MLP and norms are read, and only while it is used.
+        """One block at a time; only its attention, MLP and norms are read, and only while it is used.
 
         Raises:
             LoadError: no block was found.
@@ -95,14 +95,14 @@ def lazy_model(folder: str | Path) -> LazyModel:
     """The model in a local folder, as names of tensors.
 
     Raises:
-        LoadError: no folder, no config.json, or no safetensors in it.
+        LoadError: there is no folder, or it has no config.json or no safetensors.
         UnsupportedConfigError: no description of the heads fits.
     """
     place = path_of(folder, "model", "a local folder with a config.json and *.safetensors")
     files = safetensors_in(place)
     if not files or not (place / "config.json").is_file():
         raise LoadError(
-            f"weights_only reads a local folder with a config.json and *.safetensors, and {str(folder)!r} is none. "
+            f"weights_only reads a local folder with a config.json and *.safetensors, and {str(folder)!r} is not one. "
             "Save the model with save_pretrained, or leave weights_only out."
         )
     config = config_from_json(place / "config.json", None)
@@ -112,7 +112,7 @@ def lazy_model(folder: str | Path) -> LazyModel:
         try:
             with _opened(path) as tensors:
                 found.update(dict.fromkeys(tensors.keys(), path))
-        except Exception as error:  # safetensors raises what it likes on a broken file
+        except Exception as error:  # safetensors may raise anything on a broken file
             raise LoadError(f"{path} could not be read as safetensors: {error}") from error
     return LazyModel(place, config, family, found)
 

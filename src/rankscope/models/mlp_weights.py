@@ -28,14 +28,14 @@ _ACTIVATION_KEYS = ("hidden_act", "hidden_activation", "activation_function", "a
 
 @dataclass(frozen=True, eq=False)
 class MlpWeights:
-    r""":math:`\phi(xW_{in})W_{out}`, or with a gate :math:`(\phi(xW_{gate})\odot xW_{in})W_{out}`; biases are left out.
+    r""":math:`\phi(xW_{in})W_{out}`, or with a gate :math:`(\phi(xW_{gate})\odot xW_{in})W_{out}`; biases are omitted.
 
     Attributes:
         W_in: (dim, width).
         W_out: (width, dim).
         W_gate: (dim, width), None without a gate.
         activation: its name in the configuration.
-        radius: largest norm of a token that the norm before lets through; None without a gate.
+        radius: largest norm of a token after the norm before the MLP; None without a gate.
     """
 
     W_in: torch.Tensor
@@ -46,7 +46,7 @@ class MlpWeights:
 
 
 def mlp_paths(family: Family) -> tuple[str, ...]:
-    """Paths inside a block under which parameters of its MLP, and of the norm before it, may be."""
+    """Possible paths inside a block of the parameters of its MLP and of the norm before it."""
     return (*family.mlp, *family.norms)
 
 
@@ -54,7 +54,7 @@ def mlp_weights(block: torch.nn.Module, config: Any) -> MlpWeights:
     """The MLP of one block.
 
     Raises:
-        UnsupportedConfigError: experts, or a layout that is not known.
+        UnsupportedConfigError: the MLP has experts, or an unknown layout.
     """
     family = family_of(config)
     found = {name: p.detach() for name, p in block.named_parameters(remove_duplicate=False)}

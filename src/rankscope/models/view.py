@@ -1,4 +1,4 @@
-"""What rankscope knows about the structure of one model: its stacks, blocks and skip adds. Pure data."""
+"""The structure of one model: its stacks, blocks and skip adds. Pure data."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class BlockPlan:
     """What happens inside one block, in order: its skip adds and its attention calls.
 
     ``adds`` has one entry for each add onto the stream: the label of its branch, or ``None`` for an add
-    that is no skip (a position term, say). ``has_norm`` tells whether the stream, or a branch of it, is normalised.
+    that is not a skip (e.g. a position term). ``has_norm`` says whether the stream, or a branch of it, is normalised.
     ``parallel_mlp`` names the module whose output joins the attention branch before both are added at once.
-    ``post_norm`` tells whether a branch is added to the norm of an earlier sum, instead of to the sum itself.
+    ``post_norm`` says whether a branch is added to the norm of an earlier sum, instead of to the sum itself.
     ``joins`` marks adds of a parallel branch, one that was not computed from the sum it is added to: the block has one
     skip, where the first of its branches is added.
     """
@@ -39,15 +39,15 @@ class BlockPlan:
 
     @property
     def skips(self) -> tuple[Label, ...]:
-        """Labels of the true skip adds."""
+        """Labels of the genuine skip adds."""
         return tuple(label for label in self.adds if label is not None)
 
 
 @dataclass(frozen=True)
 class BlockCall:
-    """One call of one module that holds one block, or several in a row where blocks are not modules.
+    """One call of one module that contains one block, or several in a row if blocks are not modules.
 
-    ``final_norm_inside`` says that the call of a whole stack closes with the stack's final norm.
+    ``final_norm_inside`` says that the call of a whole stack ends with the stack's final norm.
     """
 
     module_name: str
@@ -58,12 +58,12 @@ class BlockCall:
 
 @dataclass(frozen=True)
 class Carry:
-    """An operation that hands the stream on beside the skips that surgery can edit, or a norm written by hand.
+    """An operation that carries the stream around blocks, besides the skips that surgery can edit; or an inline norm.
 
     Attributes:
-        module: qualified name of the module that does it; empty for the model itself.
+        module: qualified name of the module that runs it; empty for the model itself.
         operation: as the author wrote it.
-        first: the first block it leads around, or the block it is in.
+        first: the first block it bypasses, or the block it is in.
         last: the last one.
     """
 
@@ -87,13 +87,13 @@ class Stack:
         name: ``None`` for the only stack of a model; else ``encoder``, ``decoder``, ``vision``, ...
         calls: the block calls in the order of the forward pass. A module that is shared by all layers
             appears once per call.
-        stream: where the stream is in what the blocks take and give back.
+        stream: the layout of the stream in the inputs and outputs of the blocks.
         final_norm: qualified name of the norm after the last block, if there is one.
-        agrees_with: what the shape of the stream was held against and found to agree with, in words.
-        is_declared: whether the user said in which order its axes are.
-        carries: what hands the stream on beside the skips of its blocks; a cut of these would leave it in place.
-        own_norms: norms of the stream that are written out, where no norm module or function shows them.
-        sums: ``"any"`` where its skips are not all written as ``x + f(x)``: gains that are computed, differences, ...
+        agrees_with: the evidence that confirms the shape of the stream, in words.
+        is_declared: whether the user declared the order of its axes.
+        carries: what else carries the stream around its blocks; removing the skips would leave it in place.
+        own_norms: norms of the stream that are written out instead of being a norm module or function.
+        sums: ``"any"`` if its skips are not all written as ``x + f(x)``: computed gains, differences, ...
     """
 
     name: str | None
@@ -131,7 +131,7 @@ class ModelView:
 
     @property
     def depth(self) -> int:
-        """Blocks in all stacks together."""
+        """Total number of blocks in all stacks."""
         return sum(stack.depth for stack in self.stacks)
 
     def modules(self) -> Mapping[str, nn.Module]:

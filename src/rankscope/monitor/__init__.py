@@ -1,6 +1,6 @@
-"""Is my training run collapsing? A gauge that watches and never disturbs.
+"""Is my training run collapsing? A gauge that monitors a run without disturbing it.
 
-The contract, for plain loops and for everything that is built on top (host callbacks, sinks)::
+The contract, for plain loops and for everything built on top (host callbacks, sinks)::
 
     gauge = Gauge(model, probe, record="runs/gauge", actions=("log",), sinks=(...))
     for step, batch in enumerate(loader):
@@ -16,17 +16,17 @@ The contract, for plain loops and for everything that is built on top (host call
 ``Gauge(model, probe, *, schedule="1%", metrics=None, alarms=None, actions=("log",), sinks=(), record=None,
 strict=False, where="probe", ...)``
 
-- ``model`` may be wrapped (DDP, FSDP2, ``torch.compile``); hooks and modes are put on and taken off inside ``step``.
-- ``probe``: what ``measure`` takes: texts, a tensor, a mapping of keyword arguments. Fixed for the whole run.
+- ``model`` may be wrapped (DDP, FSDP2, ``torch.compile``); hooks and modes are added and removed inside ``step``.
+- ``probe``: inputs as for ``measure``: texts, a tensor, a mapping of keyword arguments. Fixed for the whole run.
 - ``schedule``: ``"1%"`` (share of wall time), a whole number (every so many steps), ``"log"``, or a
   :class:`~rankscope.monitor.schedules.Schedule`.
 - ``step`` and ``after_backward`` are called on **every rank** with the same step numbers, also on a rank without a
-  batch; sinks, record, log and warnings speak on rank 0 only; ``should_stop`` is set on every rank.
-- ``gauge.is_due(step)`` tells, without side effects on the model, whether this step will be read.
+  batch; sinks, record, log and warnings are used on rank 0 only; ``should_stop`` is set on every rank.
+- ``gauge.is_due(step)`` says, without side effects on the model, whether this step will be read.
 - ``where="inside"``: ``with gauge.inside(step, batch): loss = model(**batch).loss`` reads the training forward itself
-  instead of the probe; ``gauge.step(step)`` then gives out what was read.
+  instead of the probe; ``gauge.step(step)`` then returns what was read.
 - Nothing in the gauge raises into the run, unless ``strict=True`` (then every error does) or the ``"raise"`` action
-  (then ``CollapseError`` does). After an error ``gauge.disabled`` holds its cause in words; ``step`` gives None.
+  (then ``CollapseError`` does). After an error, ``gauge.disabled`` describes the cause and ``step`` returns None.
 
 :class:`Reading` is frozen: ``step``, ``scalars`` (finite floats by name), ``table`` (:class:`LayerValue` per metric and
 layer), ``alarms`` (:class:`Alarm` raised or cleared now), ``active``, ``seconds``, ``time``. A :class:`Sink` has

@@ -1,4 +1,4 @@
-"""What happens when an alarm is raised: log, warn, stop, raise, or a function of your own."""
+"""What happens when an alarm is raised: log, warn, stop, raise, or call your own function."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class CollapseWarning(UserWarning):
 
 
 class CollapseError(RankscopeError):
-    """An alarm was raised and the run asked to be ended by it (``actions=("raise",)``).
+    """An alarm was raised, and the run was configured to end on one (``actions=("raise",)``).
 
     Attributes:
         alarm: the alarm.
@@ -32,7 +32,7 @@ class CollapseError(RankscopeError):
 
 
 class Actions:
-    """Carries out the actions asked for, in order; those that speak do so on the first rank only.
+    """Runs the requested actions, in order; those with output run on the first rank only.
 
     Args:
         actions: names or functions of an :class:`Alarm`.
@@ -52,7 +52,7 @@ class Actions:
         self.should_stop = False
 
     def take(self, alarm: Alarm) -> None:
-        """Act on an alarm; one that is over is logged and handed to functions, nothing more."""
+        """Act on an alarm; a cleared alarm is only logged and passed to functions."""
         raised = alarm.state == "raised"
         for action in self._actions:
             if action == "stop":

@@ -1,4 +1,4 @@
-"""The gauge: looks at a run now and then, and leaves it as it was."""
+"""The gauge: measures a training run at intervals, without changing it."""
 
 from __future__ import annotations
 
@@ -33,27 +33,27 @@ Where = Literal["probe", "inside"]
 
 
 class Gauge:
-    """Watches a training run for collapse.
+    """Monitors a training run for collapse.
 
     Args:
-        model: the model that is trained, wrapped or not; with several ranks, after ``init_process_group``.
-        probe: what it is looked at with, fixed for the run: texts, a tensor, keyword arguments, or None for the
-            built-in sample text. Eight sequences are enough; a slice of a validation batch is a good choice.
+        model: the model being trained, wrapped or not; with several ranks, after ``init_process_group``.
+        probe: the inputs on which it is measured, fixed for the run: texts, a tensor, keyword arguments, or None for
+            the built-in sample text. Eight sequences are enough; a slice of a validation batch is a good choice.
         schedule: ``"1%"`` of the wall time, every so many steps (a whole number), ``"log"``, or a ``Schedule``.
-        metrics: names from ``rankscope ls metrics``; None for the cheap battery.
+        metrics: names from ``rankscope ls metrics``; None for the cheap default.
         alarms: names from ``ALARMS``; None for all of them, an empty tuple for none.
         actions: what to do on an alarm: ``"log"``, ``"warn"``, ``"stop"`` (sets :attr:`should_stop`), ``"raise"``
             (``CollapseError``), or functions of an ``Alarm``.
-        sinks: where scalars, heatmaps and alarms go beside the record.
+        sinks: where scalars, heatmaps and alarms go in addition to the record.
         record: a folder for the record; None to keep none.
-        strict: raise errors of the gauge itself instead of reporting them and switching the gauge off.
+        strict: raise errors of the gauge itself instead of reporting them and disabling the gauge.
         where: ``"probe"``, or ``"inside"`` to read training forwards wrapped in :meth:`inside`. Inside, every rank of
-            a DDP training reads its own batch, so that :attr:`should_stop` may differ between ranks.
-        sequences: at most how many of the probe.
-        tokens: length at which texts are cut; tensors are left as they are.
+            a DDP training reads its own batch, so :attr:`should_stop` may differ between ranks.
+        sequences: maximum number of sequences of the probe.
+        tokens: length at which texts are truncated; tensors are not.
         tokens_policy: ``"content"``, ``"no-first"`` or ``"no-special"``.
-        blocks: names or patterns of the block modules, where discovery needs help.
-        stream: where the residual stream is, for a model that does not hold it as ``batch tokens dim`` or
+        blocks: names or patterns of the block modules, if discovery needs help.
+        stream: layout of the residual stream, for a model that does not hold it as ``batch tokens dim`` or
             ``tokens batch dim``: ``Stream("batch dim tokens")``, or the same as text; see ``rankscope.Stream``.
         tokenizer: reads the texts of the probe: a tokenizer, its folder, or a hub name; without one, words are hashed.
         padding: which tokens of tensors do not count: the argument that says so (``"src_key_padding_mask"``, or with
@@ -61,7 +61,7 @@ class Gauge:
         patience: seconds to wait for other ranks where a forward pass needs them (FSDP).
 
     Raises:
-        RankscopeError: here, for arguments that mean nothing; later only with ``strict`` or the ``"raise"`` action.
+        RankscopeError: here, for invalid arguments; later only with ``strict`` or the ``"raise"`` action.
 
     Example:
         >>> from rankscope.models.loading import load
@@ -126,11 +126,11 @@ class Gauge:
 
     @property
     def should_stop(self) -> bool:
-        """Whether an alarm asked for the run to be stopped (``actions=("stop",)``)."""
+        """Whether an alarm requested that the run be stopped (``actions=("stop",)``)."""
         return self._actions.should_stop
 
     def is_due(self, step: int) -> bool:
-        """Whether this step will be read; the same answer however often it is asked."""
+        """Whether this step will be read; may be called repeatedly."""
         if self.disabled is not None:
             return False
         if self._decision is None or self._decision[0] != step:
@@ -152,7 +152,7 @@ class Gauge:
 
         Args:
             step: the training step.
-            batch: keyword arguments of the forward, so that padding is left out; without it every token counts.
+            batch: keyword arguments of the forward, used to exclude padding; without it every token counts.
         """
         if self._where != "inside":
             raise InputError("gauge.inside() reads the training forward: build the gauge with where='inside'.")
@@ -163,11 +163,11 @@ class Gauge:
             yield
 
     def step(self, step: int, *, loss: float | Tensor | None = None) -> Reading | None:
-        """Look, if this step is due. Call it once per training step, outside forward and backward, on every rank.
+        """Take a reading, if one is due. Call it once per training step, outside forward and backward, on every rank.
 
         Args:
             step: the training step.
-            loss: of this step, kept with the reading (``rankscope/loss``) so that both can be seen together; read only
+            loss: loss of this step, stored with the reading (``rankscope/loss``) for comparison; read only
                 when the step is due.
         """
         if not self.is_due(step):
@@ -190,7 +190,7 @@ class Gauge:
         return reading
 
     def close(self) -> None:
-        """Write what is still to be written and close sinks and record; may be called again."""
+        """Write what is pending and close sinks and record; may be called again."""
         with self._guarded():
             self._outlets.close(0 if self._last_read is None else self._last_read)
 
@@ -214,7 +214,7 @@ class Gauge:
         return pending and announced is not None and step >= announced
 
     def _meets(self, step: int) -> bool:
-        """Whether every rank is here, where one cannot look alone."""
+        """Whether every rank is here, if a reading needs all of them."""
         if not self._prober.needs_all_ranks:
             return True
         if self._meeting is None or self._meeting[0] != step:
@@ -274,7 +274,7 @@ class Gauge:
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:
-        """Whatever goes wrong inside is reported once, and the gauge switches itself off."""
+        """Report any error inside once, and disable the gauge."""
         try:
             yield
         except CollapseError:
@@ -288,11 +288,11 @@ class Gauge:
         if self.disabled is None:
             self.disabled = why
             self._ranks.leave()
-            LOGGER.error("The gauge switched itself off; the run goes on. Cause: %s", why, exc_info=error)
+            LOGGER.error("The gauge was disabled; the run continues. Cause: %s", why, exc_info=error)
 
 
 def _scalars(values: Sequence[LayerValue]) -> dict[str, float]:
-    """Least, mean and most over the layers of each metric."""
+    """Smallest, mean and largest value over the layers, for each metric."""
     groups: dict[tuple[str, str | None], list[float]] = {}
     for row in values:
         if math.isfinite(row.mean):
@@ -306,7 +306,7 @@ def _scalars(values: Sequence[LayerValue]) -> dict[str, float]:
 
 
 def _loss_scalar(loss: float | Tensor | None) -> dict[str, float]:
-    """The loss by its name; nothing where there is none or it is not finite."""
+    """The loss under its name; empty if there is none or it is not finite."""
     if loss is None:
         return {}
     value = float(loss.detach()) if isinstance(loss, Tensor) else float(loss)

@@ -1,6 +1,6 @@
 """Norms of the gradients of queries, keys and values, layer by layer.
 
-Where all tokens are equal, scores do not depend on queries and keys, and their gradients are exactly zero while those
+If all tokens are equal, attention does not depend on queries and keys, and their gradients are exactly zero while those
 of the values are not (Noci et al., 2022).
 """
 
@@ -39,9 +39,9 @@ class ParameterRows:
     """A parameter, or some of its rows along one axis.
 
     Attributes:
-        name: of the parameter in the model.
-        rows: which, None for all.
-        axis: along which they are counted.
+        name: name of the parameter in the model.
+        rows: the rows, None for all.
+        axis: the axis along which they are counted.
     """
 
     name: str
@@ -63,9 +63,9 @@ class BlockProjections:
 
 
 def find_projections(view: ModelView, config: Any | None) -> dict[tuple[str | None, int], BlockProjections]:
-    """Stack and layer to its projections; blocks without ones that can be told are left out.
+    """Maps stack and layer to projections; blocks whose projections cannot be identified are omitted.
 
-    A family description decides where there is one; else the names under which models commonly keep them. A module
+    Uses the family description if there is one, otherwise common parameter names. A module
     that is called in several layers is listed under the first.
     """
     modules = view.modules()
@@ -113,7 +113,7 @@ def _by_family(block: nn.Module, prefix: str, family: Family, config: Any) -> Bl
 
 
 class _RowNumbers(nn.Module):
-    """Stands in for a block: each matrix holds the numbers of its own rows, so that what is cut from it tells which."""
+    """Replaces a block: each matrix contains its own row numbers, so that slices of it show which rows they are."""
 
     def __init__(self, block: nn.Module, *, transposed: bool) -> None:
         super().__init__()
@@ -166,8 +166,8 @@ def gradient_values(
     r"""Per layer :math:`\|\nabla W_Q\|`, :math:`\|\nabla W_K\|`, :math:`\|\nabla W_V\|` and one ratio of them.
 
     **Exact.** The ratio is :math:`\sqrt{\|\nabla W_Q\|^2 + \|\nabla W_K\|^2} / \|\nabla W_V\|`: 0 at collapse,
-    undefined where the value gradient is zero. A loss scale cancels in it, and only in it. Parameters without a
-    gradient are left out. Gradients sharded over ranks are gathered, one parameter at a time: all ranks must take part.
+    undefined if the value gradient is zero. A loss scale cancels in the ratio, not in the norms. Parameters without a
+    gradient are excluded. Gradients sharded over ranks are gathered, one parameter at a time: all ranks must take part.
     """
     parameters = dict(model.named_parameters(remove_duplicate=False))
     found: list[LayerValue] = []

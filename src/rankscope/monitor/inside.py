@@ -1,4 +1,4 @@
-"""Reading the training forward itself, by choice: no extra pass, the training batch instead of a fixed probe."""
+"""Reads the training forward itself, on request: no extra pass, the training batch instead of a fixed probe."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class ForgivingTracer(Tracer):
             return func(*args, **(kwargs or {}))
         try:
             return super().__torch_function__(func, types, args, kwargs)
-        except SiteError as error:  # raised before the call was made: it is made here instead
+        except SiteError as error:  # raised before the call was made: make it here
             self.error = error
             return func(*args, **(kwargs or {}))
 
@@ -78,12 +78,12 @@ _ALL = 2**31
 
 
 class InsideReader:
-    """Takes the battery of a forward pass that somebody else runs.
+    """Computes the metrics of a forward pass that the caller runs.
 
     Args:
         prober: knows the model and its structure.
         policy: which tokens count.
-        padding: the argument of the training batches that says what is padding, as ``Gauge`` takes it.
+        padding: the argument of the training batches that marks padding, as for ``Gauge``.
     """
 
     def __init__(self, prober: Prober, policy: TokensPolicy, padding: Padding = None) -> None:
@@ -93,7 +93,7 @@ class InsideReader:
         self._values: tuple[LayerValue, ...] = ()
 
     def take(self) -> tuple[LayerValue, ...]:
-        """What was read, once."""
+        """Return what was read, and forget it."""
         values, self._values = self._values, ()
         return values
 
@@ -104,7 +104,7 @@ class InsideReader:
         timed: Callable[[], AbstractContextManager[None]],
         batch: Mapping[str, Any] | None,
     ) -> Iterator[None]:
-        """Read the forward pass in the ``with`` block; its own errors go through, those of the reading do not."""
+        """Read the forward pass in the ``with`` block; its own errors are raised, those of the reading are not."""
         tracers: list[ForgivingTracer] = []
         with ExitStack() as stack:
             with guarded(), timed():
@@ -128,6 +128,6 @@ class InsideReader:
         if batch is not None:
             prepared = prepare_inputs(load(model), batch, batch=_ALL, tokens_policy=self._policy, padding=self._padding)
             part = prepared[0]
-            self._padding = self._padding or prepared.padding  # how a mask is read is tried on the model once
+            self._padding = self._padding or prepared.padding  # how the model interprets a mask is tested once
         battery.begin(part)
         return ForgivingTracer(view, battery.selection, battery.observe)

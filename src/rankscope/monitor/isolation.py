@@ -1,8 +1,8 @@
-"""Running a model beside its training so that the training cannot tell.
+"""Runs a model during its training without affecting the training.
 
-Put back, whatever happens: mode of every module, gradient mode, random states (Python, NumPy, torch on every device),
+Always restored: mode of every module, gradient mode, random states (Python, NumPy, torch on every device),
 buffers the forward pass wrote to or replaced, autocast and its cache of cast weights, FSDP2's sharded parameters.
-Compiled code is not run and not compiled again.
+Compiled code is neither run nor recompiled.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rankscope.stream.viewing import undisturbed
 
 @contextmanager
 def beside_training(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode without gradients, all state of the training kept."""
+    """Evaluation mode without gradients; all training state is preserved."""
     with ExitStack() as stack:
         stack.enter_context(same_random_state())
         stack.enter_context(_same_buffers(model))
@@ -34,7 +34,7 @@ def beside_training(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def same_random_state() -> Iterator[None]:
-    """Whatever is drawn inside, the next draw outside is what it would have been."""
+    """Restore the random states, so that draws inside do not affect later ones."""
     python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
     devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
     try:
@@ -49,7 +49,7 @@ def same_random_state() -> Iterator[None]:
 
 @contextmanager
 def _same_buffers(model: nn.Module) -> Iterator[None]:
-    """Buffers are copied first; those that were written to or replaced are put back."""
+    """Copy buffers first; restore those that were written to or replaced."""
     before = [
         (module, name, buffer, None if buffer is None else (buffer._version, buffer.detach().clone()))
         for module in model.modules()
@@ -79,7 +79,7 @@ def _without_autocast_cache() -> Iterator[None]:
 
 @contextmanager
 def _uncompiled(model: nn.Module) -> Iterator[None]:
-    """Run what ``torch.compile`` wrapped as it was written; nothing compiled is thrown away."""
+    """Run what ``torch.compile`` wrapped in eager mode; compiled code is kept."""
     compiled = [(module, module._compiled_call_impl) for module in model.modules() if module._compiled_call_impl]
     with ExitStack() as stack:
         if "torch._dynamo" in sys.modules:
@@ -95,7 +95,7 @@ def _uncompiled(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def full_precision(tensor: Tensor) -> Iterator[None]:
-    """Numbers are reduced without gradients and outside autocast, also in the middle of a training forward."""
+    """Reduce numbers without gradients and outside autocast, even in the middle of a training forward."""
     with torch.no_grad(), torch.autocast(tensor.device.type, enabled=False):
         yield
 
@@ -103,7 +103,7 @@ def full_precision(tensor: Tensor) -> Iterator[None]:
 def unwrapped(model: nn.Module) -> nn.Module:
     """The module under DDP, ``DataParallel`` and ``torch.compile``, which share its parameters.
 
-    A forward pass of it takes part in no communication. FSDP is left on: without it there is nothing to run.
+    Its forward pass involves no communication. FSDP is kept, because the model cannot run without it.
     """
     while True:
         inner = _inside(model)

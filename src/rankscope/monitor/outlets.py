@@ -1,4 +1,4 @@
-"""Where readings go: the record and the sinks. One that fails is dropped, the others go on."""
+"""Where readings go: the record and the sinks. One that fails is dropped, the others continue."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from rankscope.runs.readings import Alarm, Heatmap, Reading
 
 @runtime_checkable
 class Sink(Protocol):
-    """Somewhere numbers go: a dashboard, a tracker, a file. Called on rank 0 only.
+    """A destination for numbers: a dashboard, a tracker, a file. Called on rank 0 only.
 
-    A sink that raises is dropped, with one message that names the cause; the gauge goes on.
+    A sink that raises is dropped, with one message that names the cause; the gauge continues.
     """
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
@@ -32,7 +32,7 @@ class Sink(Protocol):
         ...
 
     def heatmap(self, step: int, heatmap: Heatmap) -> None:
-        """One metric over layers and steps, now and then and when the gauge is closed."""
+        """One metric over layers and steps, at intervals and when the gauge is closed."""
         ...
 
     def alarm(self, step: int, alarm: Alarm) -> None:
@@ -40,7 +40,7 @@ class Sink(Protocol):
         ...
 
     def close(self) -> None:
-        """Nothing more will come."""
+        """Called once, after the last reading."""
         ...
 
 
@@ -50,13 +50,13 @@ SEGMENT_BYTES = 32 * 2**20
 class RecordWriter:
     """Appends to ``readings-NNNNN.jsonl``; a full segment, and the last when closed, also becomes Parquet.
 
-    A line goes to the operating system before :meth:`write` returns, so that a killed process loses at most the line it
-    was writing. A record that is already in the folder is continued, behind whatever its last line is.
+    A line is passed to the operating system before :meth:`write` returns, so a killed process loses at most the line it
+    was writing. An existing record in the folder is continued after its last line.
 
     Args:
-        folder: made if it is not there.
-        facts: what the gauge says about itself, written at the start of every session and segment.
-        segment_bytes: size from which on a new segment is begun.
+        folder: created if it does not exist.
+        facts: description of the gauge, written at the start of every session and segment.
+        segment_bytes: size at which a new segment is started.
     """
 
     def __init__(self, folder: Path, facts: Mapping[str, Any], *, segment_bytes: int = SEGMENT_BYTES) -> None:
@@ -80,7 +80,7 @@ class RecordWriter:
             self._begin(self._number + 1)
 
     def close(self) -> None:
-        """Write the Parquet twin of the last segment; may be called again."""
+        """Write the last segment as Parquet; may be called again."""
         self._to_parquet()
 
     def _begin(self, number: int) -> None:
@@ -88,7 +88,7 @@ class RecordWriter:
         self._append(self._facts)
 
     def _append(self, entry: Mapping[str, Any]) -> int:
-        """Add a line and give the size of the file; it is open only as long as that takes."""
+        """Append a line and return the size of the file, which is open only meanwhile."""
         line = json.dumps(entry, allow_nan=False, separators=(",", ":")).encode() + b"\n"
         with self._path(self._number).open("a+b") as stream:
             if stream.seek(0, os.SEEK_END) > 0:
@@ -117,7 +117,7 @@ class Outlets:
     Args:
         sinks: in order.
         record: a folder, or None.
-        facts: what the record says about the gauge.
+        facts: description of the gauge for the record.
         strict: raise when one fails.
     """
 
@@ -126,7 +126,7 @@ class Outlets:
     ) -> None:
         for sink in sinks:
             if not isinstance(sink, Sink):
-                raise InputError(f"{sink!r} is no sink: it needs the methods scalars, heatmap, alarm and close.")
+                raise InputError(f"{sink!r} is not a sink: it needs the methods scalars, heatmap, alarm and close.")
         self._sinks = list(sinks)
         self._writer = None if record is None else RecordWriter(Path(record), facts)
         self._history = History() if sinks else None
@@ -147,7 +147,7 @@ class Outlets:
         self._each(lambda sink: self._tell(sink, reading, with_heatmap=with_heatmap))
 
     def close(self, step: int) -> None:
-        """The last heatmaps, then close everything; only once."""
+        """Write the last heatmaps, then close everything; only once."""
         if self._closed:
             return
         self._closed = True
@@ -178,6 +178,6 @@ class Outlets:
         except Exception:
             if self._strict:
                 raise
-            LOGGER.exception("%s failed and gets no more readings of the gauge; the run goes on.", name)
+            LOGGER.exception("%s failed and gets no more readings of the gauge; the run continues.", name)
             return False
         return True

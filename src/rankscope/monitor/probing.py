@@ -1,4 +1,4 @@
-"""One look at a model: its structure found once, the probe run, numbers taken."""
+"""One reading of a model: find its structure once, run the probe, compute the metrics."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ DEFAULT_METRICS = (
     "largest_channel_share",
     "attention_entropy",
 )
-"""What a gauge takes when nothing is named: norms, one Gram matrix per layer, and the entropy of attention."""
+"""The default metrics of a gauge: norms, one Gram matrix per layer, and the entropy of attention."""
 
 _WORTH = (str(Status.OK), str(Status.FLOOR))
 
 
 def chosen_metrics(names: Sequence[str] | None) -> tuple[MetricSpec, ...]:
-    """The specs of these names, each once; the default battery for None."""
+    """The specs of these names, each once; the default metrics for None."""
     return tuple(METRICS[name] for name in dict.fromkeys(DEFAULT_METRICS if names is None else names))
 
 
@@ -56,7 +56,7 @@ class ProbeBattery:
     """Reads the streams after every block, and attention, of one forward pass.
 
     Args:
-        specs: what to take.
+        specs: the metrics to compute.
         policy: which tokens count.
     """
 
@@ -79,18 +79,18 @@ class ProbeBattery:
         return trace(view, self.selection, self.observe)
 
     def begin(self, batch: Batch) -> None:
-        """The next forward pass is of this batch."""
+        """Announce the batch of the next forward pass."""
         self._reader.start(batch)
 
     def observe(self, ref: SiteRef, seen: Tensor | AttentionCall) -> None:
-        """Reduce what is seen at a site, now."""
+        """Reduce what is observed at a site, immediately."""
         tensor = seen if isinstance(seen, Tensor) else seen.weights if seen.weights is not None else seen.query
         assert tensor is not None
         with full_precision(tensor):
             self._reader(ref, seen)
 
     def values(self) -> tuple[LayerValue, ...]:
-        """What was read since the last call, per metric and layer."""
+        """The values read since the last call, per metric and layer."""
         table = self._writer.table()
         self.shapes |= self._reader.shapes
         self._start_over()
@@ -98,7 +98,7 @@ class ProbeBattery:
 
 
 def layer_values(table: pa.Table) -> tuple[LayerValue, ...]:
-    """Mean, least and most over the sequences and heads of each metric, site and layer."""
+    """Mean, smallest and largest value over sequences and heads, for each metric, site and layer."""
     groups: dict[tuple[str, str, str | None, int], list[tuple[float, str]]] = {}
     columns = [table[name].to_pylist() for name in ("metric", "site", "stack", "layer", "value", "status")]
     for metric, site, stack, layer, value, status in zip(*columns, strict=True):
@@ -120,19 +120,19 @@ def _summary(key: tuple[str, str, str | None, int], entries: list[tuple[float, s
 _BRANCHES = ("attention", "cross_attention", "mixer", "mlp", "both")
 _SITES = ("block.in", "block.out", *(f"{label}.{end}" for label in _BRANCHES for end in ("out", "sum")))
 COLLAPSED_ENTRY = 0.1
-"""Relative residual of the first block's input below which the embedding is to blame."""
+"""Relative residual of the first block's input below which the embedding is the likely cause."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One thing that happened to the stream.
+    """One add or norm of the stream.
 
     Attributes:
-        layer: of the block.
+        layer: number of the block.
         component: label of the branch that was added, or ``"norm"``.
         before: relative residual of the stream before.
-        branch: of what was added; NaN for a norm.
-        after: of the stream after.
+        branch: relative residual of the branch; NaN for a norm.
+        after: relative residual of the stream after.
     """
 
     layer: int
@@ -143,19 +143,19 @@ class Entry:
 
     @property
     def fall(self) -> float:
-        """By how many powers of e the residual fell."""
+        """The decrease of the natural log of the residual."""
         return math.log(self.before / self.after) if self.before > 0.0 and self.after > 0.0 else 0.0
 
     @property
     def is_branch_alone(self) -> bool:
-        """Whether the sum is as collapsed as the branch although the stream was not: the skip carries nothing."""
+        """Whether the sum is as collapsed as the branch although the stream was not: the skip has no effect."""
         if not (self.branch > 0.0 and self.after > 0.0 and self.before > 0.0):
             return False
         return abs(math.log(self.after / self.branch)) < abs(math.log(self.after / self.before))
 
 
 def read_ledger(view: ModelView, batch: Batch, policy: TokensPolicy) -> dict[str | None, tuple[Entry, ...]]:
-    """Run the probe once more and write down every add and norm, per stack."""
+    """Run the probe once more and record every add and norm, per stack."""
     writer = RowWriter()
     reader = SiteReader([METRICS["relative_residual"]], policy, writer)
     reader.start(batch)
@@ -188,11 +188,11 @@ def _entries(layer: int, labels: Sequence[str], residual: Mapping[str, float]) -
 
 
 def likely_component(entries: Sequence[Entry], layer: int) -> str:
-    """The component under which the residual fell most, from the first block to this one.
+    """The component in which the residual fell most, from the first block to this one.
 
-    **Heuristic.** Where most adds of that branch leave the stream as collapsed as the branch itself, it is the
-    ``"skip"`` that carries too little. ``"embedding"`` when the tokens were already equal on entry,
-    ``"unknown"`` when nothing fell.
+    **Heuristic.** If most adds of that branch leave the stream as collapsed as the branch itself, it is the
+    ``"skip"`` that is too weak. ``"embedding"`` if the tokens were already equal on entry,
+    ``"unknown"`` if nothing fell.
     """
     seen = [entry for entry in entries if entry.layer <= layer]
     if seen and seen[0].before < COLLAPSED_ENTRY:
@@ -213,15 +213,15 @@ Given = str | Path | Sequence[Any] | torch.Tensor | Mapping[str, Any] | None
 
 @dataclass(frozen=True)
 class ProbePlan:
-    """What the probe is and how much of it; the arguments of ``prepare_inputs``.
+    """The probe and its size; the arguments of ``prepare_inputs``.
 
     Attributes:
         given: texts, a tensor, keyword arguments, or None for the built-in sample text.
-        sequences: at most how many.
-        tokens: length at which texts are cut.
+        sequences: maximum number of sequences.
+        tokens: length at which texts are truncated.
         policy: which tokens count.
-        blocks: names or patterns of the block modules, where discovery needs help.
-        stream: where the residual stream is, where it was declared.
+        blocks: names or patterns of the block modules, if discovery needs help.
+        stream: the layout of the residual stream, if declared.
         tokenizer: reads the texts.
         padding: which tokens of tensors do not count.
     """
@@ -237,15 +237,15 @@ class ProbePlan:
 
 
 class Prober:
-    """Looks at one model on one fixed probe.
+    """Measures one model on one fixed probe.
 
     Args:
         model: without wrappers.
         plan: the probe.
-        battery: what to take.
+        battery: the metrics.
 
     Attributes:
-        caveats: how the probe is not what was given: hashed, random or cut; known once it was prepared.
+        caveats: how the probe differs from what was given: hashed, random or truncated; known once it is prepared.
     """
 
     def __init__(self, model: nn.Module, plan: ProbePlan, battery: ProbeBattery) -> None:
@@ -257,7 +257,7 @@ class Prober:
 
     @property
     def needs_all_ranks(self) -> bool:
-        """Whether looking is a common effort of all ranks."""
+        """Whether a reading needs all ranks."""
         return needs_all_ranks(self.model)
 
     def set_up(self) -> tuple[ModelView, Prepared, Mapping[tuple[str | None, int], BlockProjections]]:
@@ -284,7 +284,7 @@ class Prober:
         return self._ready
 
     def look(self) -> tuple[LayerValue, ...]:
-        """Run the probe and take the battery."""
+        """Run the probe and compute the metrics."""
         view, prepared, _ = self.set_up()
         with beside_training(self.model):
             for part in prepared:
@@ -293,7 +293,7 @@ class Prober:
         return self.battery.values()
 
     def trials(self) -> dict[str, tuple[LayerValue, ...]]:
-        """How the first part of the probe reads under each remedy that the model can undergo: one pass each."""
+        """The metrics on the first part of the probe with each remedy that can be applied: one pass each."""
         view, prepared, _ = self.set_up()
         found = {}
         for name in REMEDIES:
@@ -305,7 +305,7 @@ class Prober:
                 ):
                     prepared[0].run(self.model)
             except RankscopeError:
-                self.battery.values()  # what was read before the model refused it
+                self.battery.values()  # discard what was read before the remedy was refused
             except Exception as error:  # noqa: BLE001  (a remedy that fails is no reason to stop watching)
                 self.battery.values()
                 LOGGER.warning("The remedy %s could not be tried: %s: %s", name, type(error).__name__, error)
@@ -314,12 +314,12 @@ class Prober:
         return found
 
     def look_at_gradients(self) -> tuple[LayerValue, ...]:
-        """Norms of the gradients as they are now."""
+        """Current norms of the gradients."""
         _, _, projections = self.set_up()
         return gradient_values(self.model, projections)
 
     def ledger(self) -> dict[str | None, tuple[Entry, ...]]:
-        """Run the first part of the probe and write down every add and norm."""
+        """Run the first part of the probe and record every add and norm."""
         view, prepared, _ = self.set_up()
         with beside_training(self.model):
             return read_ledger(view, prepared[0], self._plan.policy)

@@ -1,7 +1,7 @@
-"""Several processes, one gauge: who speaks, when all look, and what happens when one does not come.
+"""Several processes, one gauge: which rank reports, when all take a reading, and what happens if one is missing.
 
-Nothing here is a collective operation (see :mod:`rankscope.execution.rendezvous`), so a rank that is behind, has no
-batch or died cannot hold up the others.
+Nothing here is a collective operation (see :mod:`rankscope.execution.rendezvous`), so a rank that is late, has no
+batch or died cannot block the others.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rankscope.runs.readings import LayerValue
 
 
 class Ranks:
-    """This process among the others; alone where ``torch.distributed`` is not initialised.
+    """This process among the others; alone if ``torch.distributed`` is not initialised.
 
     Args:
         patience: seconds to wait for other ranks where a forward pass needs them.
@@ -39,25 +39,25 @@ class Ranks:
             self._store.write("announced", str(step))
 
     def announced(self) -> int | None:
-        """The step announced last, by the first rank."""
+        """The step that the first rank announced last."""
         if self._store is None or not self._store.has("announced"):
             return None
         return int(self._store.read("announced"))
 
     def leave(self) -> None:
-        """This rank will not come any more; the others need not wait."""
+        """Tell the others that this rank is done, so that they do not wait for it."""
         if self._store is not None:
             self._store.write("left", str(self.rank))
 
     def meet(self, step: int) -> bool:
-        """Whether all ranks are here to read this step; the same answer on every one of them."""
+        """Whether all ranks are here to read this step; the same answer on every rank."""
         return self._store is None or self._store.meet(str(step), patience=self._patience, unless="left")
 
     def same_as_first(self, step: int, values: tuple[LayerValue, ...]) -> tuple[LayerValue, ...]:
-        """The numbers of the first rank on every rank, so that all decide alike.
+        """The numbers of the first rank on every rank, so that all decide the same.
 
         Raises:
-            ProcessError: the first rank has left, or has none in time.
+            ProcessError: the first rank has left, or did not provide them in time.
         """
         if self._store is None:
             return values

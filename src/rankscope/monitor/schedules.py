@@ -1,4 +1,4 @@
-"""When to look: three schedules, each a rule that decides step by step."""
+"""When to take a reading: three schedules, each a rule that decides step by step."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ DEFAULT_SHARE = 0.01
 
 
 class Schedule(Protocol):
-    """Decides which steps are read. Steps are whole numbers that grow, not necessarily by one.
+    """Decides which steps are read. Steps are increasing integers, not necessarily consecutive.
 
     Attributes:
-        by_clock: the decision depends on the clock, so that ranks have to agree on it.
+        by_clock: the decision depends on the clock, so ranks have to agree on it.
     """
 
     @property
@@ -26,17 +26,17 @@ class Schedule(Protocol):
         ...
 
     def wants(self, step: int, now: float) -> bool:
-        """Whether ``step``, reached at this moment of a monotonic clock, should be read."""
+        """Whether ``step``, reached at this time of a monotonic clock, should be read."""
         ...
 
     def was_read(self, step: int, seconds: float) -> None:
-        """``step`` was read and that cost so many seconds."""
+        """Record that ``step`` was read, and how many seconds that took."""
         ...
 
 
 @dataclass
 class Linear:
-    """The first step seen, then one in ``every`` steps.
+    """The first step, then every ``every`` steps.
 
     Example:
         >>> schedule = Linear(100)
@@ -54,7 +54,7 @@ class Linear:
             raise InputError(f"every={self.every}: expected at least 1 step between readings.")
 
     def wants(self, step: int, now: float) -> bool:
-        """Whether a multiple of ``every`` lies between the last reading and this step."""
+        """Whether there is a multiple of ``every`` between the last reading and this step."""
         return self._last is None or step // self.every > self._last // self.every
 
     def was_read(self, step: int, seconds: float) -> None:
@@ -64,7 +64,7 @@ class Linear:
 
 @dataclass
 class Logarithmic:
-    """The first step seen, then steps that grow by a factor: densely at the start.
+    """The first step, then steps that grow by a factor: densely at the start.
 
     Example:
         >>> schedule, read = Logarithmic(factor=2.0), []
@@ -85,7 +85,7 @@ class Logarithmic:
             raise InputError(f"factor={self.factor}: expected a number above 1.")
 
     def wants(self, step: int, now: float) -> bool:
-        """Whether the step is the factor times the last one read, and at least one more."""
+        """Whether the step is at least the factor times the last one read, and at least one more."""
         return self._last is None or step >= max(self._last + 1, math.ceil(self._last * self.factor))
 
     def was_read(self, step: int, seconds: float) -> None:
@@ -95,14 +95,14 @@ class Logarithmic:
 
 @dataclass
 class WallTime:
-    """As often as a share of the wall time allows; adapts to the cost of a reading and of a step.
+    """As often as a share of the wall time allows; adapts to the cost of readings and steps.
 
-    The first step seen is read, because alarms compare with the run's own start; what it cost is earned back before the
-    next. A further reading is due once everything spent, that reading included, is at most ``share`` of the time since
+    The first step is read, because alarms compare with the run's own start; its cost is amortised before the
+    next. A further reading is due once the time spent, including that reading, is at most ``share`` of the time since
     the gauge was first called. A run that is shorter than the first reading divided by ``share`` exceeds it.
 
     Attributes:
-        share: of the wall time, above 0 and below 1.
+        share: share of the wall time, above 0 and below 1.
 
     Example:
         >>> schedule = WallTime(share=0.01)
@@ -132,7 +132,7 @@ class WallTime:
         return self._spent + median(self._costs) <= self.share * (now - self._start)
 
     def was_read(self, step: int, seconds: float) -> None:
-        """Remember the cost; the last three tell what the next will cost."""
+        """Remember the cost; the last three are used to predict the next."""
         self._spent += seconds
         self._costs = (*self._costs, seconds)[-3:]
 

@@ -1,4 +1,4 @@
-"""From readings to alarms, with hysteresis: raised when beyond, cleared when well below, for several readings."""
+"""Turns readings into alarms, with hysteresis: raised beyond the threshold, cleared well below it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rankscope.runs.readings import Alarm, LayerValue
 from rankscope.verbs.measure.run import DRAWS, gaussian_null
 
 START_READINGS = 3
-"""How many of the first readings make up the start of the run: their median forgives one odd one."""
+"""How many of the first readings define the start of the run: their median tolerates one outlier."""
 
 _LARGEST_NULL = 256
 Place = tuple[str | None, int]
@@ -27,7 +27,7 @@ Place = tuple[str | None, int]
 def random_null(specs: Sequence[MetricSpec], shapes: Collection[tuple[int, int]], seed: int = 0) -> dict[str, float]:
     """Mean of each metric over Gaussian tokens, or over attention of Gaussian scores. **Estimate**, eight draws.
 
-    Metrics that depend on the scale of the model are left out. Scores have unit variance and no mask.
+    Metrics that depend on the scale of the model are excluded. Scores have unit variance and no mask.
     """
     null = {name: float(entry["mean"]) for name, entry in gaussian_null(specs, shapes, seed=seed).items()}
     of_attention = [spec for spec in specs if spec.side == "attention"]
@@ -41,21 +41,21 @@ def random_null(specs: Sequence[MetricSpec], shapes: Collection[tuple[int, int]]
 
 
 class References:
-    """Remembers the first readings of every metric and layer; the same size for the whole run."""
+    """Remembers the first readings of every metric and layer, in constant memory."""
 
     def __init__(self) -> None:
         self.null: Mapping[str, float] = {}
         self._first: dict[tuple[str, Place], list[float]] = {}
 
     def take(self, table: Sequence[LayerValue]) -> None:
-        """Note a reading, as long as it belongs to the start."""
+        """Record a reading, if it belongs to the start."""
         for row in table:
             known = self._first.setdefault((row.metric, (row.stack, row.layer)), [])
             if len(known) < START_READINGS and math.isfinite(row.mean):
                 known.append(row.mean)
 
     def states(self, table: Sequence[LayerValue]) -> dict[Place, LayerState]:
-        """Every layer as the rules see it."""
+        """The input of the rules for every layer."""
         now: dict[Place, dict[str, float]] = {}
         undefined: dict[Place, set[str]] = {}
         for row in table:
@@ -79,7 +79,7 @@ class References:
 
 
 HELPS = 0.5
-"""A remedy is named if the alarm's severity under it is at most half of what it is without."""
+"""A remedy is suggested if it at least halves the alarm's severity."""
 MOST_NAMED = 2
 
 States = Callable[[Sequence[LayerValue]], Mapping[Place, LayerState]]
@@ -87,10 +87,10 @@ States = Callable[[Sequence[LayerValue]], Mapping[Place, LayerState]]
 
 @dataclass(frozen=True)
 class Advice:
-    """What an alarm says about remedies.
+    """The suggested remedies of an alarm.
 
     Attributes:
-        remedies: names of those that helped, the best first; at most two.
+        remedies: names of those that helped, best first; at most two.
         words: a sentence about what was tried.
     """
 
@@ -105,14 +105,14 @@ def advise(
     trials: Callable[[], Mapping[str, Sequence[LayerValue]]],
     states: States,
 ) -> Advice:
-    """The remedies under which the probe reads at most half of an alarm's severity.
+    """The remedies that at least halve an alarm's severity on the probe.
 
     Args:
         spec: the alarm.
-        stack: where it was raised.
-        plain: the probe as it reads without a remedy.
-        trials: how it reads under each remedy the model can undergo; asked only where it can say something.
-        states: what the rule of an alarm sees of such readings.
+        stack: the stack in which it was raised.
+        plain: the values on the probe without a remedy.
+        trials: the values with each applicable remedy; called only if it can help.
+        states: turns values into the input of an alarm's rule.
     """
     before = _worst(spec, stack, states(plain))
     if before is None:
@@ -131,7 +131,7 @@ def advise(
 
 
 def _worst(spec: AlarmSpec, stack: str | None, states: Mapping[Place, LayerState]) -> tuple[float, float] | None:
-    """Severity where it is largest, and what is measured there; None where nothing can be judged."""
+    """The largest severity, and what is measured there; None if nothing can be judged."""
     judged = [(spec.rule(state), state) for place, state in states.items() if place[0] == stack]
     known = [(judgement.severity, state.now[spec.metrics[0]]) for judgement, state in judged if judgement is not None]
     return max(known, key=lambda entry: entry[0], default=None)
@@ -143,14 +143,14 @@ Advise = Callable[[AlarmSpec, str | None], Advice]
 
 @dataclass
 class _Memory:
-    """What is remembered of one alarm in one stack."""
+    """The state of one alarm in one stack."""
 
     active: bool = False
     in_a_row: int = 0
 
 
 class AlarmWatch:
-    """Holds every alarm against every reading.
+    """Checks every alarm on every reading.
 
     Args:
         specs: the alarms.
@@ -162,11 +162,11 @@ class AlarmWatch:
 
     @property
     def active(self) -> tuple[str, ...]:
-        """Names of the alarms that stand."""
+        """Names of the active alarms."""
         return tuple(sorted({name for (name, _), memory in self._memory.items() if memory.active}))
 
     def look(self, step: int, states: Mapping[Place, LayerState], blame: Blame, advise: Advise) -> tuple[Alarm, ...]:
-        """The alarms that this reading raises or clears; ``blame`` and ``advise`` are asked only for those raised."""
+        """The alarms that this reading raises or clears; ``blame`` and ``advise`` are called only for raised ones."""
         stacks = dict.fromkeys(stack for stack, _ in states)
         found: list[Alarm] = []
         for spec in self._specs:

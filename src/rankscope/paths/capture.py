@@ -1,7 +1,7 @@
-"""Freezing a network: one forward pass of the model itself, read off as linear maps and checked as it goes.
+"""Freezes a network: one forward pass of the model, recorded as linear maps and checked along the way.
 
-Nothing about a family is assumed beyond its head weights. Where the stream goes through norms and gains is found by
-comparing the tensors that were seen, and every attention branch is rebuilt from its heads before it is believed.
+Nothing about a family is assumed except its head weights. Where the stream goes through norms and gains is found by
+comparing the observed tensors, and every attention branch is rebuilt from its heads and compared before it is used.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ CONVENTIONS: tuple[Convention, ...] = get_args(Convention)
 def freeze_network(
     view: ModelView, config: Any, batch: Batch, *, dtype: torch.dtype | None = None, convention: Convention = "sources"
 ) -> dict[str | None, FrozenNetwork]:
-    """Run the model once on ``batch`` and keep every stack of it as a frozen network.
+    """Run the model once on ``batch`` and return every stack as a frozen network.
 
     Raises:
-        UnsupportedConfigError: no head weights, or a branch that its heads do not make up; with block and error.
+        UnsupportedConfigError: no head weights, or the heads do not add up to a branch; with the block and the error.
     """
     found: dict[str | None, FrozenNetwork] = {}
 
@@ -54,16 +54,16 @@ def run_frozen(
     before: Tensor | None = None,
     keep_seen: bool = False,
 ) -> Any:
-    """The same block by block, while the model runs, so that nothing has to be kept; returns the model's output.
+    """Freeze block by block while the model runs, so that nothing has to be kept; returns the model's output.
 
-    Linearised MLPs need their blocks to run again, which they do when the pass is over. Of a model that is run in
-    parts, ``before`` is what the block before this part gave back. With ``keep_seen`` each attention step carries what
-    attention read and gave in the model, which is as much memory again as the stream.
+    Linearised MLPs need their blocks to run again, which happens after the pass. For a model that is run in
+    parts, ``before`` is the output of the block before this part. With ``keep_seen``, each attention step includes the
+    input and output of attention in the model, which takes as much memory again as the stream.
     """
     if config is None:
         raise UnsupportedConfigError(
-            f"Paths need the weights of single heads, and {type(view.model).__name__} is no transformers model with a "
-            "family description. measure and ablate work without."
+            f"Paths need the weights of single heads, and {type(view.model).__name__} is not a transformers model with "
+            "a family description. measure and ablate work without."
         )
     if convention == "sources":
         with (

@@ -1,4 +1,4 @@
-"""How many paths there are of each length, in whole numbers."""
+"""The exact number of paths of each length."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ class Census:
         return Fraction(sum(length * count for length, count in enumerate(self.counts)), self.total)
 
     def share_up_to(self, length: int) -> Fraction:
-        """Share of the paths that are no longer than this."""
+        """Share of the paths with at most this length."""
         return Fraction(sum(self.counts[: length + 1]), self.total)
 
 
 def census(heads: Sequence[int], skips: Sequence[bool] | None = None) -> Census:
     r"""Count paths: the coefficients of :math:`\prod_l (1 + H_l z)`, without the 1 where a skip is cut. Exact.
 
-    With skips and H heads in each of L layers that is :math:`\binom{L}{k} H^k`, so that the length of a path drawn
+    With skips and H heads in each of L layers, that is :math:`\binom{L}{k} H^k`, so the length of a path drawn
     uniformly is binomial with probability :math:`H / (1 + H)`.
 
     Args:
-        heads: of each attention layer.
-        skips: whether each layer can be passed over; None for all.
+        heads: number of heads of each attention layer.
+        skips: whether each layer has a skip; None for all.
 
     Example:
         >>> census([12] * 12).total, round(float(census([12] * 12).mean_length), 2)

@@ -1,7 +1,7 @@
-"""Path effectiveness: how well a task is solved by paths of one length alone.
+"""Path effectiveness: how well paths of one length alone solve a task.
 
-Two meanings, both named: in the theorem the attention matrices are those of the whole network (``"frozen"``); in the
-experiment published with it they are computed anew from what the path itself carries (``"recomputed"``).
+There are two definitions: in the theorem, the attention matrices are those of the whole network (``"frozen"``); in the
+experiment published with it, they are recomputed from what the path itself carries (``"recomputed"``).
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class Effectiveness:
     """Accuracy of the task head on the paths of one length.
 
     Attributes:
-        length: of the paths; None for the whole network.
+        length: length of the paths; None for the whole network.
         paths: how many were drawn; None for all of them.
         meaning: whether attention was frozen or recomputed.
-        accuracy: share of labels that were right, for each repeat.
+        accuracy: share of correct labels, for each repeat.
     """
 
     length: int | None
@@ -59,20 +59,20 @@ def path_effectiveness(
     mlp: Literal["keep", "drop"] = "drop",
     seed: int = 0,
 ) -> list[Effectiveness]:
-    """Accuracy with paths of each length alone, after that of the whole network.
+    """Accuracy of the whole network, then with paths of each length alone.
 
     Args:
         view: a model with one stack, and its structure.
-        config: of the model, for its head weights.
+        config: configuration of the model, for its head weights.
         data: batches with labels, (batch, tokens) for one label per token or (batch,) for one per sequence.
         classify: the task head, from the final stream (batch, tokens, dim) to class scores, classes last.
         lengths: None for all.
-        paths: how many random paths are averaged, the same ones for every batch; None takes the exact sum of all
-            paths of the length, which only the frozen meaning has.
+        paths: how many random paths are averaged, the same ones for every batch; None uses the exact sum of all
+            paths of the length, which is only possible with frozen attention.
         meaning: ``"frozen"`` (theorem 2.1) or ``"recomputed"`` (the published experiment).
-        repeats: draws of ``paths`` paths each.
+        repeats: number of samples of ``paths`` paths each.
         mlp: whether MLPs run along a recomputed path. Frozen paths from the embedding never pass through one.
-        seed: of the draws.
+        seed: seed of the samples.
 
     Raises:
         InputError: recomputed attention without a number of paths.
@@ -114,7 +114,7 @@ def _accuracy_along(
 
 
 def accuracy(scored: Iterable[tuple[Tensor, Tensor]]) -> float:
-    """Share of labels at which the largest score is; labels below zero do not count."""
+    """Share of labels with the largest score; labels below zero do not count."""
     right = total = 0
     for scores, labels in scored:
         counts = labels >= 0
@@ -124,12 +124,12 @@ def accuracy(scored: Iterable[tuple[Tensor, Tensor]]) -> float:
 
 
 def run_along(view: ModelView, batch: Batch, path: Path, *, mlp: Literal["keep", "drop"] = "drop") -> Tensor:
-    """The final stream of the model run along one path: one head and no skip, or the skip alone, in each layer.
+    """The final stream of the model run along one path: in each layer, one head without the skip, or the skip alone.
 
-    Attention and norms are computed anew from what the path carries; biases of the layers that are run stay in.
+    Attention and norms are recomputed from what the path carries; biases of the layers on the path are kept.
 
     Raises:
-        UnsupportedConfigError: attention and MLP are added at once, so that a path cannot take one of them.
+        UnsupportedConfigError: attention and MLP are added at once, so a path cannot use only one of them.
     """
     runner = _PathRunner(view, path, drops_mlp=mlp == "drop")
     with torch.no_grad(), runner.active():
@@ -139,7 +139,7 @@ def run_along(view: ModelView, batch: Batch, path: Path, *, mlp: Literal["keep",
 
 
 class _PathRunner(StreamMode):
-    """Cuts every layer down to what the path takes."""
+    """Reduces every layer to the part on the path."""
 
     def __init__(self, view: ModelView, path: Path, *, drops_mlp: bool) -> None:
         super().__init__(view)
@@ -149,13 +149,13 @@ class _PathRunner(StreamMode):
         self.final: Tensor | None = None
 
     def reads_attention(self) -> bool:
-        """Heads are taken out of it."""
+        """True: heads are removed from attention."""
         return True
 
     def on_add(
         self, call: ActiveBlock, label: Label | None, stream: Tensor, branch: Tensor, perform: Perform
     ) -> Tensor:
-        """Past a layer, or through it without its skip."""
+        """Skip a layer, or go through it without its skip."""
         if label == "both" or call.joins or call.is_joined:
             raise UnsupportedConfigError(f"{call.ref('both.out')}: attention and MLP are added at once.")
         if label == "attention":
@@ -166,12 +166,12 @@ class _PathRunner(StreamMode):
         return out
 
     def on_fused(self, ref: SiteRef, args: Sequence[Any], kwargs: Mapping[str, Any], perform: Perform) -> Any:
-        """Only the head of the path gives anything."""
+        """Keep only the head on the path."""
         out = perform(*args, **kwargs)
         return out * self._gate(ref, out)
 
     def on_softmax(self, ref: SiteRef, args: Sequence[Any], kwargs: Mapping[str, Any], perform: Perform) -> Any:
-        """The same, on probabilities."""
+        """Keep only the head on the path, in the probabilities."""
         out = perform(*args, **kwargs)
         return out * self._gate(ref, out)
 

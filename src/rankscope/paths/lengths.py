@@ -29,10 +29,10 @@ class LengthSums:
     A source (an MLP's output, a bias) counts its length from where it enters: it joins :math:`S_0` there.
 
     Attributes:
-        depth: attention layers in all, the longest length there is.
-        sums: (lengths, batch, tokens, dim); under ``by_origin`` one for each origin.
+        depth: number of attention layers, which is the largest length.
+        sums: (lengths, batch, tokens, dim); with ``by_origin`` one for each origin.
         reached: attention layers passed so far; lengths above it are zero.
-        applications: how often an attention layer was applied to one sum.
+        applications: number of times an attention layer was applied to one sum.
     """
 
     depth: int
@@ -60,21 +60,22 @@ class LengthSums:
             self.step(step)
 
     def step(self, step: FrozenStep) -> None:
-        """Carry every sum through a step; attention makes them one longer."""
+        """Carry every sum through a step; attention increases the length by one."""
         self.carry(step)
         for origin, constant in step.constants():
             self._sum(origin, constant)[0] += constant
 
     def carry(self, step: FrozenStep) -> None:
-        """The same without what enters there."""
+        """Carry every sum through a step, without the sources that enter there."""
         for total in self.sums.values():
             self._carry(step, total)
         self.reached += step.heads is not None
 
     def _carry(self, step: FrozenStep, total: Tensor) -> None:
-        """In place, the longest first, so that what attention reads is not yet overwritten."""
+        """In place, longest first, so that the input of attention is not overwritten before it is used."""
         if self.reached + (step.heads is not None) > self.depth:
             raise InputError(f"More than {self.depth} attention layers were met; the depth was given too small.")
+        # S_k becomes skip(S_k) + attention(S_{k-1}), for the lengths ``low`` to ``high`` at a time.
         high = self.reached + 1 if step.heads is not None else self.reached
         width = self.chunk or high + 1
         while high >= 0:
@@ -84,7 +85,7 @@ class LengthSums:
                 read = total[max(low - 1, 0) : high]
                 new[max(low, 1) - low :] += step.attended(read)
                 self.applications += read.shape[0]
-            # long paths sink below the smallest normal number, where arithmetic is slow and worth nothing
+            # long paths fall below the smallest normal number, where arithmetic is slow and meaningless
             total[low : high + 1] = new.masked_fill_(new.abs() < torch.finfo(new.dtype).tiny, 0.0)
             high = low - 1
 
@@ -95,12 +96,12 @@ class LengthSums:
         return parts[0] if len(parts) == 1 else torch.stack(parts).sum(dim=0)
 
     def error(self, out: Tensor, keep: Tensor | None = None) -> float:
-        """Norm of ``sum of all lengths - out`` over the norm of ``out``, in float64; worst sequence."""
+        """Norm of ``sum of all lengths - out`` relative to ``out``, in float64, for the worst sequence."""
         return relative_error(self.by_length, out, keep)
 
 
 def relative_error(sums: Tensor, out: Tensor, keep: Tensor | None = None) -> float:
-    """Worst over sequences of the relative distance between the sum over lengths and the stream itself."""
+    """Largest relative distance, over sequences, between the sum over lengths and the stream itself."""
     total = torch.zeros(out.shape, dtype=torch.float64, device=out.device)
     for part in sums:
         total += part
@@ -113,7 +114,7 @@ def relative_error(sums: Tensor, out: Tensor, keep: Tensor | None = None) -> flo
 
 
 def length_sums(network: FrozenNetwork, *, by_origin: bool = False) -> LengthSums:
-    """The sums at the end of a network that was kept."""
+    """The sums at the end of a frozen network."""
     found = LengthSums(len(network.attention), by_origin)
     found.begin(network.entry)
     for step in network.steps:
@@ -122,7 +123,7 @@ def length_sums(network: FrozenNetwork, *, by_origin: bool = False) -> LengthSum
 
 
 def theoretical_applications(depth: int) -> int:
-    """Attention applications the recursion needs: layer l meets the lengths 0 to l.
+    """Number of attention applications in the recursion: layer l is applied to the lengths 0 to l.
 
     Example:
         >>> theoretical_applications(48)
@@ -133,7 +134,7 @@ def theoretical_applications(depth: int) -> int:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """How a budget is kept: sequences per forward pass, and sums carried through a layer at once."""
+    """How to stay within a memory budget: sequences per forward pass, and sums carried through a layer at once."""
 
     sequences: int
     chunk: int
@@ -152,26 +153,26 @@ def plan_memory(
     kept: bool = False,
     rerun: bool = False,
 ) -> MemoryPlan:
-    """Fit a decomposition into ``budget`` bytes beside the model. Estimate.
+    """Fit a decomposition into ``budget`` bytes in addition to the model. Estimate.
 
-    What is held for a sequence is every sum, and the probabilities and temporaries of one block.
+    Each sequence needs every sum, and the probabilities and temporaries of one block.
 
     Args:
-        budget: bytes; None for no bound.
-        sequences: most of one forward pass.
-        tokens: of a sequence.
+        budget: bytes; None for no limit.
+        sequences: maximum per forward pass.
+        tokens: tokens per sequence.
         dim: width of the stream.
         depth: attention layers.
-        heads: of one layer.
-        itemsize: bytes of a number.
-        origins: sums that are kept apart.
-        kept: marginals are wanted: the probabilities and sources of all blocks stay, and a stream per head is carried
+        heads: heads per layer.
+        itemsize: bytes per number.
+        origins: number of sums that are kept separate.
+        kept: marginals are computed: probabilities and sources of all blocks are kept, and a stream per head is carried
             at once.
-        rerun: MLPs are linearised: a block runs again, with its derivative, and what it makes on the way is counted as
+        rerun: MLPs are linearised: a block runs again with its derivative, and its temporaries are counted as
             that of an MLP four times as wide as the stream.
 
     Raises:
-        InputError: one sequence with its sums carried one by one does not fit; the message says what would.
+        InputError: even one sequence with its sums carried one by one does not fit; the message says what would.
     """
     if budget is None:
         return MemoryPlan(sequences, depth + 1)
@@ -195,7 +196,7 @@ def plan_memory(
 
 
 def lengths_of_interest(depth: int, wanted: Collection[int] | None) -> list[int]:
-    """Lengths to report: all, or those asked for.
+    """Lengths to report: all, or the requested ones.
 
     Raises:
         InputError: a length that no path has.

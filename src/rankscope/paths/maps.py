@@ -12,14 +12,14 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True, eq=False)
 class FrozenNorm:
-    r"""A norm with its scales held: :math:`x \mapsto s_t\, g \odot (x - c\,\bar x) + b`. Exact.
+    r"""A norm with frozen scales: :math:`x \mapsto s_t\, g \odot (x - c\,\bar x) + b`. Exact.
 
     Attributes:
         centred: whether the mean over channels is taken off (LayerNorm) or not (RMSNorm).
-        scale: (batch, tokens, 1), what the norm multiplied each token by.
+        scale: (batch, tokens, 1), the factor by which the norm multiplied each token.
         gain: (dim,), None for one.
-        shift: what it adds, None for zero. Some norms compute in float32 inside a float64 model: what their rounding
-            leaves over is in here too, so that the map gives the norm's own output to the last digits.
+        shift: what it adds, None for zero. Some norms compute in float32 inside a float64 model: their rounding
+            error is included here, so that the map reproduces the norm's output to the last digits.
     """
 
     centred: bool
@@ -28,7 +28,7 @@ class FrozenNorm:
     shift: Tensor | None
 
     def linear(self, x: Tensor) -> Tensor:
-        """The map without its shift, of ``... batch tokens dim``."""
+        """The map without its shift, applied to ``... batch tokens dim``."""
         y = (x - x.mean(dim=-1, keepdim=True) if self.centred else x) * self.scale
         return y if self.gain is None else y * self.gain
 
@@ -56,7 +56,7 @@ class Gain:
 
 @dataclass(frozen=True, eq=False)
 class Chain:
-    """Affine maps one after the other; the empty chain is the identity.
+    """A composition of affine maps; the empty chain is the identity.
 
     Example:
         >>> Chain((Gain(2.0), Gain(3.0))).linear(torch.ones(1, 1, 2)).tolist()
@@ -78,7 +78,7 @@ class Chain:
         return x
 
     def offset(self) -> Tensor | None:
-        """What the chain makes of zero, broadcastable to ``batch tokens dim``; None for zero."""
+        """The image of zero, broadcastable to ``batch tokens dim``; None for zero."""
         total: Tensor | None = None
         for part in self.parts:
             total = None if total is None else part.linear(total)
@@ -92,7 +92,7 @@ class Chain:
 
     @property
     def is_identity(self) -> bool:
-        """Whether nothing happens."""
+        """Whether the chain is empty."""
         return not self.parts
 
 
@@ -101,7 +101,7 @@ IDENTITY = Chain()
 
 @dataclass(frozen=True, eq=False)
 class NormCall:
-    """One call of a norm module as it was seen; ``number`` counts the norms of its block."""
+    """One observed call of a norm module; ``number`` counts the norms of its block."""
 
     module: nn.Module
     taken: Tensor
@@ -110,19 +110,19 @@ class NormCall:
 
 
 def tolerance(dtype: torch.dtype) -> float:
-    """Relative error up to which two ways of computing one branch in this format count as equal."""
+    """Relative error up to which two ways of computing a branch in this dtype count as equal."""
     root = math.sqrt(torch.finfo(dtype).eps)
     return 4.0 * root * math.sqrt(root)
 
 
 def departure(found: Tensor, expected: Tensor) -> float:
-    """Norm of the difference over the norm of what was expected; 0 where both are zero."""
+    """Norm of the difference relative to the expected value; 0 if both are zero."""
     difference = float(torch.linalg.vector_norm(found.double() - expected.double()))
     return difference / float(torch.linalg.vector_norm(expected.double())) if difference else 0.0
 
 
 def frozen_norm(call: NormCall, dtype: torch.dtype) -> Chain | None:
-    """The call as a map with its scales held; None when it is no such map."""
+    """The call as a map with frozen scales; None if it is not such a map."""
     x, y = call.taken.double(), call.given.double()
     allowed = max(tolerance(call.given.dtype), tolerance(torch.float32))
     if torch.equal(x, y):
@@ -147,7 +147,7 @@ def frozen_norm(call: NormCall, dtype: torch.dtype) -> Chain | None:
 
 
 def _affine_parts(module: nn.Module, dim: int) -> list[tuple[Tensor | None, Tensor | None]]:
-    """Gains and shifts this norm may have: its own, one more than its own (Gemma), or none (surgery)."""
+    """Gains and shifts this norm may have: its own, one plus its own (Gemma), or none (surgery)."""
     own = {name: p.detach().double() for name, p in module.named_parameters() if p.shape == (dim,)}
     shift = own.get("bias")
     gains = [own[name] for name in own if name != "bias"]
@@ -157,7 +157,7 @@ def _affine_parts(module: nn.Module, dim: int) -> list[tuple[Tensor | None, Tens
 
 
 def _fit(x: Tensor, y: Tensor, centred: bool, gain: Tensor | None, shift: Tensor | None) -> tuple[float, Tensor]:
-    """Least squares for the scale of each token, and the relative error that is left."""
+    """Least-squares scale of each token, and the remaining relative error."""
     base = x - x.mean(dim=-1, keepdim=True) if centred else x
     base = base if gain is None else base * gain
     bare = y if shift is None else y - shift
@@ -167,14 +167,14 @@ def _fit(x: Tensor, y: Tensor, centred: bool, gain: Tensor | None, shift: Tensor
 
 
 def explain(x: Tensor, y: Tensor, norms: Sequence[NormCall], dtype: torch.dtype, *, exact: bool = True) -> Chain | None:
-    """How ``y`` came from ``x``: unchanged, scaled, through norms that were seen, or None when by none of these.
+    """How ``y`` was computed from ``x``: unchanged, scaled, or through observed norms; None if none of these.
 
     Args:
         x: (batch, tokens, dim).
         y: same shape.
-        norms: calls that may lie between.
-        dtype: of the map.
-        exact: whether equal means to the last bit; False compares to the format's accuracy.
+        norms: calls that may be in between.
+        dtype: dtype of the map.
+        exact: compare to the last bit; False compares to the accuracy of the dtype.
     """
     direct = _equal_or_scaled(x, y, exact)
     if direct is not None:
@@ -200,7 +200,7 @@ def _equal_or_scaled(x: Tensor, y: Tensor, exact: bool) -> Chain | None:
 
 
 def _scaled(x: Tensor, y: Tensor) -> Chain | None:
-    """One factor for all, or one for each channel; told only where at least two tokens agree on it."""
+    """One factor for all, or one per channel; accepted only if at least two tokens agree on it."""
     if x[..., 0].numel() < 2:
         return None
     wide, target = x.double().flatten(0, 1), y.double().flatten(0, 1)

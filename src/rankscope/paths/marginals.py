@@ -1,4 +1,4 @@
-"""Paths that go through given heads or layers, and what is left without them: the recursion with terms picked out."""
+"""Sums of paths through given heads or layers, or avoiding them: the recursion with selected terms."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Pick:
 def through(network: FrozenNetwork, *picks: Pick) -> Tensor:
     r"""The sum of all paths that go through every pick, by length: (lengths, batch, tokens, dim). Exact.
 
-    Up to the first pick all paths are carried; there only its term :math:`P_h S_{k-1} W_h` is kept, and so on.
+    All paths are carried up to the first pick; there only its term :math:`P_h S_{k-1} W_h` is kept, and so on.
 
     Raises:
         InputError: a layer or head that does not exist, or two picks of one layer.
@@ -48,7 +48,7 @@ def through(network: FrozenNetwork, *picks: Pick) -> Tensor:
 
 
 def without(network: FrozenNetwork, pick: Pick) -> Tensor:
-    """Leave one out: all paths that avoid the pick, by length, constants included. Exact."""
+    """The sum of all paths that avoid the pick, by length, including constants. Exact."""
     at = _positions(network, (pick,))
     sums = LengthSums(len(network.attention))
     sums.begin(network.entry)
@@ -75,7 +75,7 @@ def head_marginals(network: FrozenNetwork) -> Iterator[tuple[int, Tensor]]:
 
 
 def carried(x: Tensor, steps: Sequence[FrozenStep]) -> Tensor:
-    """Streams (sums, batch, tokens, dim) through the linear part of some steps."""
+    """Apply the linear part of some steps to streams (sums, batch, tokens, dim)."""
     for step in steps:
         x = step.passed(x) + step.attended(x) if step.heads is not None else step.passed(x)
     return x
@@ -85,7 +85,7 @@ def composition(network: FrozenNetwork, keep: Tensor | None = None) -> Tensor:
     r"""Share of the output that went through each pair of heads: (batch, layers, heads, layers, heads). Exact.
 
     The share of a sum of paths :math:`S` is :math:`\langle S, X \rangle / \|X\|_F^2`, :math:`X` the output; first head,
-    then a later one; zero where the second does not come later. One adjoint pass gives every pair.
+    then a later one; zero if the second does not come later. One adjoint pass gives every pair.
     """
     if any(step.tokenwise is not None for step in network.steps):
         raise InputError("Pairs of heads are computed with MLPs as sources; decompose with convention='sources'.")
@@ -95,6 +95,7 @@ def composition(network: FrozenNetwork, keep: Tensor | None = None) -> Tensor:
     found = x.new_zeros((x.shape[0], len(attention), heads, len(attention), heads))
     order = {position: number for number, (_, position) in enumerate(attention)}
     for position, step in enumerate(steps):
+        # y: all paths through each head of this step, carried on to every later attention step.
         if position in order:
             y = step.attended_each(x)
             for later in range(position + 1, len(steps)):
@@ -107,15 +108,17 @@ def composition(network: FrozenNetwork, keep: Tensor | None = None) -> Tensor:
 
 
 def _shares(step: FrozenStep, y: Tensor, adjoint: Tensor) -> Tensor:
-    """What each head of a step adds for each stream of ``y``, projected: (batch, streams, heads)."""
+    """The projected contribution of each head of a step for each stream of ``y``: (batch, streams, heads)."""
     assert step.heads is not None
+    # <after(P y W_V W_O), adjoint> = <P y W_V, after^T(adjoint) W_O^T>: the output projection is applied once, to the
+    # adjoint, instead of to every stream.
     mixed = step.heads.by_head(step.heads.mixed(step.before.linear(y)))
     pulled = step.heads.by_head(step.after.adjoint(adjoint) @ step.heads.output.T)
     return torch.einsum("sbthv,bthv->bsh", mixed, pulled)
 
 
 def _adjoints(network: FrozenNetwork, keep: Tensor | None) -> list[Tensor]:
-    """For each step, the direction of the stream behind it whose product is the share of the output."""
+    """For each step, the direction whose inner product with the stream after it is the share of the output."""
     out = network.out.to(network.entry.dtype)
     if keep is not None:
         out = out * keep[..., None]
@@ -123,6 +126,7 @@ def _adjoints(network: FrozenNetwork, keep: Tensor | None) -> list[Tensor]:
     found = []
     for step in reversed(network.steps):
         found.append(direction)
+        # The step is linear, so its vector-Jacobian product at zero is its adjoint.
         with torch.enable_grad():
             x = torch.zeros_like(direction).requires_grad_()
             (direction,) = torch.autograd.grad(carried(x[None], [step])[0], x, direction)

@@ -1,4 +1,4 @@
-"""The network that is left when attention and norm scales are frozen: linear in the stream, block by block."""
+"""The network with frozen attention and norm scales: linear in the stream, block by block."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ Origin = Literal["embedding", "mlp", "cross_attention", "bias", "other"]
 
 @dataclass(frozen=True, eq=False)
 class FrozenHeads:
-    r"""Attention with its probabilities held, :math:`\sum_h P_h X W_{V,h} W_{O,h}`. Exact.
+    r"""Attention with frozen probabilities, :math:`\sum_h P_h X W_{V,h} W_{O,h}`. Exact.
 
     Attributes:
         probs: (batch, heads, query, key).
         values: (dim, groups * d_v).
         output: (heads * d_v, dim).
-        groups: how many key-value groups there are.
+        groups: number of key-value groups.
     """
 
     probs: Tensor
@@ -33,13 +33,13 @@ class FrozenHeads:
 
     @classmethod
     def of(cls, weights: HeadWeights, probs: Tensor, dtype: torch.dtype) -> FrozenHeads:
-        """From head weights (kept as views where the format allows) and probabilities."""
+        """From head weights (kept as views if the dtype allows) and probabilities."""
         values = weights.W_V_groups.permute(1, 0, 2).flatten(1)
         return cls(probs.to(dtype), values.to(dtype), weights.W_O.flatten(0, 1).to(dtype), weights.W_V_groups.shape[0])
 
     @property
     def heads(self) -> int:
-        """How many query heads there are."""
+        """Number of query heads."""
         return self.probs.shape[1]
 
     def mixed(self, x: Tensor) -> Tensor:
@@ -62,7 +62,7 @@ class FrozenHeads:
         return self.probs[:, head] @ value @ self.output[head * width : (head + 1) * width]
 
     def each(self, x: Tensor) -> Tensor:
-        """Every head by itself: (batch, tokens, dim) to (heads, batch, tokens, dim)."""
+        """Every head separately: (batch, tokens, dim) to (heads, batch, tokens, dim)."""
         output = self.output.view(self.heads, -1, self.output.shape[-1])
         return torch.einsum("bthv,hvd->hbtd", self.by_head(self.mixed(x[None])[0]), output)
 
@@ -71,7 +71,7 @@ class FrozenHeads:
         return x.reshape(*x.shape[:-1], self.heads, -1)
 
     def shift(self, weights: HeadWeights) -> Tensor:
-        """What value and output biases add: (batch, tokens, dim)."""
+        """The contribution of value and output biases: (batch, tokens, dim)."""
         dtype = self.probs.dtype
         mass = self.probs.sum(dim=-1).transpose(1, 2)
         carried = (mass[..., None] * weights.b_V.to(dtype)).flatten(-2) @ self.output
@@ -83,8 +83,8 @@ class SeenAttention:
     """One attention branch as the model itself computed it; (batch, tokens, dim) each.
 
     Attributes:
-        read: what attention read.
-        given: what its output projection gave, before any norm or gain; None where that was not seen.
+        read: the input of attention.
+        given: the output of its output projection, before any norm or gain; None if that was not seen.
         summed: the stream after the add.
     """
 
@@ -95,23 +95,23 @@ class SeenAttention:
 
 @dataclass(frozen=True, eq=False)
 class FrozenStep:
-    """One thing that happens to the stream: it is passed on, and something may be added.
+    """One step of the stream: it is passed on, and something may be added.
 
     Attributes:
-        skip: what the stream goes through on its way past; None where surgery has cut it.
+        skip: the map on the skip; None if surgery has removed it.
         heads: attention that is added, if any.
-        before: from the stream to what attention reads.
-        after: from what attention gives to what is added.
+        before: maps the stream to the input of attention.
+        after: maps the output of attention to what is added.
         bias: (batch, tokens, dim), the constant part: norm shifts, value and output biases.
         source: (batch, tokens, dim), what an MLP, or the other side of a decoder, adds.
         origin: where ``source`` comes from.
         tokenwise: derivative of a linearised MLP along a direction of the passed-on stream; ``source`` is then the
             remainder.
-        tokenwise_at: from the stream to what the linearised MLP reads.
-        tokenwise_after: from what the linearised MLP gives to what is added.
-        linearised_at: the stream that ran, as long as ``source`` is still the MLP's whole output.
+        tokenwise_at: maps the stream to the input of the linearised MLP.
+        tokenwise_after: maps the output of the linearised MLP to what is added.
+        linearised_at: the stream in the model, as long as ``source`` is still the MLP's whole output.
         deferred: linearises the MLP once the forward pass is over.
-        seen: the attention branch as the model computed it, where that was asked for.
+        seen: the attention branch as the model computed it, if requested.
     """
 
     skip: Chain | None = IDENTITY
@@ -129,7 +129,7 @@ class FrozenStep:
     seen: SeenAttention | None = None
 
     def passed(self, x: Tensor) -> Tensor:
-        """The stream on its way past attention, a linearised MLP included; (sums, batch, tokens, dim)."""
+        """The stream passed on without attention, including a linearised MLP; (sums, batch, tokens, dim)."""
         kept = torch.zeros_like(x) if self.skip is None else self.skip.linear(x)
         return kept if self.tokenwise is None else kept + self.token_branch(x)
 
@@ -156,7 +156,7 @@ class FrozenStep:
         return self.after.linear(self.heads.each(self.before.linear(x)))
 
     def settled(self) -> FrozenStep:
-        """The step with its MLP linearised, if that was put off, and the linear part taken off its output."""
+        """The step with its MLP linearised, if that was deferred, and the linear part subtracted from its output."""
         if self.deferred is None:
             return self
         step = self.deferred(replace(self, deferred=None))
@@ -165,7 +165,7 @@ class FrozenStep:
         return replace(step, source=step.source - step.token_branch(step.linearised_at[None])[0], linearised_at=None)
 
     def constants(self) -> list[tuple[Origin, Tensor]]:
-        """What enters the stream here."""
+        """The constants that enter the stream here."""
         found: list[tuple[Origin, Tensor]] = []
         if self.bias is not None:
             found.append(("bias", self.bias))
@@ -174,7 +174,7 @@ class FrozenStep:
         return found
 
     def total(self, x: Tensor) -> Tensor:
-        """The whole step on a stream (batch, tokens, dim), constants included."""
+        """The whole step on a stream (batch, tokens, dim), including constants."""
         y = self.passed(x[None])
         if self.heads is not None:
             y = y + self.attended(x[None])
@@ -185,11 +185,11 @@ class FrozenStep:
 
 @dataclass(frozen=True, eq=False)
 class FrozenBlock:
-    """What one block does to the stream, and the stream it gave in the model itself.
+    """The steps of one block, and the output stream in the model itself.
 
     Attributes:
         stack: name of the stack.
-        layer: number of the block; the final norm carries the last one's.
+        layer: number of the block; the final norm has the number of the last block.
         steps: in order.
         out: (batch, tokens, dim), as the model computed it.
         is_final: whether this is the norm after the last block.
@@ -203,7 +203,7 @@ class FrozenBlock:
 
     @property
     def site(self) -> str:
-        """Where ``out`` was read."""
+        """The site at which ``out`` was read."""
         return "final" if self.is_final else "block.out"
 
 
@@ -213,7 +213,7 @@ class FrozenNetwork:
 
     Attributes:
         entry: (batch, tokens, dim), the stream that enters the first block.
-        blocks: in order, the final norm last where there is one.
+        blocks: in order, with the final norm last if there is one.
     """
 
     entry: Tensor

@@ -1,4 +1,4 @@
-"""From sums of paths to rows of numbers: size, share of the output, and the metrics of the battery."""
+"""Turns sums of paths into rows of numbers: size, share of the output, and metrics."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ COORDINATES = ("length", "paths", "origin", "then")
 
 @dataclass
 class PathReader:
-    """Writes what sums of paths amount to.
+    """Writes rows for sums of paths.
 
     Args:
-        metrics: token metrics, taken of each sum as if it were the stream.
+        metrics: token metrics, computed for each sum as if it were the stream.
         policy: which tokens count.
         writer: with the columns of :data:`COORDINATES`.
         unembedding: (dim,) direction of the chosen token's logit, or None.
@@ -58,7 +58,7 @@ class PathReader:
         return torch.nn.functional.pad(keep.to(out.device), (0, out.shape[1] - keep.shape[1]), value=False)
 
     def check(self, sums: Tensor, out: Tensor) -> None:
-        """Hold the sum over lengths against the stream itself."""
+        """Compare the sum over lengths with the stream itself."""
         self.sum_error = max(self.sum_error, relative_error(sums, out, self.keep(out)))
 
     def read(
@@ -73,7 +73,7 @@ class PathReader:
         counted: str | None = "length",
         head_axis: bool = False,
     ) -> None:
-        """Rows for (sums, batch, tokens, dim); the first axis is numbered in the column ``counted``, or are heads."""
+        """Write rows for (sums, batch, tokens, dim); the first axis is numbered in the column ``counted``, or heads."""
         assert self.batch is not None
         keep = self.keep(out)
         self.dtypes.add(out.dtype)

@@ -1,4 +1,4 @@
-"""The follower behind :mod:`rankscope.paths.capture`: each add, norm and attention call of a pass becomes a step."""
+"""The mode used by :mod:`rankscope.paths.capture`: each add, norm and attention call of a pass becomes a step."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from rankscope.stream.sites import SiteRef
 def gains_of(ref: SiteRef, stream: Tensor, branch: Tensor, out: Tensor) -> tuple[float, bool]:
     """Gain on the stream, and whether the branch was added: ``out = gain * stream (+ branch)``.
 
-    Surgery rewrites adds; its result is read, so that the frozen network is the one that ran.
+    Surgery rewrites adds, so the gain is read off the result: the frozen network is the one that ran.
 
     Raises:
         UnsupportedConfigError: the sum is neither.
@@ -56,7 +56,7 @@ def attention_step(
     skip: Chain | None,
     dtype: torch.dtype,
 ) -> FrozenStep:
-    """Attention as a step: which norm it reads through, which maps follow its heads, what its constants add.
+    """Attention as a step: the norm before it, the maps after its heads, and its constant part.
 
     Raises:
         UnsupportedConfigError: the sum over heads is not what the model added.
@@ -90,7 +90,7 @@ def parallel_step(
     dtype: torch.dtype,
     mlp: Tensor | None,
 ) -> FrozenStep:
-    """Attention and MLP added at once: the MLP's part, as it was seen, is a source; the rest must be the heads."""
+    """Attention and MLP added at once: the observed MLP part is a source; the rest must be the heads."""
     if mlp is None:
         raise UnsupportedConfigError(f"{ref}: the MLP joins the attention branch in a way that was not seen.")
     rest = (branch.double() - mlp.double()).to(branch.dtype)
@@ -99,7 +99,7 @@ def parallel_step(
 
 
 def _given(out: Tensor, branch: Tensor, after: Chain, norms: Sequence[NormCall]) -> Tensor | None:
-    """What the model's output projection gave: the branch, or what the norm after it took; None where neither shows."""
+    """The output of the output projection: the branch, or the input of the norm after it; None if neither is known."""
     if after.is_identity:
         return branch
     for call in norms:
@@ -111,7 +111,7 @@ def _given(out: Tensor, branch: Tensor, after: Chain, norms: Sequence[NormCall])
 
 
 def _readings(state: Tensor, norms: Sequence[NormCall], dtype: torch.dtype) -> Iterator[tuple[Tensor, Chain]]:
-    """What attention may have read: a norm of the stream, the last first, or the stream itself."""
+    """Possible inputs of attention: a norm of the stream, latest first, or the stream itself."""
     for number in reversed(range(len(norms))):
         before = explain(state, norms[number].given, norms[: number + 1], dtype)
         if before is not None and not before.is_identity:
@@ -120,7 +120,7 @@ def _readings(state: Tensor, norms: Sequence[NormCall], dtype: torch.dtype) -> I
 
 
 def _constant(heads: FrozenHeads, shift: Tensor, before: Chain, after: Chain) -> Tensor | None:
-    """What the branch adds to a stream of zeros; None when that is nothing."""
+    """What the branch adds to a zero stream; None if nothing."""
     entering = before.offset()
     total = shift
     if entering is not None:
@@ -178,7 +178,7 @@ class Recorder(StreamMode):
         return x.dtype if x.dtype in (torch.float32, torch.float64) else torch.float32
 
     def on_enter(self, call: ActiveBlock, entry: Tensor) -> None:
-        """A block begins with the stream the last one gave."""
+        """A block begins with the output of the previous one."""
         with unseen():
             self._enter_block(call, entry)
 
@@ -201,8 +201,9 @@ class Recorder(StreamMode):
                 self._pass_on(call.ref("block.in"), last, x)
 
     def _same_for_all(self, before: Tensor, after: Tensor) -> bool:
-        """Whether something was added between two blocks that is no function of the stream: the same for each input."""
+        """Whether something independent of the stream, the same for each input, was added between two blocks."""
         gap = after - before
+        # With at least two inputs: the same difference for all of them cannot come from the stream.
         if not bool(gap.any()) or gap.shape[0] < 2 or departure(before + gap[:1], after) > tolerance(after.dtype):
             return False
         self._steps.append(FrozenStep(source=gap.to(self._arithmetic(after))))
@@ -213,8 +214,8 @@ class Recorder(StreamMode):
         chain = explain(before, after, self._norms, dtype)
         if chain is None:
             raise UnsupportedConfigError(
-                f"{ref}: the stream is changed on its way here by something that is no norm and no gain, so that it is "
-                "no sum of paths. Only blocks made of skips, norms, attention and MLPs can be decomposed."
+                f"{ref}: the stream is changed on its way here by something that is neither a norm nor a gain, so it "
+                "is not a sum of paths. Only blocks made of skips, norms, attention and MLPs can be decomposed."
             )
         if not chain.is_identity:
             self._steps.append(FrozenStep(skip=chain, bias=_spread(chain.offset(), after.to(dtype))))
@@ -222,7 +223,7 @@ class Recorder(StreamMode):
     def on_add(
         self, call: ActiveBlock, label: Label | None, stream: Tensor, branch: Tensor, perform: Perform
     ) -> Tensor:
-        """An add becomes a step; what it did to the skip (surgery) is read off its result."""
+        """Turn an add into a step; the gain on the skip (surgery) is read off its result."""
         with unseen():
             s, b = call.canonical(stream).clone(), call.canonical(branch).clone()
         out: Tensor = perform()
@@ -233,6 +234,7 @@ class Recorder(StreamMode):
     def _note_add(self, call: ActiveBlock, label: Label | None, s: Tensor, b: Tensor, y: Tensor) -> None:
         ref = call.ref(f"{label}.out" if label else "block.in")
         kept, added = gains_of(ref, s, b, y)
+        # In a post-norm block the stream that is added to is a norm of the last sum: find that map.
         way = explain(self._state, s, self._norms, self._arithmetic(b))
         if way is None:
             raise UnsupportedConfigError(f"{ref}: the stream it is added to did not come from the block's by norms.")
@@ -249,7 +251,7 @@ class Recorder(StreamMode):
         self._adds_seen += 1
 
     def _joined(self, ref: SiteRef, step: FrozenStep) -> FrozenStep:
-        """A parallel branch, which reads what the branch before it read, belongs to the step before."""
+        """Add a parallel branch, which reads the same input as the previous branch, to the previous step."""
         before = self._steps.pop()
         plain = step.skip is not None and step.skip.is_identity
         both = (before.heads and step.heads) or (before.source is not None and step.source is not None)
@@ -278,7 +280,7 @@ class Recorder(StreamMode):
         return FrozenStep(skip=skip, source=b.to(dtype), origin=origins.get(label, "other"))
 
     def _defer(self, step: FrozenStep, way: Chain, *, reads_sum: bool) -> FrozenStep:
-        """Note what it takes to linearise the MLP of a step when the pass is over."""
+        """Record what is needed to linearise the MLP of a step after the pass."""
         if self._run is None or step.origin != "mlp" or step.source is None:
             return step
         add = None if step.heads is not None else self._adds_seen
@@ -291,14 +293,14 @@ class Recorder(StreamMode):
         return self._open.call.module_name
 
     def on_fused(self, ref: SiteRef, args: Sequence[Any], kwargs: Mapping[str, Any], perform: Perform) -> Any:
-        """Probabilities of the fused kernel, or of what surgery made of it."""
+        """Read the probabilities of the fused kernel, after surgery if any."""
         with listening() as heard:
             out = perform(*args, **kwargs)
         self._note_probs(ref, heard[-1] if heard else from_sdpa(args, kwargs))
         return out
 
     def on_softmax(self, ref: SiteRef, args: Sequence[Any], kwargs: Mapping[str, Any], perform: Perform) -> Any:
-        """Probabilities of the model's own softmax."""
+        """Read the probabilities of the model's own softmax."""
         out = perform(*args, **kwargs)
         assert self._open is not None
         self._note_probs(ref, from_softmax(out, self._open.batch_and_tokens()[1]))
@@ -310,7 +312,7 @@ class Recorder(StreamMode):
                 self._probs = call.probs()
 
     def on_leave(self, call: ActiveBlock, out: Tensor) -> None:
-        """The block is whole."""
+        """The block is complete."""
         with unseen():
             y = call.canonical(out).clone()
             self._pass_on(call.ref("block.out"), self._state, y)
@@ -330,7 +332,7 @@ class Recorder(StreamMode):
         self._pass_on(ref, self._last[stack.name], x)
         chain = frozen_norm(NormCall(self._modules[stack.final_norm], x, out), self._arithmetic(out))
         if chain is None:
-            raise UnsupportedConfigError(f"{ref}: the final norm is no map with one scale per token.")
+            raise UnsupportedConfigError(f"{ref}: the final norm is not a map with one scale per token.")
         bias = _spread(chain.offset(), out.to(self._arithmetic(out)))
         steps = (*self._steps, FrozenStep(skip=chain, bias=bias))
         self._on_block(FrozenBlock(stack.name, stack.depth - 1, steps, out.clone(), is_final=True))
@@ -381,7 +383,7 @@ def _spread(offset: Tensor | None, like: Tensor) -> Tensor | None:
 
 
 def _with_bias(step: FrozenStep, bias: Tensor | None) -> FrozenStep:
-    """The step with what its own skip adds."""
+    """The step with the constants of its own skip added."""
     if bias is None:
         return step
     return replace(step, bias=bias if step.bias is None else step.bias + bias)

@@ -1,4 +1,4 @@
-"""Single paths: followed, drawn at random, and summed up with intervals whose sample size was fixed first."""
+"""Single paths: follow them, sample them, and estimate medians with intervals for a sample size fixed in advance."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rankscope.paths.maps import Chain, FrozenNorm, Gain
 from rankscope.paths.network import FrozenHeads, FrozenNetwork, FrozenStep
 
 Path = tuple[int | None, ...]
-"""One entry per attention layer: the head a path goes through, or None where it passes over the layer."""
+"""One entry per attention layer: the head that a path goes through, or None if it skips the layer."""
 
 Weighting = Literal["uniform", "norm"]
 
@@ -33,11 +33,11 @@ class PathSample:
     """Paths of one length from the embedding.
 
     Attributes:
-        length: how many heads each goes through.
+        length: number of heads each path goes through.
         paths: as drawn, with repeats.
         log_weights: (paths,), minus the log probability of each draw: ``exp(log_weight)`` times a path's stream is an
             unbiased estimate of the sum over all paths of the length.
-        streams: (paths, batch, tokens, dim), what each carries to the end.
+        streams: (paths, batch, tokens, dim), the stream that each path carries to the end.
     """
 
     length: int
@@ -48,7 +48,7 @@ class PathSample:
 
 @dataclass(frozen=True)
 class MedianInterval:
-    """A middle value and where the true one lies with at least this confidence."""
+    """A median, and an interval that contains the true one with at least this confidence."""
 
     estimate: float
     low: float
@@ -57,7 +57,7 @@ class MedianInterval:
 
 
 def follow(network: FrozenNetwork, paths: Sequence[Path]) -> Tensor:
-    """The stream each path carries from the embedding to the end: (paths, batch, tokens, dim). Exact.
+    """The stream that each path carries from the embedding to the end: (paths, batch, tokens, dim). Exact.
 
     Raises:
         InputError: a path without exactly one entry per attention layer.
@@ -83,11 +83,11 @@ def _chosen(step: FrozenStep, x: Tensor, heads: Sequence[int | None]) -> Tensor:
 def sample_paths(
     network: FrozenNetwork, length: int, number: int, *, weighting: Weighting = "uniform", seed: int = 0
 ) -> PathSample:
-    """Draw paths of one length.
+    """Sample paths of one length.
 
-    ``"uniform"`` draws each with equal probability. ``"norm"`` draws layer by layer, with odds that are the norm of the
-    stream after each choice times the number of paths that complete it: paths that carry much are drawn more often,
-    and the weights make up for it. Estimate.
+    ``"uniform"`` draws each with equal probability. ``"norm"`` draws layer by layer, with odds given by the norm of the
+    stream after each choice times the number of paths that complete it: paths with a large norm are drawn more often,
+    and the weights compensate for it. Estimate.
 
     Raises:
         InputError: no path has this length.
@@ -109,7 +109,7 @@ def sample_paths(
 
 
 def _completions(heads: Sequence[int], skips: Sequence[bool]) -> list[list[int]]:
-    """Number of ways to add a given length from a layer on."""
+    """Number of ways to add a given length from a layer onwards."""
     tables = [census(heads[layer:], skips[layer:]).counts for layer in range(len(heads))] + [(1,)]
     return [[*counts, *([0] * (len(heads) + 1 - len(counts)))] for counts in tables]
 
@@ -140,9 +140,9 @@ def _draw(
 
 
 def median_interval(values: Tensor, confidence: float = 0.95) -> MedianInterval:
-    """The median of a sample and an interval for the true one, from order statistics; no assumption on the law.
+    """The median of a sample and a distribution-free interval for the true one, from order statistics.
 
-    The number of values below the true median is binomial(n, 1/2), whatever their law. Bound (on the confidence).
+    The number of values below the true median is binomial(n, 1/2) for any distribution. Bound (on the confidence).
     """
     ordered = values.double().flatten().sort().values.tolist()
     number = len(ordered)
@@ -159,13 +159,13 @@ _ROUNDING = 1 + 1e-9
 
 @dataclass(frozen=True)
 class TopPaths:
-    """The paths with the largest Frobenius norm at the end that a beam search met.
+    """The paths with the largest Frobenius norm at the end that a beam search found.
 
     Attributes:
         paths: the largest first.
-        norms: of what each carries, over the whole batch.
-        pruned_bound: no path that was dropped on the way carries more than this. Bound; 0 when none was dropped.
-        certified: whether every dropped path is below the last one listed, so that these are the true top paths.
+        norms: norm of each path's stream, over the whole batch.
+        pruned_bound: upper bound on the norm of any pruned path. Bound; 0 if none was pruned.
+        certified: whether every pruned path is below the last one listed, so that these are the true top paths.
     """
 
     paths: tuple[Path, ...]
@@ -177,8 +177,8 @@ class TopPaths:
 def top_paths(network: FrozenNetwork, count: int, *, length: int | None = None, beam: int = 256) -> TopPaths:
     r"""Search layer by layer, keeping the ``beam`` prefixes with the largest norms.
 
-    A dropped prefix carries at the end at most its norm times the product of the largest gains of the steps left: a
-    passed-over step's operator norm, or that of its largest head, :math:`\|P_h D\|_2 \|W_h\|_2`.
+    A pruned prefix has at the end at most its norm times the product of the largest gains of the remaining steps: a
+    skipped step's operator norm, or that of its largest head, :math:`\|P_h D\|_2 \|W_h\|_2`.
 
     Args:
         network: MLPs as sources.
@@ -219,7 +219,7 @@ def _used(prefix: Path) -> int:
 
 
 def _extended(step: FrozenStep, x: Tensor, prefixes: list[Path]) -> tuple[Tensor, list[Path]]:
-    """Every prefix with every choice of one more layer."""
+    """Every prefix extended by every choice for one more layer."""
     assert step.heads is not None
     parts = [step.passed(x)] if step.skip is not None else []
     names: list[Path] = [(*prefix, None) for prefix in prefixes] if step.skip is not None else []
@@ -230,7 +230,7 @@ def _extended(step: FrozenStep, x: Tensor, prefixes: list[Path]) -> tuple[Tensor
 
 
 def _bounds_ahead(steps: list[FrozenStep], length: int | None) -> list[list[float]]:
-    """From each position on, the most a norm can grow; by how many heads were used already when a length is asked."""
+    """The largest growth of a norm from each position on; by number of heads already used if a length is given."""
     attention = sum(step.heads is not None for step in steps)
     states = 1 if length is None else attention + 1
     ahead = [[1.0] * states if length is None else [float(used == length) for used in range(states)]]
@@ -250,7 +250,7 @@ def _bounds_ahead(steps: list[FrozenStep], length: int | None) -> list[list[floa
 
 
 def chain_norm(chain: Chain) -> float:
-    """Largest factor by which a chain can stretch a stream, over all of the batch. Bound."""
+    """Largest factor by which a chain can amplify a stream, over the whole batch. Bound."""
     factor = 1.0
     for part in chain.parts:
         factor *= _part_norm(part)
@@ -278,7 +278,7 @@ def _two_norms(heads: FrozenHeads) -> tuple[list[float], list[float]]:
         group = head // shared
         value = heads.values[:, group * width : (group + 1) * width].double()
         output = heads.output[head * width : (head + 1) * width].double()
-        # the non-zero singular values of V O are those of R_V R_O^T, from the triangular factors of both
+        # the nonzero singular values of V O are those of R_V R_O^T, with R the triangular factors of both
         triangle = torch.linalg.qr(value).R @ torch.linalg.qr(output.T).R.T
         weights.append(float(torch.linalg.matrix_norm(triangle, ord=2)))
     return mixing, weights
@@ -289,12 +289,12 @@ CITES = (Cite("dong2021attention", "thm. 2.2"),)
 
 @dataclass(frozen=True)
 class LengthReading:
-    """Median path of one length; each path counts once, with its mean over the sequences of the batch.
+    """Medians over paths of one length; each path counts once, with its mean over the sequences of the batch.
 
     Attributes:
-        length: of the paths.
-        residual: relative residual of what a path carries.
-        norm: its Frobenius norm over that of the output.
+        length: length of the paths.
+        residual: relative residual of a path's stream.
+        norm: its Frobenius norm relative to the output.
     """
 
     length: int
@@ -310,7 +310,7 @@ def path_decay(
     confidence: float = 0.95,
     seed: int = 0,
 ) -> list[LengthReading]:
-    """Draw ``number`` paths of each length uniformly; the number is fixed before anything is seen. Estimate.
+    """Draw ``number`` paths of each length uniformly; the number is fixed in advance. Estimate.
 
     There is one path of length 0: its interval is unbounded, as is that of any sample too small for the confidence.
     """
@@ -328,8 +328,8 @@ def path_decay(
 def decay_orders(readings: Sequence[LengthReading]) -> list[float]:
     r"""Ratio of successive log residuals, :math:`\log r_{k+1} / \log r_k`. Heuristic.
 
-    Near 3 where a layer cubes the residual, as pure attention near collapse does; towards 1 where it multiplies it by a
-    factor; below 1 where the residual grows again. NaN where a residual is 0 or 1 and its logarithm tells nothing.
+    Near 3 if a layer cubes the residual, as pure attention near collapse does; towards 1 if it multiplies it by a
+    factor; below 1 if the residual grows again. NaN if a residual is 0 or 1 and its logarithm is uninformative.
     """
     logs = [math.log(r.residual.estimate) if r.residual.estimate > 0 else math.nan for r in readings]
     return [after / before if before else math.nan for before, after in itertools.pairwise(logs)]

@@ -1,4 +1,4 @@
-"""One batch after the other: sums by length while the model runs, marginals when it has run."""
+"""Decomposes one batch after another: sums by length while the model runs, marginals afterwards."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rankscope.paths.reading import PathReader
 
 
 class PathTask:
-    """One batch after the other, every block as soon as it has run."""
+    """Decomposes one batch after another, each block as soon as it has run."""
 
     def __init__(
         self,

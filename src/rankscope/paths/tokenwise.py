@@ -1,4 +1,4 @@
-"""MLPs linearised at the tokens they met: the model's own block runs again, with a direction put into its stream."""
+"""MLPs linearised at their inputs: the model's own block runs again, with a tangent direction in its stream."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class Place:
 
 @dataclass(eq=False)
 class BlockRun:
-    """One call of one block as it was made, ready to be made again.
+    """One call of one block, with what is needed to repeat it.
 
     Attributes:
-        entry: the argument that is the stream; ``value`` is a copy of what it held.
+        entry: the argument that is the stream; ``value`` is a copy of its value.
         parallel: the module whose output joins the attention branch, in a block that adds both at once.
     """
 
@@ -49,7 +49,7 @@ class BlockRun:
     parallel: nn.Module | None = None
 
     def branch(self, x: Tensor, place: Place, add: int | None, outlet: int | None) -> Tensor:
-        """What the MLP gives when the stream is ``x`` (batch, tokens, dim) at ``place``.
+        """The output of the MLP if the stream is ``x`` (batch, tokens, dim) at ``place``.
 
         Read where it is added, where it joins attention (no ``add``), or at the input of the norm ``outlet``.
         """
@@ -89,14 +89,14 @@ def linearised(
     state: Tensor,
     norms: Sequence[NormCall],
 ) -> FrozenStep:
-    """The step with its MLP's Jacobian in the place of its output; norms around the MLP stay frozen, as elsewhere.
+    """The step with its MLP replaced by its Jacobian; norms around the MLP stay frozen, as elsewhere.
 
     Args:
-        step: holds the MLP's output as its source.
+        step: has the MLP's output as its source.
         run: the block.
-        add: number of the add of the MLP in the block, None where it joins attention before both are added.
-        reads_sum: whether the MLP reads the sum of the add before, and not the block's input.
-        way: from ``state`` to the stream the MLP is added to.
+        add: number of the add of the MLP in the block; None if it joins attention before both are added.
+        reads_sum: whether the MLP reads the sum of the previous add, and not the block's input.
+        way: maps ``state`` to the stream to which the MLP is added.
         state: (batch, tokens, dim).
         norms: those seen since ``state``.
     """
@@ -125,7 +125,7 @@ def linearised(
 
 
 def _default_for(x: Tensor) -> torch.dtype:
-    """As in a pass: some models make constants on the way, which must not be float32 in a float64 model."""
+    """Set the default dtype as in a pass: constants that a model creates must not be float32 in a float64 model."""
     return torch.float64 if x.dtype is torch.float64 else torch.get_default_dtype()
 
 
@@ -134,7 +134,7 @@ def _near(found: Tensor, expected: Tensor) -> bool:
 
 
 class _Rerun(StreamMode):
-    """Replaces the stream at one place and keeps what the MLP adds."""
+    """Replaces the stream at one place and records what the MLP adds."""
 
     def __init__(
         self,
@@ -162,7 +162,7 @@ class _Rerun(StreamMode):
     def on_add(
         self, call: ActiveBlock, label: Label | None, stream: Tensor, branch: Tensor, perform: Perform
     ) -> Tensor:
-        """Count adds; keep the branch that is asked for, replace the sum before it."""
+        """Count adds, record the requested branch, and replace the sum before it."""
         if self._adds == self._wanted and self._outlet is None:
             self.seen = call.canonical(branch).clone()
         out: Tensor = perform()

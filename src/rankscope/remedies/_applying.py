@@ -1,4 +1,4 @@
-"""``applied``: run a model under a remedy, for the length of a ``with`` block."""
+"""``applied``: run a model with a remedy inside a ``with`` block."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rankscope.surgery.operation import Operation
 from rankscope.surgery.session import structure_of
 from rankscope.theory.designs.design import Design
 
-# What was not found, and not what a model is: a skip may be written in a way that is not recognised.
+# Says what was not found, not what the model lacks: a skip may be written in a way that is not recognised.
 _LACKS: dict[Need, str] = {
     "skips": "no addition of a skip was found; it has none, or it mixes the stream in a form that is not recognised",
     "post-norm": "no norm was found that reads the sum its skips add to (it is not post-norm, as far as can be seen)",
@@ -32,7 +32,7 @@ def check_needs(remedy: Remedy, view: ModelView) -> None:
     """Raise unless every block of a model has what a remedy needs.
 
     Raises:
-        UnsupportedOperationError: with the block and what it lacks.
+        UnsupportedOperationError: the message names the block and what is missing.
     """
     for stack in view.stacks:
         for layer, plan in enumerate(stack.plans):
@@ -57,7 +57,7 @@ def _has(plan: BlockPlan, need: Need) -> bool:
 
 
 class Treatment(nn.Module):
-    """A remedy prepared for one model: what is to be done, and the parameters it brings.
+    """A remedy prepared for one model: its operations and grafts, and its own parameters.
 
     Attributes:
         remedy: the facts.
@@ -71,7 +71,7 @@ class Treatment(nn.Module):
         self.grafts = nn.ModuleList(step for step in steps if isinstance(step, Graft))
 
     def describe(self) -> dict[str, Any]:
-        """What is done, in plain JSON types."""
+        """The treatment in plain JSON types."""
         return {
             "remedy": self.remedy.name,
             "strength": self.strength,
@@ -89,9 +89,9 @@ def treatment(view: ModelView, name: str, *, strength: float | None = None, lear
         learnable: make its numbers parameters.
 
     Raises:
-        UnknownNameError: no such remedy; the message names the nearest ones.
-        UnsupportedOperationError: the model cannot undergo it, with the reason.
-        InputError: a strength that is not a finite number, or a remedy that has nothing to learn.
+        UnknownNameError: no such remedy; the message suggests the closest names.
+        UnsupportedOperationError: it cannot be applied to the model; the message gives the reason.
+        InputError: the strength is not a finite number, or the remedy has nothing to learn.
     """
     entry = REMEDIES[name]
     if strength is not None and not math.isfinite(strength):
@@ -114,23 +114,23 @@ def applied(
     blocks: str | Sequence[str] | None = None,
     view: ModelView | None = None,
 ) -> Iterator[Treatment]:
-    """Run a model under a remedy: inside the block it is changed, after it, also after an error, as before.
+    """Run a model with a remedy inside the ``with`` block; it is restored afterwards, even after an error.
 
-    No weight of the model is touched and none is added to it. Parameters a remedy brings live in the treatment that
-    the block yields: give them to the optimiser, and pass the treatment instead of a name to go on with them. May be
+    No weight of the model is changed and none is added. The remedy's own parameters belong to the treatment that
+    the ``with`` statement yields: give them to the optimiser; pass it instead of a name to reuse them. May be
     nested with other remedies and with ``operate`` on the same model.
 
     Args:
         model: any model rankscope can measure.
-        remedy: a name from ``rankscope ls remedies``, or a treatment that was prepared before.
+        remedy: a name from ``rankscope ls remedies``, or a prepared treatment.
         strength: how much of it; None for its default.
         learnable: make its numbers parameters of the treatment.
         inputs: something the model runs on; needed once for a module that is not from transformers.
-        blocks: names or patterns of the block modules, where discovery needs help.
-        view: the structure, where it is known.
+        blocks: names or patterns of the block modules, if discovery needs help.
+        view: the structure, if known.
 
     Raises:
-        UnsupportedOperationError: when this model cannot undergo it, with the reason.
+        UnsupportedOperationError: it cannot be applied to this model; the message gives the reason.
 
     Example:
         >>> from rankscope.models.loading import load
@@ -159,16 +159,16 @@ def applied(
 
 
 def remedied(design: Design, name: str, strength: float | None = None) -> Design:
-    """The design that a remedy makes of another.
+    """A design with a remedy applied.
 
     Args:
-        design: without the remedy.
+        design: the design without the remedy.
         name: from ``rankscope ls remedies``.
         strength: None for the remedy's own default.
 
     Raises:
         UnknownNameError: no such remedy.
-        UnsupportedOperationError: a design has no parameter that could say it.
+        UnsupportedOperationError: the remedy cannot be expressed by the parameters of a design.
 
     Example:
         >>> remedied(Design(depth=16, width=64, heads=4), "residual_scale").attention_scale

@@ -1,4 +1,4 @@
-"""What a remedy declares about itself, and the decorator that declares it."""
+"""The declaration of a remedy, and the decorator that registers one."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ DesignChange = Callable[[Design, float], Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class RemedyCase:
-    """What a remedy is prepared for.
+    """The model and settings for which a remedy is prepared.
 
     Attributes:
         view: the model and its structure.
-        strength: how much of it; what the number means is the remedy's to say.
-        learnable: its numbers are parameters, and those that are trained stay with the treatment.
+        strength: how much of it; its meaning depends on the remedy.
+        learnable: its numbers are parameters, which belong to the treatment.
     """
 
     view: ModelView
@@ -34,29 +34,29 @@ class RemedyCase:
 
     @property
     def depth(self) -> int:
-        """Blocks of the deepest stack."""
+        """Number of blocks in the deepest stack."""
         return max(stack.depth for stack in self.view.stacks)
 
 
 @dataclass(frozen=True)
 class Remedy:
-    """A remedy: facts that the verb, the tests, the documentation and the command line read, and one pure function.
+    """A remedy: one pure function, and the facts that the verb, tests, documentation and the command line use.
 
     Attributes:
         name: the function's name.
         summary: first line of its docstring: what it changes.
         claim: what its paper says it does, in our words.
-        claims_tokens: whether that is a claim about how alike tokens become, and not about training alone.
-        cites: where it comes from.
-        needs: what a model must have to undergo it; ``training``: it begins as nothing, or helps only what is trained.
+        claims_tokens: whether that is a claim about token similarity, and not only about training.
+        cites: its sources.
+        needs: what a model must have; ``training``: it starts without effect, or helps only during training.
         strength: the default.
         strength_means: what the number is.
-        neutral: the strength that leaves a model as it is; None when there is none.
+        neutral: the strength that leaves a model unchanged; None if there is none.
         learnable: whether its numbers can be parameters.
         parameters: how many it adds when they are, in words.
         flops: what it adds to a forward pass, in words; n tokens, d width, L blocks, h heads.
-        prepare: gives what is to be done to a model.
-        design: what changes in a design without weights, by the remedy's strength; None where a design cannot say it.
+        prepare: returns the operations and grafts for a model.
+        design: the change to a design without weights, given the strength; None if a design cannot express it.
     """
 
     name: str
@@ -92,7 +92,7 @@ def remedy(
     flops: str,
     design: DesignChange | None = None,
 ) -> Callable[[Callable[[RemedyCase], Sequence[Step]]], Callable[[RemedyCase], Sequence[Step]]]:
-    """Register a function of :class:`RemedyCase` that gives operations and grafts."""
+    """Register a function of :class:`RemedyCase` that returns operations and grafts."""
 
     def register(prepare: Callable[[RemedyCase], Sequence[Step]]) -> Callable[[RemedyCase], Sequence[Step]]:
         summary = (prepare.__doc__ or "").strip().split("\n", 1)[0]

@@ -47,8 +47,8 @@ def deepnorm(case: RemedyCase) -> Sequence[Step]:
     r"""Sums alpha x + f(x) before the norm; value, output and MLP weights times beta.
 
     :math:`\alpha = (2L)^{1/4}` and :math:`\beta = (8L)^{-1/4}` for one stack, the paper's other pairs for an encoder
-    with a decoder. Attention is linear in its values, so that the two :math:`\beta` of value and output are one factor
-    :math:`\beta^2` on its branch, which is the same but for biases; MLP matrices are scaled one by one.
+    with a decoder. Attention is linear in its values, so the two :math:`\beta` of value and output are one factor
+    :math:`\beta^2` on its branch, which is the same except for biases; MLP matrices are scaled individually.
     """
     factors = _factors({stack.name: stack.depth for stack in case.view.stacks})
 

@@ -1,7 +1,7 @@
-"""Attention seen where it happens: at ``scaled_dot_product_attention`` and at ``softmax``.
+"""Reads attention where it happens: at ``scaled_dot_product_attention`` and at ``softmax``.
 
-Reading beside the model's own call, instead of replacing it, keeps every output bit-identical and works in
-any model, from any library, under the attention implementation the user runs.
+Observing the model's own call, instead of replacing it, keeps every output bit-identical and works in
+any model, from any library, with the attention implementation that the user runs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor
 from rankscope.linalg import score_tiles
 
 HIDES = score_tiles.HIDES
-"""What is added to a score to hide a key lies below this."""
+"""A number below this, added to a score, hides the key."""
 
 _Given = TypeVar("_Given", Tensor, "Tensor | None")
 _PART_BYTES = 1 << 21
@@ -30,12 +30,12 @@ _SDPA_NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """One evaluation of softmax attention; the probabilities are computed when asked for.
+    """One evaluation of softmax attention; the probabilities are computed on demand.
 
-    Either ``weights`` are the model's own softmax output, or ``query``, ``key`` and the rest are the
+    Either ``weights`` is the model's own softmax output, or ``query``, ``key`` and the rest are the
     arguments of the fused kernel, from which the same probabilities follow; ``log_sums`` are the logarithms of its
-    sums of exponentials, one per row, where it has told them. ``edits`` are what surgery does to the probabilities
-    afterwards, each a function of them and of the support.
+    sums of exponentials, one per row, if the kernel returned them. ``edits`` are the changes that surgery makes to the
+    probabilities afterwards, each a function of them and of the support.
     """
 
     weights: Tensor | None = None
@@ -59,7 +59,7 @@ class AttentionCall:
 
     @property
     def sequences(self) -> int:
-        """Number of matrices per head: one for each sequence, or for each window of each."""
+        """Number of matrices per head: one for each sequence, or for each window of each sequence."""
         seen = self.query if self.weights is None else self.weights
         assert seen is not None
         return seen.shape[0]
@@ -74,9 +74,9 @@ class AttentionCall:
         return self.query.shape[:-1].numel() * self.key.shape[-2] * max(4, self.query.element_size())
 
     def support(self) -> Tensor | None:
-        """Which keys each query may see, broadcastable to the probabilities; ``None`` when all.
+        """Which keys each query may see, broadcastable to the probabilities; ``None`` for all.
 
-        The model's own softmax output does not show its mask: there, a key counts as masked when its probability
+        The model's own softmax output does not show its mask: there, a key counts as masked if its probability
         is exactly zero.
         """
         if self.weights is not None:
@@ -98,7 +98,7 @@ class AttentionCall:
         return probs
 
     def _probs_before_edits(self) -> Tensor:
-        """A few sequences at a time on a processor, where fresh memory for all of them costs more than the work."""
+        """Computed a few sequences at a time on a CPU, where memory for all of them costs more than the work."""
         if self.weights is not None:
             return self.weights
         assert self.query is not None
@@ -116,7 +116,7 @@ class AttentionCall:
         )
 
     def mismatch(self) -> float:
-        """Largest relative difference between ``P V`` with these probabilities and the fused kernel's own answer."""
+        """Largest relative difference between ``P V`` with these probabilities and the output of the fused kernel."""
         if self.query is None or self.key is None or self.value is None:
             return 0.0
         groups = self.query.shape[1] // self.key.shape[1]
@@ -129,17 +129,17 @@ class AttentionCall:
 
 
 def _of(given: _Given, part: slice) -> _Given:
-    """What belongs to a few of the sequences; what is the same for all of them as it is."""
+    """The part that belongs to a few of the sequences; unchanged if all sequences share it."""
     return given if given is None or given.dim() < 4 or given.shape[0] == 1 else given[part]
 
 
 def _probs(query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None) -> Tensor:
-    """Probabilities as the fused kernel has them, in float32 at least; zero in the row of a query that sees no key."""
+    """Probabilities as in the fused kernel, at least in float32; zero in the row of a query that sees no key."""
     if query.dtype in (torch.float16, torch.bfloat16):
         query, key = query.float(), key.float()
     scores = _products(query, key).mul_(1 / math.sqrt(query.shape[-1]) if scale is None else scale)
     if is_causal:
-        # Zero first, whatever was there, NaN too. On a processor ``masked_fill_`` takes five times as long as both.
+        # tril_ sets hidden scores to zero, even NaN, before -inf is added. On a CPU masked_fill_ is five times slower.
         later = torch.full(scores.shape[-2:], -torch.inf, dtype=scores.dtype, device=scores.device).triu_(1)
         scores.tril_().add_(later)
     if mask is None:
@@ -150,7 +150,7 @@ def _probs(query: Tensor, key: Tensor, mask: Tensor | None, is_causal: bool, sca
 
 
 def _products(query: Tensor, key: Tensor) -> Tensor:
-    """Queries times keys; heads that share their keys are rows of one product."""
+    """Queries times keys; heads that share keys are stacked as rows of one product."""
     if key.dim() < 4 or key.shape[1] == query.shape[1]:
         return query @ key.mT
     groups, heads = key.shape[1], query.shape[1]
@@ -181,10 +181,10 @@ def from_sdpa(args: Sequence[Any], kwargs: Mapping[str, Any], log_sums: Tensor |
 
 
 def is_attention_shaped(scores: object, batch: int, tokens: int, inside_attention: bool) -> bool:
-    """Whether a softmax over these scores is attention, told by their shape.
+    """Whether a softmax over these scores is attention, judged by their shape.
 
-    ``batch heads query key`` with one row per token; three axes (``batch*heads query key``) only inside a
-    module that is an attention by name, since a router's softmax has three as well.
+    The shape must be ``batch heads query key`` with one row per token. Three axes (``batch*heads query key``) count
+    only inside a module named like attention, because a router's softmax has three as well.
     """
     if not isinstance(scores, Tensor) or scores.dim() not in (3, 4) or scores.shape[-2] != tokens:
         return False
@@ -194,7 +194,7 @@ def is_attention_shaped(scores: object, batch: int, tokens: int, inside_attentio
 
 
 def is_over_keys(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether a softmax call runs over the last axis of its scores."""
+    """Whether a softmax call is over the last axis of its scores."""
     axis = args[1] if len(args) > 1 else kwargs.get("dim")
     return bool(args) and isinstance(args[0], Tensor) and axis in (-1, args[0].dim() - 1)
 
@@ -202,7 +202,7 @@ def is_over_keys(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
 def from_softmax(probs: Tensor, tokens: int) -> AttentionCall:
     """Take a softmax output ``batch heads query key`` as attention probabilities.
 
-    A learned sink column (one key more than there are tokens) is cut off: the rows then sum to less than one, as
+    A learned sink column (one key more than there are tokens) is removed: the rows then sum to less than one, as
     in the model.
     """
     if probs.shape[-1] == tokens + 1:
@@ -225,7 +225,7 @@ def listening() -> Iterator[list[AttentionCall]]:
 
 
 def announce(call: AttentionCall) -> None:
-    """Say which attention really happens, where it is not the one the model asked for."""
+    """Report the attention that really happens, if it is not the one the model requested."""
     heard = _HEARD.get()
     if heard is not None:
         heard.append(call)
@@ -237,11 +237,11 @@ Handler = Callable[[Callable[..., Any], Sequence[Any], Mapping[str, Any]], Any]
 def inside_multi_head(
     func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], fused: Handler, softmax: Handler
 ) -> Any:
-    """Run ``F.multi_head_attention_forward``, which a function mode meets as one opaque call.
+    """Run ``F.multi_head_attention_forward``, which a function mode sees as one opaque call.
 
-    The two functions it calls by module-level name go to the handlers for the length of this one call. Its softmax
-    has the axes ``batch*heads query key``; the handler gets and returns ``batch heads query key``. Where several modes
-    meet the call, the handlers of the first to meet it are outermost, as with any other call.
+    The two functions that it looks up by module-level name are redirected to the handlers for this one call. Its
+    softmax has the axes ``batch*heads query key``; the handler receives and returns ``batch heads query key``. If
+    several modes see the call, the handlers of the first one are outermost, as with any other call.
     """
     before = _CHAIN.get()
     token = _CHAIN.set((*before, (fused, softmax)))
@@ -259,7 +259,7 @@ _CHAIN: ContextVar[tuple[tuple[Handler, Handler], ...]] = ContextVar("_CHAIN", d
 
 
 def _chained(batch: int) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Stand-ins for the two functions that send a call through all handlers, to the function itself."""
+    """Replacements for the two functions that pass a call through all handlers to the original function."""
     own = F.scaled_dot_product_attention, F.softmax
 
     def through(kind: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -283,7 +283,7 @@ def _handled(handler: Handler, perform: Callable[..., Any], *args: Any, **kwargs
 
 @contextmanager
 def _names(sdpa: Callable[..., Any], softmax: Callable[..., Any]) -> Iterator[None]:
-    """Let two names of ``torch.nn.functional`` mean these functions for a while."""
+    """Temporarily replace two functions of ``torch.nn.functional``."""
     before = F.scaled_dot_product_attention, F.softmax
     F.scaled_dot_product_attention, F.softmax = sdpa, softmax
     try:

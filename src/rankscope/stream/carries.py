@@ -1,12 +1,12 @@
-"""Where a forward pass carries the residual stream around what computes from it.
+"""Finds the places where a forward pass carries the residual stream around computations on it.
 
-The recorded pass is gone through again as if every skip that surgery knows had been cut. Whatever still brings the
-stream, as it was at an earlier point, together with something that was computed from it there, is a skip that a cut
-would leave in place: a long skip between blocks, an input that is injected again, a sum written in a form that is not
-followed.
+The recorded pass is replayed as if every skip known to surgery had been removed. If the stream from an earlier point is
+still combined with something computed from it, that is a skip which surgery would leave in place: a long skip between
+blocks, an input that is injected again, or a sum written in a form that is not recognised.
 
-Every value has four sets of *points*. A point is the output of a map that does something (a matrix, attention, an
-embedding) or an input of the model; sets are bits of an integer.
+This is a dataflow analysis. Each value has four sets of *points*. A point is the output of a map that transforms its
+input (a matrix, attention, an embedding) or an input of the model. A skip shows up where one operand of a sum still
+*carries* a point from which the other operand was *computed*. Sets are the bits of an integer.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from rankscope.stream.dataflow import Edge, Op, Tape
 
 
 class _Sets(NamedTuple):
-    """What a value holds of each point.
+    """How a value depends on the points, one set per kind of dependence.
 
     Attributes:
-        carried: the point itself, up to views, norms, gains and elementwise functions.
-        linear: the point, through constant matrices at most.
-        reached: something computed from the point.
-        bent: something computed from the point through attention or an activation.
+        carried: contains the point itself, up to views, norms, gains and elementwise functions.
+        linear: contains the point, transformed by constant matrices at most.
+        reached: contains something computed from the point.
+        bent: contains something computed from the point through attention or an activation.
     """
 
     carried: int = 0
@@ -49,13 +49,13 @@ _UNSEEN = Op("mixes", (), (), (), (), True, False, False, False, (), "a kernel t
 
 @dataclass(frozen=True)
 class KnownCall:
-    """A module call that holds blocks.
+    """A module call that contains blocks.
 
     Attributes:
         stack: number of its stack.
         first: number of its first block.
         last: number of its last block.
-        adds: block of each add onto its stream, and whether surgery puts its gain on the stream there.
+        adds: block of each add onto its stream, and whether surgery applies its gain to the stream there.
     """
 
     stack: int
@@ -66,12 +66,12 @@ class KnownCall:
 
 @dataclass
 class _Meeting:
-    """Points that meet, at one operation, what was computed from them."""
+    """An operation that combines points with something computed from them."""
 
     points: int
     op: Op
     at: Mapping[int, int]
-    """How far each stack has come: the block that runs, or ran last."""
+    """The current block of each stack, or the last one that ran."""
 
 
 @dataclass
@@ -80,16 +80,16 @@ class _Replay:
     sets: dict[int, _Sets] = field(default_factory=dict)
     statistics: set[int] = field(default_factory=set)
     derived: set[int] = field(default_factory=set)
-    """Values that come from the input, were nothing cut."""
+    """Values that depend on the input in the original pass, without removing any skip."""
     layer_of: dict[int, dict[int, int]] = field(default_factory=dict)
-    """Of each stack, the first block whose stream each point was part of."""
+    """For each stack, the first block whose stream contained each point."""
     entered: int = 0
-    """Points that came in with a block, and not only out of a sum inside one."""
+    """Points that entered a block, and did not only come out of a sum inside one."""
     reached: dict[int, int] = field(default_factory=dict)
     open: list[tuple[int, int, tuple[int, ...]]] = field(default_factory=list)
-    """Of each block call under way: points it took as they are, or through matrices, and the axes of its tokens."""
+    """For each active block call: points it received unchanged, or through matrices, and the axes of its tokens."""
     cuts: dict[tuple[int, int, int], tuple[int, int]] = field(default_factory=dict)
-    """Of each skip that was cut: the points of its stream, and those its branch was computed from."""
+    """For each removed skip: the points of its stream, and those its branch was computed from."""
     met: list[_Meeting] = field(default_factory=list)
     gated: list[_Meeting] = field(default_factory=list)
     normed: list[_Meeting] = field(default_factory=list)
@@ -116,31 +116,33 @@ class _Replay:
     def _cross(self, edge: Edge, call: KnownCall) -> None:
         found = self.sets.get(edge.value, _NOTHING)
         if edge.begins:
-            # What becomes the stream by a constant matrix (an adapter, projected embeddings) is the stream as well.
+            # A constant matrix before the block (an adapter, projected embeddings) still yields the stream.
             self._enter(call.stack, call.first, found.carried | found.linear)
             self.entered |= found.carried | found.linear
             self.open.append((found.carried, found.carried | found.linear, edge.tokens))
             return
         entry, _, _ = self.open.pop()
         if entry and edge.value not in self.derived:
-            # What a block gives back seems to come from nowhere: it was computed where no operation shows.
+            # The output does not depend on the input as far as recorded: it was computed where no operation is visible.
             unseen = replace(_UNSEEN, module=edge.module)
             self.met.append(_Meeting(entry, unseen, dict(self.reached)))
         through = entry & found.carried & found.reached
         if through:
-            # A product of the stream and a gate is no sum, but a block that gives it back hands the stream on.
+            # The product of the stream and a gate is not a sum, but a block that returns it passes the stream on.
             gate = next((meeting for meeting in reversed(self.gated) if meeting.points & through), None)
             if gate is not None:
                 self.met.append(_Meeting(through, gate.op, dict(self.reached)))
 
     def _enter(self, stack: int, layer: int, carried: int) -> None:
         self.reached[stack] = layer
+        # A point keeps the first block it entered, so that a meeting can say which blocks it bypasses.
         layer_of = self.layer_of.setdefault(stack, {})
         for point in _bits(carried):
             if not point & self.entered:
                 layer_of[point] = layer
 
     def _apply(self, op: Op) -> None:
+        # Removing a skip means that its sum no longer receives the stream: leave that operand out.
         cut = [(self.calls[call], position, stream) for call, position, stream in op.adds if call in self.calls]
         dropped = {stream for call, position, stream in cut if call.adds[position][1]}
         carried, read = (
@@ -154,11 +156,13 @@ class _Replay:
             stream = sets.carried
             if stream:
                 self.normed.append(_Meeting(stream, op, dict(self.reached)))
+        # Tracked without removing skips: the output of a block must depend on its input in the pass that really ran.
         is_derived = not self.derived.isdisjoint((*op.carried, *op.read))
         if is_derived:
             self.derived.update(op.out)
         for value in op.out:
             self.sets[value] = sets
+        # An in-place write may have changed only part of a tensor that shares the memory: its old content stays too.
         for before, after in op.written:
             self.sets[after] = self.sets.get(before, _NOTHING) | sets
             if is_derived or before in self.derived:
@@ -181,15 +185,18 @@ class _Replay:
         if op.kind == "matrix":
             return self._product(op, carried, read)
         union, steering = _union(carried), _union(read).all
+        # An output that is only controlled by points (a mask, an index) is computed from them but carries none.
         if not union.all:
             return _NOTHING if not steering else _Sets(0, 0, steering, steering)
+        # Mixing tokens transforms everything: the output is a new point, computed from all points of the inputs.
         if op.kind == "mixes":
             self._meet_inside(op, carried)
-            if op.is_foreign:  # may well be a fused sum
+            if op.is_foreign:  # a custom kernel may be a fused sum
                 self._meet(op, carried, gates=False)
             point = self.new_point()
             return _Sets(point, point, union.all | steering, union.all | steering)
         self._meet(op, carried, gates=op.kind == "scales")
+        # x * rsqrt(mean(x²)) is a norm, which counts as linear here; any other computed factor is a gate.
         is_norm = op.in_norm or self._is_statistic(op, some=True)
         gates = op.kind == "scales" and (len(carried) > 1 or bool(steering)) and not is_norm
         linear = 0 if gates or op.kind == "bends" else union.linear
@@ -197,12 +204,14 @@ class _Replay:
         return _Sets(union.carried, linear, union.reached | steering, bent)
 
     def _product(self, op: Op, factors: list[_Sets], added: list[_Sets]) -> _Sets:
-        """A product of matrices, and what is added to it in the same call."""
+        """A matrix product, and what is added to it in the same call."""
         known = [factor for factor in factors if factor.all]
         total = _union(factors)
         result = _NOTHING
         if known:
             point = self.new_point()
+            # One factor that depends on the input, and a constant matrix: a projection, which keeps ``linear``. Two
+            # factors that depend on the input: attention scores or a weighted sum of values, which bend everything.
             if len(known) == 1:
                 if self.sets.get(op.carried[-1], _NOTHING).all and len(op.carried) > 1:
                     self._meet_inside(op, known)  # a constant matrix from the left sums over rows
@@ -215,12 +224,13 @@ class _Replay:
         return result
 
     def _meet_inside(self, op: Op, given: list[_Sets]) -> None:
-        """A sum over streams that were put side by side."""
+        """Note a sum over streams that are stored side by side."""
         for sets in given:
             if op.reduces or op.kind == "matrix":
                 self._note(sets.carried & sets.reached, op, self.met)
 
     def _meet(self, op: Op, given: list[_Sets], *, gates: bool) -> None:
+        # A skip: one operand carries a point from which another operand was computed.
         for one, other in permutations(given, 2):
             points = one.carried & other.reached
             if op.merges and not gates:
@@ -229,10 +239,10 @@ class _Replay:
                 self._note(points, op, self.gated)
 
     def _projected(self, op: Op, one: _Sets, other: _Sets) -> int:
-        """Points that come through constant matrices alone, beside something that computed from them.
+        """Points that arrive through constant matrices only, in a sum with something computed from them.
 
-        Scores of attention are such sums too (with positions): only what has the shape of a stream counts, or what
-        comes from an earlier block.
+        Attention scores with positions are such sums too, so only sums with the shape of the stream count, or points
+        from an earlier block.
         """
         points = 0 if one.carried & other.carried else one.linear & ~one.carried & other.bent
         if not points or not self.open:
@@ -254,19 +264,19 @@ def _union(given: Iterable[_Sets]) -> _Sets:
 
 def _bits(mask: int) -> Iterable[int]:
     while mask:
-        lowest = mask & -mask
+        lowest = mask & -mask  # the lowest set bit
         yield lowest
         mask ^= lowest
 
 
 @dataclass(frozen=True)
 class CarriesFound:
-    """What a pass shows.
+    """The result of the replay.
 
     Attributes:
-        carries: for each stack, what carries it around its blocks beside the skips known.
-        norms: for each stack, the norms written out in it.
-        all_true: whether in every skip known the branch was computed from the stream, by more than a statistic.
+        carries: for each stack, what carries it around its blocks in addition to the known skips.
+        norms: for each stack, the norms that are written out in it.
+        all_true: whether in every known skip the branch was computed from the stream, by more than a statistic.
     """
 
     carries: list[list[Carry]]
@@ -275,7 +285,7 @@ class CarriesFound:
 
 
 def carries_of(tape: Tape, calls: Mapping[int, KnownCall], stacks: int) -> CarriesFound:
-    """Go through a recorded pass with the skips of these calls cut."""
+    """Replay a recorded pass with the skips of these calls removed."""
     replay = _Replay(calls)
     replay.run(tape.events, tape.inputs)
     norms = _located(replay, replay.normed, stacks, inside=True)

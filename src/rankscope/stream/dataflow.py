@@ -1,8 +1,11 @@
-"""A record of every tensor operation of one forward pass, as far as the residual stream is concerned.
+"""A record of every tensor operation of one forward pass, as far as it concerns the residual stream.
 
-Torch functions are what the model's author wrote; a ``TorchDispatchMode`` sees what they come to: every operation,
-also of scripted code and of custom autograd functions, with its views and its writes in place. Each operation is kept
-as a few integers: which values went in, which came out, and what kind of map it is. No tensor is kept.
+Torch functions are what the model's author wrote; a ``TorchDispatchMode`` sees what they are executed as: every
+operation, including those of scripted code and custom autograd functions, with views and in-place writes. An operation
+is stored as a few integers: which values went in, which came out, and what kind of map it is. No tensor is kept.
+
+A *value* is the content of a tensor at one moment. It gets a new number when the tensor is written to in place, and so
+does every other tensor that shares its memory.
 """
 
 from __future__ import annotations
@@ -20,11 +23,11 @@ from rankscope.stream.frames import tensors_in
 from rankscope.stream.operators import NORMS, is_norm
 
 Kind = Literal["carries", "scales", "bends", "matrix", "mixes"]
-"""What a map does to the tensors it takes.
+"""What a map does to its inputs.
 
-``carries``: hands them on as they are, up to a sum, a view, a norm, a choice. ``scales``: a product of tensors.
-``bends``: an elementwise function that is not linear. ``matrix``: a product with a matrix that does not depend on the
-input. ``mixes``: anything else, above all what makes tokens meet.
+``carries``: passes them on unchanged, up to a sum, a view, a norm, a selection. ``scales``: a product of tensors.
+``bends``: a nonlinear elementwise function. ``matrix``: a product with a matrix that does not depend on the
+input. ``mixes``: anything else, in particular everything that mixes tokens.
 """
 
 _LINEAR = {"add", "sub", "rsub", "neg", "lerp", "where", "masked_fill", "clone", "copy", "positive"}
@@ -60,12 +63,12 @@ _SORTED = {"max", "min", "topk", "sort", "median", "kthvalue", "logsumexp", "arg
 _MATRIX_PRODUCTS = {"mm", "bmm", "addmm", "baddbmm", "addbmm", "linear", "mv", "addmv", "matmul"}
 _ADDED_PRODUCTS = {"addmm", "baddbmm", "addbmm", "addmv"}
 _CONDITIONED = {"where": 0, "masked_fill": 1, "masked_scatter": 1, "masked_select": 1}
-"""Operations with an argument that only chooses, and its position."""
+"""Operations with an argument that only selects, and its position."""
 _INDEXED = {
     "index", "_unsafe_index", "index_put", "_unsafe_index_put", "index_select", "gather", "index_add", "index_copy",
     "index_fill", "scatter", "scatter_add", "scatter_reduce", "take_along_dim",
 }  # fmt: skip
-"""Operations with integers among their arguments, which only choose."""
+"""Operations with integer tensors among their arguments, which only select."""
 _SIDE_BY_SIDE = {"cat", "stack"}
 _CONSTANT = {
     "zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "randn_like", "new_zeros", "new_ones",
@@ -78,20 +81,20 @@ class Op:
     """One operation.
 
     Attributes:
-        kind: what it does to the values it takes.
-        carried: values handed on.
-        read: values that only steer it: gains that are broadcast, conditions, and the factors of an added product.
-        out: values that came out.
-        written: values of other tensors that share the memory an in-place operation wrote to: before and after.
-        merges: whether values that are carried here meet in the same entries, by a sum or by a choice.
-        reduces: whether it sums over tokens or over streams held side by side.
+        kind: what it does to its inputs.
+        carried: input values that are passed on.
+        read: input values that only control it: broadcast gains, conditions, and the factors of an added product.
+        out: output values.
+        written: values of other tensors that share the memory an in-place operation wrote to, before and after.
+        merges: whether carried values end up in the same entries, by a sum or by a selection.
+        reduces: whether it sums over tokens or over streams stored side by side.
         is_statistic: whether it is one number per token, such as a mean over channels.
-        in_norm: whether it happened inside a norm that is known as one.
-        adds: skips of which this is the sum: number of the module call, number of the add in it, the stream's value.
-        name: as the author of the model wrote it.
-        module: qualified name of the module that did it.
-        tokens: the leading axes of what came out.
-        is_foreign: whether torch does not know what it does: a kernel of the model's own.
+        in_norm: whether it happened inside a recognised norm.
+        adds: the skips whose sum this is: number of the module call, number of the add in it, value of the stream.
+        name: the operation as the author of the model wrote it.
+        module: qualified name of the module that ran it.
+        tokens: the leading axes of the output.
+        is_foreign: whether it is a custom kernel, unknown to torch.
     """
 
     kind: Kind
@@ -116,7 +119,7 @@ def _view_of(sources: tuple[int, ...], value: int, tokens: tuple[int, ...]) -> O
 
 @dataclass(frozen=True)
 class Edge:
-    """A module call begins or ends: its number and name, and the value it took or gave back."""
+    """Begin or end of a module call: its number and name, and the value of its input or output."""
 
     call: int
     module: str
@@ -126,11 +129,11 @@ class Edge:
 
 
 class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Writes down the operations of everything that runs while it is on.
+    """Records all operations that run while it is active.
 
     Attributes:
         events: operations and the edges of module calls, in order.
-        inputs: values that came in with the model's own arguments.
+        inputs: values of the model's own arguments.
     """
 
     def __init__(self) -> None:
@@ -146,45 +149,46 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._adds: list[tuple[int, int, Tensor]] = []
 
     def enter(self, name: str, module: nn.Module) -> None:
-        """A module is called."""
+        """Record that a module is called."""
         self._modules.append((name, is_norm(module)))
 
     def leave(self) -> None:
-        """It is done."""
+        """Record that the innermost module call has ended."""
         self._modules.pop()
 
     def note_input(self, values: object) -> None:
-        """These came in with the model's own arguments."""
+        """Record the model's own arguments."""
         self.inputs |= {self.value_of(tensor) for tensor in tensors_in(values, depth=4)}
 
     def note_edge(self, call: int, module: str, tensor: Tensor | None, *, begins: bool) -> None:
-        """A module call begins with this tensor, or gives it back."""
+        """Record that a module call begins with this tensor, or returns it."""
         if tensor is None:
             self.events.append(Edge(call, module, 0, begins, ()))
         else:
             self.events.append(Edge(call, module, self.value_of(tensor), begins, tuple(tensor.shape[:-1])))
 
     def begin_function(self, func: Callable[..., Any], adds: Sequence[tuple[int, int, Tensor]]) -> Any:
-        """The author's own call, of which the operations that follow are parts; gives what to put back after it.
+        """Start a torch function; the operations that follow are part of it. Returns the state to restore afterwards.
 
         Args:
-            func: the call.
-            adds: skips of which it is the sum: number of the module call, number of the add in it, and the stream.
+            func: the function.
+            adds: the skips whose sum it is: number of the module call, number of the add in it, and the stream.
         """
         before = self._func, self._adds
         self._func, self._adds = func, list(adds)
         return before
 
     def end_function(self, before: Any) -> None:
-        """The author's call has ended."""
+        """End a torch function and restore the state that :meth:`begin_function` returned."""
         self._func, self._adds = before
 
     def value_of(self, tensor: Tensor) -> int:
-        """The number of the value a tensor holds now."""
+        """The number of the value that a tensor currently has."""
+        # An id may be reused after a tensor is freed: the weak reference says whether it is still the same object.
         entry = self._known.get(id(tensor))
         if entry is not None and entry[0]() is tensor:
             return entry[1]
-        # A tensor from nowhere that looks at known memory (x.data, a round trip through NumPy) is a view of it.
+        # An unknown tensor that uses known memory (x.data, a round trip through NumPy) is a view of it.
         sources = tuple(self.value_of(other) for other in self._others(tensor))
         value = self._new_value(tensor)
         if sources:
@@ -203,6 +207,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        # Input values are numbered before the call: an in-place operation gives its target a new number.
         given = tensors_in((args, kwargs), depth=3)
         before = [self.value_of(tensor) for tensor in given]
         out = func(*args, **kwargs)
@@ -226,22 +231,25 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         plain = name.removesuffix("_") if target is not None else name
         kind, carried, read, statistic = self._kind(func, plain, args, given, before, made)
         reduces = plain in _STATISTICS and not statistic
-        if target is not None and name == plain:  # torch.add(x, y, out=z): z is no summand
+        if target is not None and name == plain:  # torch.add(x, y, out=z): z is not a summand
             keep = {self.value_of(target)} - {
                 v for t, v in zip(given[:-1], before[:-1], strict=True) if t is not target
             }
             carried = tuple(value for value in carried if value not in keep)
         written: list[tuple[int, int]] = []
         if target is not None:
+            # The target and everything that shares its memory get new values.
             old = {id(other): self.value_of(other) for other in self._others(target)}
             self._new_value(target)
             written = [(old[id(other)], self._new_value(other)) for other in self._others(target)]
             made = [target, *(tensor for tensor in made if tensor is not target)]
+            # x.copy_(y) carries y only, and x.zero_() nothing: the old content of x is gone.
             if plain == "copy" and len(before) > 1:
                 carried = tuple(before[1:2])
             elif plain in ("zero", "fill"):
                 carried = ()
         outs = tuple(self.value_of(tensor) for tensor in made)
+        # Autocast casts operands inside an add, so the add receives a cast of the stream and not the stream itself.
         if plain == "_to_copy":
             self._casts[before[0]] = outs[0]
         if not outs:
@@ -273,13 +281,13 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         )
 
     def _given_as(self, stream: Tensor, given: list[Tensor], before: list[int]) -> int:
-        """The value by which the stream went in: itself, or the cast of it that autocast puts in its place."""
+        """The value of the stream as an input: its own, or that of the cast that autocast substitutes for it."""
         same = (value for tensor, value in zip(given, before, strict=True) if tensor is stream)
         own = self.value_of(stream)
         return next(same, self._casts.get(own, own))
 
     def _others(self, target: Tensor) -> list[Tensor]:
-        """Tensors still alive that look at the memory of another."""
+        """Other live tensors that share the memory of ``target``."""
         memory = _memory_of(target)
         alive = [tensor for ref in self._sharing.get(memory or 0, []) if (tensor := ref()) is not None]
         unique = {id(tensor): tensor for tensor in alive if tensor is not target and _memory_of(tensor) == memory}
@@ -288,7 +296,8 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _kind(
         self, func: Any, name: str, args: Sequence[Any], given: list[Tensor], before: list[int], made: list[Tensor]
     ) -> tuple[Kind, tuple[int, ...], tuple[int, ...], bool]:
-        """What an operation does, which values it carries, which only steer it, and whether it is a statistic."""
+        """What an operation does, which values it carries, which only control it, and whether it is a statistic."""
+        # A mean over channels is one number per token (a norm computes it); over tokens it mixes them.
         if name in _STATISTICS:
             light = _is_over_channels(args, given, made)
             return ("bends" if light else "mixes"), tuple(before), (), light
@@ -296,6 +305,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
             light = _is_over_channels(args, given, made) or (name in ("topk", "sort") and len(args) < 3)
             return ("bends" if light else "mixes"), tuple(before), (), False
         if name in _MATRIX_PRODUCTS:
+            # addmm(c, a, b) = c + a b: the first argument is added, not multiplied.
             added = int(name in _ADDED_PRODUCTS)
             return "matrix", tuple(before[added:]), tuple(before[:added]), False
         if name in ("convolution", "_convolution", "mkldnn_convolution"):
@@ -304,6 +314,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if name in ("addcmul", "addcdiv"):
             return "carries", tuple(before), (), False
         if name in _PRODUCTS and made:
+            # A factor of the full shape is carried (the stream, or a gate of its size); a broadcast one is a gain.
             full = [tensor.shape == made[0].shape for tensor in given]
             carried = tuple(value for value, is_full in zip(before, full, strict=True) if is_full)
             return "scales", carried, tuple(value for value in before if value not in carried), False
@@ -322,7 +333,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _written_to(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
-    """The tensor that an operation writes to, in place or by ``out=``."""
+    """The tensor that an operation writes to, in place or through ``out=``."""
     for position, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             given = kwargs.get(argument.name, args[position] if position < len(args) else None)
@@ -332,7 +343,7 @@ def _written_to(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Te
 
 
 def _merges(func: Any, name: str, args: Sequence[Any], given: list[Tensor]) -> bool:
-    """Whether values meet in the same entries; tensors put one after the other along the tokens do not."""
+    """Whether values end up in the same entries; tensors concatenated along the tokens do not."""
     if name == "cat":
         dim = args[1] if len(args) > 1 else 0
         ndim = given[-1].dim() if given else 1
@@ -343,7 +354,7 @@ def _merges(func: Any, name: str, args: Sequence[Any], given: list[Tensor]) -> b
 
 
 def _is_over_channels(args: Sequence[Any], given: list[Tensor], made: list[Tensor]) -> bool:
-    """Whether a sum, a mean, ... goes over the last axis alone."""
+    """Whether a sum, a mean, ... is over the last axis only."""
     dims = next((arg for arg in args[1:] if isinstance(arg, (list, tuple))), None)
     if dims is None:
         dims = [arg for arg in args[1:] if isinstance(arg, int) and not isinstance(arg, bool)][-1:]
@@ -352,17 +363,17 @@ def _is_over_channels(args: Sequence[Any], given: list[Tensor], made: list[Tenso
 
 
 def _memory_of(tensor: Tensor) -> int | None:
-    """Which memory a tensor looks at; None for those that have none of their own (sparse ones, other subclasses)."""
+    """Identifies the memory of a tensor; None for tensors without plain memory (sparse ones, other subclasses)."""
     if type(tensor) not in (Tensor, nn.Parameter) or tensor.layout is not torch.strided:
         return None
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         return None
     storage = tensor.untyped_storage()
-    return int(storage.data_ptr() or storage._cdata)  # tensors without memory (meta) are told by their storage
+    return int(storage.data_ptr() or storage._cdata)  # meta tensors have no memory: use the storage object
 
 
 def _written_as(func: Callable[..., Any] | None, name: str) -> str:
-    """The operation in the words of the model's author."""
+    """The name of the operation as the model's author wrote it."""
     own = getattr(func, "__name__", "")
     if not own or own.startswith("_"):
         return f"torch.ops.aten.{name}"

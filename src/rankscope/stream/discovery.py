@@ -1,9 +1,9 @@
-"""Finding the blocks of any model, by structure and by call.
+"""Finds the blocks of any model by their structure and the calls in a forward pass.
 
-A transformer block is a child of a container (``ModuleList``, ``Sequential``, ...) onto whose input both a
-token-mixing branch and an MLP branch are added. Blocks are counted by call, so that one module shared by all
-layers counts as many times as it runs. Where blocks are no modules of their own, the smallest module that
-holds the whole stream is cut into blocks by the rhythm of its adds.
+A transformer block is a child of a container (``ModuleList``, ``Sequential``, ...) to whose input both a
+token-mixing branch and an MLP branch are added. Blocks are counted by call, so a module shared by all layers counts as
+many times as it runs. If blocks are not separate modules, the smallest module that contains the whole stream is split
+into blocks by the pattern of its adds.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ def discover(
         model: any module.
         run: calls the model once on a small input.
         batch: number of sequences in that input.
-        blocks: qualified names or glob patterns of the block modules (``"layers.*"``), where the user knows better.
-        stream: where the residual stream is, where the user has declared it.
+        blocks: qualified names or glob patterns of the block modules (``"layers.*"``), if the user named them.
+        stream: the layout of the residual stream, if the user declared it.
 
     Raises:
-        DiscoveryError: when nothing in the model looks like a block; the message lists containers to choose from.
+        DiscoveryError: nothing in the model looks like a block; the message lists containers to choose from.
     """
     plain, records, _ = _stacks(model, run, batch, blocks, stream, "plain")
     uncut = _uncut(plain)
     if plain and not uncut:
         return ModelView(model, plain)
-    # Skips that are not plain sums: look again, through every form of a sum, and keep what explains more.
+    # Some skips are not plain sums: probe again with every recognised form of a sum, and keep what explains more.
     wide, _, all_true = _stacks(model, run, batch, blocks, stream, "any")
     found = wide if wide and all_true and (not plain or _uncut(wide) < uncut) else plain
     if not found:
@@ -68,7 +68,7 @@ def _stacks(
     stream: Stream | None,
     sums: Sums,
 ) -> tuple[tuple[Stack, ...], list[CallRecord], bool]:
-    """The stacks, as one pass shows them (none where no module looks like a block), and whether its skips are true."""
+    """The stacks found in one pass (none if no module looks like a block), and whether all its skips are genuine."""
     records, tape = probe(model, run, batch, stream, sums)
     chosen = _named(records, blocks) if blocks is not None else _found(records)
     stacks: dict[str, list[CallRecord]] = {}
@@ -76,6 +76,7 @@ def _stacks(
         stacks.setdefault(_pattern(record), []).append(record)
     names = _stack_names(list(stacks))
     found = [_stack(names[key], calls, batch, stream) for key, calls in stacks.items()]
+    # The tape knows module calls by their number in the pass; the replay needs to know which of them are blocks.
     numbers = {id(record): number for number, record in enumerate(records)}
     calls = {
         numbers[id(record)]: _known(position, call)
@@ -106,14 +107,17 @@ def _named(records: Iterable[CallRecord], blocks: str | Sequence[str]) -> list[C
 
 
 def _found(records: list[CallRecord]) -> list[CallRecord]:
-    """The rules of discovery, the most telling first."""
+    """Apply the rules of discovery, most specific first."""
+    # 1. Children of a container to whose input token mixing and an MLP are both added.
     children = [record for record in records if _is_numbered(record)]
     blocks = _innermost([record for record in children if record.is_complete])
     if blocks:
         return _with_siblings(blocks, children)
+    # 2. Any module of that kind: blocks that are not separate modules.
     holders = _innermost([record for record in records if record.is_complete])
     if holders:
         return holders
+    # 3. Children of a container that mix tokens: with a skip, or without skips but feeding one another.
     mixing = [record for record in children if record.mixes and record.keeps_shape]
     for candidates in ([record for record in mixing if record.labels], _chained(mixing)):
         blocks = _innermost(candidates)
@@ -123,19 +127,19 @@ def _found(records: list[CallRecord]) -> list[CallRecord]:
 
 
 def _chained(records: list[CallRecord]) -> list[CallRecord]:
-    """Calls that hand their output to each other, as blocks without skips do and mere sub-layers do not."""
+    """Calls that pass their output to each other, as blocks without skips do and mere sub-layers do not."""
     links = [(record, giver) for record in records for giver in record.fed_by if _pattern(giver) == _pattern(record)]
     patterns = {_pattern(record) for record, _ in links}
     return [record for record in records if _pattern(record) in patterns]
 
 
 def _is_numbered(record: CallRecord) -> bool:
-    """Whether this is a call of a container's child: those carry a number."""
+    """Whether this is a call of a container's child, whose name is a number."""
     return record.name.rpartition(".")[2].isdigit()
 
 
 def _innermost(candidates: list[CallRecord]) -> list[CallRecord]:
-    """Candidates that hold no other candidate."""
+    """Candidates that contain no other candidate."""
     outer = {id(ancestor) for record in candidates for ancestor in _ancestors(record)}
     return [record for record in candidates if id(record) not in outer]
 
@@ -148,13 +152,13 @@ def _ancestors(record: CallRecord) -> Iterable[CallRecord]:
 
 
 def _with_siblings(found: list[CallRecord], children: list[CallRecord]) -> list[CallRecord]:
-    """In a hybrid stack some blocks lack attention or an MLP: take the whole container, in order of call."""
+    """All children of the containers, in order of call: in a hybrid stack, some blocks lack attention or an MLP."""
     containers = {_pattern(record) for record in found}
     return [record for record in children if _pattern(record) in containers]
 
 
 def _pattern(record: CallRecord) -> str:
-    """The record's name with its numbers left open: ``encoder.layer.*``."""
+    """The record's name with its numbers replaced by ``*``: ``encoder.layer.*``."""
     return re.sub(r"\d+", "*", record.name)
 
 
@@ -189,6 +193,7 @@ def _cut_into_blocks(record: CallRecord) -> tuple[BlockPlan, ...]:
     """Split the adds of one call into blocks: a new block begins when mixing follows an MLP."""
     groups: list[list[Label | None]] = [[]]
     starts = [0]
+    # attention, mlp | attention, mlp | ...; a joining add belongs to the block whose branch it is parallel to.
     for position, label in enumerate(record.adds):
         mixes = label in ("attention", "mixer", "both")
         if mixes and not record.joins[position] and any(seen in ("mlp", "both") for seen in groups[-1]):

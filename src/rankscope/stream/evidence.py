@@ -1,8 +1,8 @@
-"""Does the stream lie as it is read? What the input, the attention and the blocks' own maps say about its axes.
+"""Checks the axes of the stream against evidence from the input, the attention and the blocks' own maps.
 
-A tensor of shape ``(2, 64, 16)`` can be 64 tokens or 64 channels, and a number taken along the wrong axis looks like
-any other. Two further passes of the probe tell: one that watches the blocks, and one in which one token of one
-sequence is another. What is seen there contradicts an order of axes, or it does not.
+A tensor of shape ``(2, 64, 16)`` can be 64 tokens or 64 channels, and a metric along the wrong axis looks like
+any other number. Two more passes of the probe collect evidence: one observes the blocks, and in the other, one token of
+one sequence is replaced. An assumed order of axes is rejected if something contradicts it.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ _TURNS = frozenset(
 _ROUNDINGS = 256
 _SHORT = 8
 _REORDERED = 16
-"""By so many roundings of the largest number a sum may differ that was formed in another order, as experts do."""
+"""Number of roundings of the largest entry by which sums may differ if formed in another order, as experts do."""
 
 
 class _Mark(NamedTuple):
-    """On a tensor outside of blocks: made from what a call took (``in``), or from a slot of what it gave (``out``)."""
+    """Marks a tensor outside of blocks as made from the input of a call (``in``), or from a slot of its output."""
 
     side: Literal["in", "out"]
     stack: str | None
@@ -72,13 +72,13 @@ _Marks = frozenset[_Mark]
 
 @dataclass
 class _Call:
-    """One block call as it was seen.
+    """One observed block call.
 
     Attributes:
-        entry: what entered, read in the declared slot.
-        left: what left, likewise; None where there is no such slot.
-        carries: marks of earlier calls that the tensor which entered still carries, around the blocks.
-        takes: slots of the call before that are among the arguments of this one, shaped like the stream.
+        entry: the input, read from the declared slot.
+        left: the output, likewise; None if there is no such slot.
+        carries: marks of earlier calls that the input still has, from paths around the blocks.
+        takes: slots of the previous call that are among the arguments of this one, shaped like the stream.
     """
 
     name: str
@@ -90,18 +90,18 @@ class _Call:
 
 @dataclass
 class _Facts:
-    """What is known of the first tensor of one stack.
+    """What is known about the first tensor of one stack.
 
     Attributes:
-        shape: of the tensor that entered the first block.
-        rows: how many sequences the probe held.
+        shape: shape of the tensor that entered the first block.
+        rows: number of sequences in the probe.
         row: the sequence in which one token was changed.
-        lengths: how many tokens the input ids have, if it is ids.
-        only_ids: whether the input is nothing but ids.
-        changed: where the tensor is another after the change; None where it is not.
-        changed_behind: the same of what the first block gives back.
+        lengths: how many tokens the input ids have, if there are ids.
+        only_ids: whether the input consists of ids only.
+        changed: where the tensor differs after the change; None if nowhere.
+        changed_behind: the same for the output of the first block.
         channels: the axis along which norms, linear maps and convolutions of the blocks act, if they agree.
-        attention: batch, queries and keys of each attention seen.
+        attention: batch, queries and keys of each observed attention.
     """
 
     shape: torch.Size
@@ -117,7 +117,7 @@ class _Facts:
 
 @dataclass
 class _Seen:
-    """What the pass that watches found out about one stack."""
+    """What the observing pass found out about one stack."""
 
     calls: list[_Call] = field(default_factory=list)
     by_norms: set[int] = field(default_factory=set)
@@ -127,23 +127,23 @@ class _Seen:
 
     @property
     def channels(self) -> int | None:
-        """The axis of channels; norms are asked first, since a linear map may also mix tokens."""
+        """The channel axis; norms take precedence, because a linear map may also mix tokens."""
         votes = self.by_norms or self.by_maps
         return next(iter(votes)) if len(votes) == 1 else None
 
 
 def agreed(view: ModelView, batch: Batch, rows: int, *, some_count: bool = False) -> ModelView:
-    """The view with streams that agree with what a forward pass shows, and the reasons.
+    """The view with streams that agree with a forward pass, and the evidence for them.
 
     Args:
-        view: the structure found, and the stream declared or guessed.
+        view: the structure found, and the stream, declared or guessed.
         batch: the probe.
-        rows: sequences in it.
-        some_count: whether some tokens of the input, its padding, are not to be measured.
+        rows: number of sequences in it.
+        some_count: whether some tokens of the input, such as padding, are not to be measured.
 
     Raises:
-        InputError: some tokens are not to be measured, and which these are in the stream is not known.
-        LayoutError: the stream cannot lie as it is read; the message says what to declare.
+        InputError: some tokens are not to be measured, and it is unknown which tokens of the stream these are.
+        LayoutError: the stream contradicts the assumed layout; the message says what to declare.
     """
     with without_fastpath():
         seen = _watch(view, batch)
@@ -173,7 +173,8 @@ def agreed(view: ModelView, batch: Batch, rows: int, *, some_count: bool = False
 
 
 def _settled(stack: Stack, facts: _Facts, seen: _Seen) -> Stack:
-    """The stack with an order of axes that nothing contradicts."""
+    """The stack with an order of axes that no evidence contradicts."""
+    # Of the two orders that need no declaration, try the other one before refusing.
     against = _against(stack.stream, facts) or _too_few(stack, facts)
     if against and stack.stream.axes in _FOUND and not stack.is_declared:
         other = replace(stack.stream, axes=_FOUND[1 - _FOUND.index(stack.stream.axes)])
@@ -185,7 +186,7 @@ def _settled(stack: Stack, facts: _Facts, seen: _Seen) -> Stack:
         for tensor in (call.entry, call.left):
             if tensor is not None and _batch_of(stack.stream, tensor.shape, facts.rows) != facts.rows:
                 raise LayoutError(
-                    f"{call.name} takes a tensor of shape {tuple(call.entry.shape)} and gives back one of shape "
+                    f"{call.name} takes a tensor of shape {tuple(call.entry.shape)} and returns one of shape "
                     f"{tuple(tensor.shape)}, which is not {facts.rows} sequences, as the input has, when read as "
                     f"'{stack.stream}' like the first block's. {_how_to_declare(None)}"
                 )
@@ -193,7 +194,7 @@ def _settled(stack: Stack, facts: _Facts, seen: _Seen) -> Stack:
 
 
 def _too_few(stack: Stack, facts: _Facts) -> list[str]:
-    """A stream with fewer tokens than ids went in: pooled, or only some of the tokens go through the blocks."""
+    """Evidence from a stream with fewer tokens than input ids: pooled, or only some tokens go through the blocks."""
     tokens = stack.stream.sizes(facts.shape, facts.rows)[1]
     if stack.is_declared or not facts.only_ids or not facts.lengths or tokens >= min(facts.lengths):
         return []
@@ -204,7 +205,7 @@ def _too_few(stack: Stack, facts: _Facts) -> list[str]:
 
 
 def _check_places(stack: Stack, facts: _Facts) -> None:
-    """Raise where a token of the input is at another place in the stream, or in another stream."""
+    """Raise if a token of the input is at another position in the stream, or in another stream."""
     stream = replace(stack.stream, streams="join")
     if facts.only_ids and len(facts.lengths) > 1:
         raise InputError(
@@ -233,7 +234,7 @@ def _batch_of(stream: Stream, shape: torch.Size, rows: int) -> int:
 
 
 def _against(stream: Stream, facts: _Facts) -> list[str]:
-    """What contradicts this order of axes, in words; nothing where all agrees."""
+    """Sentences that describe what contradicts this order of axes; empty if nothing does."""
     stream = replace(stream, streams="join")
     try:
         words, sizes = stream.unfolded(facts.shape, facts.rows)
@@ -246,6 +247,7 @@ def _against(stream: Stream, facts: _Facts) -> list[str]:
     own_axis = stream.axis_of("dim", len(facts.shape))
     if facts.channels is not None and facts.channels != own_axis:
         found.append(f"the norms and linear maps of its blocks act along axis {facts.channels}, not {own_axis}")
+    # A length is evidence only if it equals another axis: models may add or pool tokens, which is not a contradiction.
     apart = [size for word, size in zip(words, sizes, strict=True) if word == "tokens" and size > 1]
     several = apart if len(apart) > 1 else []
     others = [*several, *([dim] if facts.channels is None else [])]
@@ -263,21 +265,22 @@ def _against(stream: Stream, facts: _Facts) -> list[str]:
         found += _against_change(words, facts.changed.reshape(sizes), facts.row)
         found += _against_mixing(stream, facts)
     elif batch == tokens and batch > 1:
-        found.append(f"there are as many sequences as tokens ({batch}), and nothing tells them apart")
+        found.append(f"there are as many sequences as tokens ({batch}), and nothing distinguishes them")
     if not found and tokens == dim and facts.channels is None and not _is_local(words, sizes, facts):
         found.append(
-            f"there are as many tokens as channels ({tokens}), and nothing tells them apart; take inputs of another "
+            f"there are as many tokens as channels ({tokens}), and nothing distinguishes them; use inputs of another "
             "length"
         )
     return found
 
 
 def _against_change(words: Sequence[str], changed: Tensor, row: int) -> list[str]:
-    """What a change of one token of one sequence says against these axes."""
+    """Evidence against these axes from a change of one token of one sequence."""
     reached = {axis: _reached(changed, axis) for axis in range(changed.dim())}
     rows = reached[words.index("batch")]
     if [i for i, hit in enumerate(rows.tolist()) if hit] != [row]:
         return [f"a change of one token of sequence {row} reached {int(rows.sum())} sequences"]
+    # A changed token changes few places along a token axis, and most channels.
     local = [axis for axis, word in enumerate(words) if word == "tokens" and _is_part(reached[axis])]
     whole = [axis for axis, word in enumerate(words) if word == "tokens" and len(reached[axis]) > 1]
     whole = [axis for axis in whole if bool(reached[axis].all())]
@@ -293,9 +296,9 @@ def _against_change(words: Sequence[str], changed: Tensor, row: int) -> list[str
 
 
 def _against_mixing(stream: Stream, facts: _Facts) -> list[str]:
-    """What is said against an axis of sequences by a block that carries a change from one to another.
+    """Evidence against the batch axis from a block that carries a change from one sequence to another.
 
-    Nothing where attention is seen within each sequence: experts that take so many tokens and no more mix them too.
+    Ignored if attention was observed within each sequence: experts with a limited capacity also mix sequences.
     """
     tokens = stream.sizes(facts.shape, facts.rows)[1]
     within = any(found[:2] == (facts.rows, tokens) for found in facts.attention) and facts.rows != tokens
@@ -331,7 +334,7 @@ def _is_local(words: Sequence[str], sizes: Sequence[int], facts: _Facts) -> bool
 
 
 def _for(stream: Stream, facts: _Facts) -> tuple[str, ...]:
-    """What agrees with this order of axes, in words."""
+    """What confirms this order of axes, in words."""
     stream = replace(stream, streams="join")
     words, sizes = stream.unfolded(facts.shape, facts.rows)
     _, tokens, _ = stream.sizes(facts.shape, facts.rows)
@@ -373,14 +376,14 @@ def _how_to_declare(axes: str | None) -> str:
 
 
 def _check_flow(stack: Stack, seen: _Seen) -> None:
-    """Raise where what blocks give back is not the stream, or not all of it.
+    """Raise if the output of the blocks is not the stream, or not all of it.
 
     Raises:
         LayoutError: the stream goes around the blocks, or is in another slot than the one that is read.
     """
     calls, stream, pairs = seen.calls, stack.stream, _pairs(seen)
     around = bool(pairs) and all(_Mark("in", stack.name, number) in after.carries for number, _, after in pairs)
-    # Blocks without skips of their own, and a stream that passes some of them by: it is outside, over several at once.
+    # Blocks without skips, and a stream that bypasses some of them: the skip is outside and spans several blocks.
     bare = not any(plan.skips for plan in stack.plans)
     around |= bare and any(mark[:2] == ("in", stack.name) for _, _, after in pairs for mark in after.carries)
     meet = {_Mark("in", stack.name, 0), _Mark("out", stack.name, 0, "0")}
@@ -388,8 +391,8 @@ def _check_flow(stack: Stack, seen: _Seen) -> None:
     if (around or alone) and stream.skips == "inside" and stream.slot == 0:
         sums = [_is_sum(before, after) for _, before, after in pairs]
         raise LayoutError(
-            f"What {calls[0].name} takes goes on around it, and meets what it gives back outside, in the model's own "
-            "loop: its output is a branch, not the residual stream. "
+            f"The input of {calls[0].name} also bypasses it and is combined with its output outside, in the model's "
+            "own loop: its output is a branch, not the residual stream. "
             + (
                 "If the loop adds the two (x = x + block(x)), declare it: stream=rankscope.Stream(skips='around'), on "
                 "the command line --layout skips=around."
@@ -402,12 +405,12 @@ def _check_flow(stack: Stack, seen: _Seen) -> None:
         if wrong is not None:
             raise LayoutError(
                 f"stream=Stream(skips='around') says that what {wrong} takes is the sum of what the block before it "
-                "took and gave back, and it is not. Leave skips out, or write the skip into the block's module."
+                "took and returned, and it is not. Leave skips out, or write the skip into the block's module."
             )
 
 
 def _check_slots(view: ModelView, batch: Batch, stack: Stack, seen: _Seen) -> None:
-    """Raise where blocks hand on more than the stream, shaped like it; at two lengths, if the input has a length.
+    """Raise if blocks pass on further tensors shaped like the stream; checked at two lengths, if the input has one.
 
     Raises:
         LayoutError: the stream is in another slot than the one that is read, or in several.
@@ -415,14 +418,14 @@ def _check_slots(view: ModelView, batch: Batch, stack: Stack, seen: _Seen) -> No
     why, other = _other_slots(stack, seen), _of_another_length(batch)
     if why is None:
         return
-    # As many global tokens as tokens (PEGASUS-X) are no second stream.
+    # Global tokens (PEGASUS-X) that happen to be as many as the tokens are not a second stream.
     if other is not None and _other_slots(stack, _watch(view, other)[stack.name]) is None:
         return
     raise LayoutError(why)
 
 
 def _of_another_length(batch: Batch) -> Batch | None:
-    """The same ids twice in a row, or the first half of many; None where the input is something else."""
+    """The same ids repeated, or the first half if there are many; None if the input is something else."""
     ids = _ids(batch)
     lengths = {value.shape[1 - batch.axis] for value in ids}
     if len(lengths) != 1 or any(_is_data(name, value) for name, value in _named(batch)):
@@ -439,12 +442,12 @@ def _of_another_length(batch: Batch) -> Batch | None:
 
 
 def _pairs(seen: _Seen) -> list[tuple[int, _Call, _Call]]:
-    """Each call that is followed by another, and that one."""
+    """Pairs of consecutive calls."""
     return list(zip(range(len(seen.calls)), seen.calls, seen.calls[1:], strict=False))
 
 
 def _other_slots(stack: Stack, seen: _Seen) -> str | None:
-    """What blocks hand on besides the first tensor that they give back, in words; None where it is that alone."""
+    """What blocks pass on besides the first tensor of their output, in words; None if nothing else."""
     for number, before, after in _pairs(seen):
         carried = {mark.slot for mark in after.carries if mark == _Mark("out", stack.name, number, mark.slot)}
         taken = sorted({*carried, *after.takes} - {"0"})
@@ -452,13 +455,13 @@ def _other_slots(stack: Stack, seen: _Seen) -> str | None:
             continue
         if "0" in {*carried, *after.takes}:
             return (
-                f"{before.name} gives back several tensors of one shape, and {after.name} reads the first and slot "
-                f"{taken[0]}: the residual stream is not the first alone. If it is their sum, as in blocks that hand "
+                f"{before.name} returns several tensors of one shape, and {after.name} reads the first and slot "
+                f"{taken[0]}: the residual stream is not the first alone. If it is their sum, as in blocks that pass "
                 "on (hidden, residual), declare stream=rankscope.Stream(slot='sum'), --layout slot=sum; if it is one "
                 f"of them, stream=rankscope.Stream(slot={_spelled(taken[0])}), --layout slot={taken[0]}."
             )
         return (
-            f"{after.name} goes on with slot {taken[0]} of what {before.name} gives back, not with the first tensor in "
+            f"{after.name} continues with slot {taken[0]} of the output of {before.name}, not with the first tensor in "
             f"it. Declare it: stream=rankscope.Stream(slot={_spelled(taken[0])}), --layout slot={taken[0]}."
         )
     return None
@@ -469,7 +472,7 @@ def _spelled(slot: str) -> str:
 
 
 def _is_sum(before: _Call, after: _Call) -> bool:
-    """Whether what the next block takes is what this one took and gave back, added."""
+    """Whether the input of the next block is the sum of the input and the output of this one."""
     if before.left is None or before.left.shape != before.entry.shape or after.entry.shape != before.entry.shape:
         return False
     gap = (before.entry.double() + before.left.double() - after.entry.double()).abs().max()
@@ -478,7 +481,7 @@ def _is_sum(before: _Call, after: _Call) -> bool:
 
 
 class _Watch(TorchFunctionMode):
-    """Follows marks from block to block outside of them, and the axes of the stream inside."""
+    """Follows marks from block to block outside of blocks, and the axes of the stream inside them."""
 
     def __init__(self, view: ModelView) -> None:
         super().__init__()
@@ -517,7 +520,7 @@ class _Watch(TorchFunctionMode):
             self._marks[id(tensor)] = (weakref.ref(tensor), union)
 
     def _mark_all_made_from(self, tensor: Tensor, mark: _Mark) -> None:
-        """Mark a tensor, and what was made from it before a block takes it (``0.5 * x + block(x)``)."""
+        """Mark a tensor, and everything made from it before the block runs (``0.5 * x + block(x)``)."""
         waiting = [tensor]
         while waiting:
             current = waiting.pop()
@@ -556,6 +559,7 @@ class _Watch(TorchFunctionMode):
         if not isinstance(out, Tensor) or out is tensor:
             return
         if func in _TURNS:
+            # Apply the same call to an empty tensor whose axes have distinct sizes, to see where each axis ends up.
             small = torch.empty(tuple(range(2, 2 + tensor.dim())))
             shape = func(small, *args[1:], **kwargs).shape
             self._follow(out, tuple(axes[size - 2] for size in shape))
@@ -577,7 +581,7 @@ class _Watch(TorchFunctionMode):
             seen.attention.add((out.shape[0], out.shape[-2], out.shape[-1]))
 
     def enter(self, stack: Stack, name: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
-        """A pre-hook that notes what a block takes."""
+        """A pre-hook that records the input of a block."""
 
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             with torch._C.DisableTorchFunction():
@@ -603,7 +607,7 @@ class _Watch(TorchFunctionMode):
         return hook
 
     def leave(self, stack: Stack) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
-        """A hook that notes what a block gives back."""
+        """A hook that records the output of a block."""
 
         def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
             with torch._C.DisableTorchFunction():
@@ -645,7 +649,7 @@ def _blocks_of(view: ModelView) -> Iterator[tuple[Stack, str, nn.Module]]:
 
 
 def _run(model: nn.Module, batch: Batch, mode: TorchFunctionMode | None = None) -> None:
-    """One pass, with the same random numbers each time, for models that draw some even when evaluated."""
+    """One pass, with the same random numbers each time, for models that use some even in evaluation mode."""
     with torch.random.fork_rng(devices=[]), ExitStack() as stack:
         torch.manual_seed(0)
         if mode is not None:
@@ -660,7 +664,7 @@ class _AllEntered(Exception):  # noqa: N818  (no error: the way out of a forward
 def _first_calls_of_another_token(
     view: ModelView, batch: Batch, rows: int
 ) -> dict[str | None, tuple[Tensor, Tensor | None]]:
-    """What enters and leaves the first block of each stack when one token of the last sequence is another."""
+    """Input and output of the first block of each stack when one token of the last sequence is replaced."""
     entries: dict[str | None, Tensor] = {}
     found: dict[str | None, tuple[Tensor, Tensor | None]] = {}
     ends_early = not needs_all_ranks(view.model)
@@ -699,7 +703,7 @@ def _named(batch: Batch) -> list[tuple[str, Any]]:
 
 
 def _is_data(name: str, value: object) -> bool:
-    """Whether an input is an image, a sound or embedded tokens."""
+    """Whether an input is an image, audio or embedded tokens."""
     return isinstance(value, Tensor) and value.is_floating_point() and value.dim() > 1 and "mask" not in name
 
 
@@ -715,7 +719,7 @@ def _is_ids(value: object) -> bool:
 
 
 def _with_another_token(batch: Batch, row: int) -> Batch:
-    """The same batch with one token of one sequence replaced, or one number of its image or sound."""
+    """The same batch with one token of one sequence replaced, or one number of its image or audio."""
     ids = {id(value) for value in _ids(batch)}
 
     def changed(name: str, value: Any) -> Any:
@@ -738,7 +742,7 @@ def _with_another_token(batch: Batch, row: int) -> Batch:
 
 
 def _another_id(ids: Tensor, row: int, axis: int) -> Tensor:
-    """One id in the middle becomes another that the sequence holds, so that it is one the model knows."""
+    """Replace one id in the middle by another id of the sequence, which the model is known to accept."""
     ids = ids.clone()
     own = ids.select(axis, row)
     middle = _changed_place(len(own))
@@ -748,12 +752,12 @@ def _another_id(ids: Tensor, row: int, axis: int) -> Tensor:
 
 
 def _changed_place(tokens: int) -> int:
-    """Which of so many tokens is changed."""
+    """Position of the token that is changed."""
     return tokens // 2
 
 
 def _change(before: Tensor | None, after: Tensor | None) -> Tensor | None:
-    """Where a tensor is another, not by rounding; None where it is nowhere, or not comparable."""
+    """Where a tensor differs by more than rounding; None if nowhere, or if the tensors are not comparable."""
     if before is None or after is None or after.shape != before.shape:
         return None
     changed = (before - after).abs() > _REORDERED * torch.finfo(before.dtype).eps * before.abs().max()

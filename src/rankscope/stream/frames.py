@@ -1,4 +1,8 @@
-"""Following one residual stream through one call of a block, by tensor identity."""
+"""Follows one residual stream through one call of a block, by tensor identity.
+
+The tensor object itself is the key, not its values: code that adds a branch to the stream passes exactly the object
+that earlier code produced, so ``is`` finds the skip without comparing numbers and without false matches.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +35,9 @@ from rankscope.stream.operators import (
 
 @dataclass(frozen=True)
 class Summand:
-    """One of the two summands of a call: the tensors it is made of, and how to compute it.
+    """One of the two summands of a call: its factors, and how to compute it.
 
-    A product of matrices does not carry on what it is made of.
+    A matrix product (``is_product``) does not carry its factors.
     """
 
     factors: tuple[object, ...]
@@ -47,8 +51,8 @@ class SkipSum:
 
     Attributes:
         carried: the tensor that is the stream.
-        branches: the tensors the branch is made of.
-        own: the term the stream enters by, whatever gain it has.
+        branches: the tensors from which the branch is formed.
+        own: the summand that contains the stream, including its gain.
         other: the branch.
     """
 
@@ -78,7 +82,7 @@ class StreamFrame:
         self.follow(entry)
 
     def follow(self, tensor: Tensor) -> None:
-        """From now on this object is the stream (as well)."""
+        """From now on this object is (also) the stream."""
         self._aliases[id(tensor)] = weakref.ref(tensor)
 
     def follow_normed(self, tensor: Tensor) -> None:
@@ -87,11 +91,11 @@ class StreamFrame:
         self._aliases.pop(id(tensor), None)
 
     def is_stream(self, candidate: object) -> bool:
-        """Whether this very object is the stream, or a norm of it."""
+        """Whether this exact object is the stream, or a norm of it."""
         return self._is_in(self._aliases, candidate) or self._is_in(self._normed, candidate)
 
     def is_normed(self, candidate: object) -> bool:
-        """Whether this very object is a norm of the stream."""
+        """Whether this exact object is a norm of the stream."""
         return self._is_in(self._normed, candidate)
 
     @staticmethod
@@ -100,9 +104,9 @@ class StreamFrame:
         return reference is not None and reference() is candidate
 
     def match(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> SkipSum | None:
-        """The sum, if this call, one of ``sums``, adds something to the stream."""
+        """The sum, if this call to one of ``sums`` adds something to the stream."""
         if not kwargs and not any(map(self.is_stream, args)):
-            return None  # most sums of a model: taking them apart would cost more than the sum
+            return None  # most sums of a model: analysing them would cost more than the sum itself
         terms = _terms(func, args, kwargs)
         if terms is None:
             return None
@@ -110,6 +114,7 @@ class StreamFrame:
             next((factor for factor in term.factors if not term.is_product and self.is_stream(factor)), None)
             for term in terms
         ]
+        # Neither summand is the stream, or both are (x + x, x + norm(x)): not a skip.
         if (holds[0] is None) == (holds[1] is None):
             return None
         own, other = terms if holds[0] is not None else terms[::-1]
@@ -134,16 +139,18 @@ class StreamFrame:
         )
 
     def pass_on(self, func: Callable[..., Any], args: Sequence[Any], out: Any) -> None:
-        """Follow the stream through calls that keep its values, normalise it, or scale it by a gain of the block."""
+        """Follow the stream through calls that keep its values, normalise it, or scale it by a gain."""
         if not isinstance(out, Tensor) or not args:
             return
         source = args[0]
+        # A norm of the stream may be the stream (post-norm) or a branch (pre-norm); which one shows at the next add.
         if func in NORMS:
             if self.is_stream(source):
                 self.follow_normed(out)
         elif func in SAME_VALUES or (func is SLICE and _only_slices(args[1]) and out.shape == source.shape):
             if self.is_stream(source) and out.numel() == source.numel():
                 self.follow(out) if self._is_in(self._aliases, source) else self.follow_normed(out)
+        # Plain: only numbers and parameters are gains. Any form: so is a tensor computed from the stream (a gate).
         elif func in MULTIPLICATIONS and len(args) == 2:
             left, right = args
             if self._any_form and self.is_stream(left) != self.is_stream(right):
@@ -157,14 +164,14 @@ class StreamFrame:
             self._follow_gated(source, out)
 
     def _follow_gated(self, gated: object, out: Tensor) -> None:
-        """Follow the stream through any gain, also one that is computed."""
+        """Follow the stream through any gain, including computed ones."""
         if self.is_stream(gated) and isinstance(gated, Tensor) and out.shape == gated.shape:
             self.follow_normed(out) if self.is_normed(gated) else self.follow(out)
 
     def _follow_scaled(self, scaled: object, gain: object, out: Tensor) -> None:
-        """Follow the stream through a gain a block puts on its skip.
+        """Follow the stream through a gain that a block applies to its skip.
 
-        On a norm of the stream only a number counts: a parameter there mixes tokens with their neighbours (RWKV).
+        On a norm of the stream only a number counts as a gain: a parameter there mixes neighbouring tokens (RWKV).
         """
         if self._is_in(self._aliases, scaled) and _is_gain(gain):
             self.follow(out)
@@ -173,7 +180,7 @@ class StreamFrame:
 
 
 def _terms(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Summand, Summand] | None:
-    """The two summands of a call; None for forms that are not told apart."""
+    """The two summands of a call; None for forms that are not recognised."""
     named = dict(kwargs)
     factors = (*args, *(named.pop(name) for name in _ARGUMENTS if name in named))
     out = named.pop("out", None)
@@ -189,6 +196,7 @@ def _terms(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, A
     if func in ADDED_PRODUCTS and named.keys() <= {"value"}:
         value = named.get("value", 1)
         return Summand((first,), lambda: first), Summand((second, third), lambda: value * second * third)
+    # lerp(x, y, t) = (1 - t) x + t y.
     if func in INTERPOLATIONS and not named:
         return Summand((first,), lambda: first - third * first), Summand((second,), lambda: third * second)
     if func in ADDED_MATRIX_PRODUCTS and named.keys() <= {"alpha", "beta"}:
@@ -209,7 +217,7 @@ def _broadcasts(shape: torch.Size, to: torch.Size) -> bool:
 
 
 def _is_statistic(branches: Sequence[Tensor], shape: torch.Size) -> bool:
-    """One number per token."""
+    """Whether each branch is one number per token."""
     return shape[-1] > 1 and all(branch.dim() == len(shape) and branch.shape[-1] == 1 for branch in branches)
 
 
@@ -223,7 +231,7 @@ def _only_slices(index: object) -> bool:
 
 
 def _is_gain(factor: object) -> bool:
-    """A number or a parameter by which a block scales its skip; never a value computed from the stream."""
+    """Whether this is a number or a parameter, and not a value computed from the stream."""
     return isinstance(factor, (int, float, nn.Parameter))
 
 
@@ -236,9 +244,9 @@ def first_tensor(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | Non
 
 
 def stream_in(stream: Stream, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
-    """What enters a block: of the tensors shaped like the first, the one in the slot that was declared.
+    """The stream that enters a block: of the tensors shaped like the first, the one in the declared slot.
 
-    A block that takes one such tensor takes the stream.
+    If a block takes only one such tensor, it is the stream.
     """
     first = first_tensor(args, kwargs)
     if first is None or stream.slot == 0:
@@ -257,7 +265,7 @@ def output_tensor(output: Any) -> Tensor | None:
 
 
 def stream_out(stream: Stream, output: Any) -> Tensor | None:
-    """What leaves a block, read in the slot that was declared; None where there is no such slot."""
+    """The stream that leaves a block, read from the declared slot; None if there is no such slot."""
     slots = slots_in(output)
     if stream.slot != "sum" or isinstance(output, Tensor):
         return slots.get(str(stream.slot)) if stream.slot else next(iter(slots.values()), None)
@@ -267,7 +275,7 @@ def stream_out(stream: Stream, output: Any) -> Tensor | None:
 
 
 def slots_in(output: Any) -> dict[str, Tensor]:
-    """The floating tensors a block gives back, by number or name."""
+    """The floating tensors that a block returns, by number or name."""
     if isinstance(output, Tensor):
         return {"0": output}
     items = _items_of(output)
@@ -285,7 +293,7 @@ def _items_of(output: Any) -> dict[str, Any]:
 
 
 def with_output_tensor(output: Any, new: Tensor) -> Any:
-    """The same output with another tensor in the place of the stream."""
+    """The same output with another tensor in place of the stream."""
     if isinstance(output, Tensor):
         return new
     old = output_tensor(output)

@@ -1,11 +1,11 @@
-"""Following the residual stream through every block of a running model.
+"""Follows the residual stream through every block of a running model.
 
-A ``TorchFunctionMode`` sees each torch call; hooks on the blocks tell it where a stream begins and ends. What is
-done at an add, an attention call or a norm is left to two kinds of followers: the tracer looks, surgery rewrites.
+A ``TorchFunctionMode`` sees each torch call; hooks on the blocks mark where a stream begins and ends. Subclasses decide
+what happens at an add, an attention call or a norm: the tracer observes, surgery rewrites.
 
-Gradient checkpointing runs blocks again in the backward pass.
-Which call of a block is being repeated is told by its input: checkpointing hands the block the tensor it had in the
-forward pass, or a detached one with the same storage. Only weak references are kept.
+Gradient checkpointing runs blocks again in the backward pass. The input identifies which call of a block is being
+repeated: checkpointing passes the block the tensor it had in the forward pass, or a detached one with the same storage.
+Only weak references are kept.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ AttentionKind = Literal["attention", "cross_attention"]
 
 
 class ActiveBlock(StreamFrame):
-    """Follows the stream through one call and checks off what the probe said would happen.
+    """Follows the stream through one call and checks it against what the probe saw.
 
-    ``taken`` is what the model's own loop adds to what the call gives back, where its skips go around the blocks; the
-    loop holds on to it as well, so that keeping it costs nothing.
+    ``taken`` is the tensor that the model's own loop adds to the output of the call, if the skips go around the blocks.
+    The loop keeps a reference to it anyway, so keeping one here costs no memory.
     """
 
     def __init__(self, entry: Tensor, stack: Stack, number: int, taken: Tensor | None = None) -> None:
@@ -82,12 +82,12 @@ class ActiveBlock(StreamFrame):
 
     @property
     def joins(self) -> bool:
-        """Whether the add that is happening brings a parallel branch to the sum of the one before."""
+        """Whether the current add adds a parallel branch to the sum of the previous one."""
         return self._joins[self._adds_seen - 1]
 
     @property
     def is_joined(self) -> bool:
-        """Whether the next add brings a parallel branch to the sum of this one."""
+        """Whether the next add adds a parallel branch to the sum of this one."""
         return self._adds_seen < len(self._adds) and self._joins[self._adds_seen]
 
     @property
@@ -97,7 +97,7 @@ class ActiveBlock(StreamFrame):
 
     @property
     def is_at_final_norm(self) -> bool:
-        """Whether a norm met now is the final norm of the stack, and not one of a block."""
+        """Whether a norm that runs now is the final norm of the stack, and not one of a block."""
         return self.call.final_norm_inside and self._adds_seen == len(self._adds)
 
     @property
@@ -121,7 +121,7 @@ class ActiveBlock(StreamFrame):
             raise SiteError(self._surprise(f"{self._attention_seen} of {len(self._attention)} attention calls"))
 
     def canonical(self, tensor: Tensor) -> Tensor:
-        """The tensor as ``batch tokens dim``, whatever order or flattening the block works in."""
+        """The tensor as ``batch tokens dim``, regardless of the order or flattening the block works in."""
         shape = self.entry_shape
         flattened = tensor.dim() != len(shape) or self.is_stream(tensor)
         if flattened and tensor.shape != shape and tensor.numel() == shape.numel():
@@ -133,16 +133,16 @@ class ActiveBlock(StreamFrame):
         return self.stack.stream.native(x, self.entry_shape, self._sequences).reshape(like.shape)
 
     def batch_and_tokens(self) -> tuple[int, int]:
-        """How many sequences and tokens the stream holds."""
+        """Number of sequences and tokens in the stream."""
         return self.stack.stream.sizes(self.entry_shape, self._sequences)[:2]
 
     def _check_batch(self) -> None:
-        """Raise where the stream does not hold the sequences of the batch that runs."""
+        """Raise if the stream does not contain the sequences of the current batch."""
         batch, tokens = self.batch_and_tokens()
         if self._sequences is not None and batch != self._sequences:
             raise SiteError(
                 f"Block {self.layer} ({self.call.module_name}) took a tensor of shape {tuple(self.entry_shape)}, read "
-                f"as '{self.stack.stream}': {batch} sequences of {tokens} tokens, where the inputs hold "
+                f"as '{self.stack.stream}': {batch} sequences of {tokens} tokens, but the inputs hold "
                 f"{self._sequences} sequences. Declare the order of its axes, e.g. "
                 "stream=rankscope.Stream('batch dim tokens'), or --layout 'batch dim tokens'."
             )
@@ -155,32 +155,33 @@ class ActiveBlock(StreamFrame):
 
 
 def in_backward() -> bool:
-    """Whether autograd is running at this moment."""
+    """Whether autograd is currently running."""
     return torch._C._current_graph_task_id() != -1
 
 
 class CallMemory:
-    """Remembers which call took which tensor, as long as that tensor lives."""
+    """Remembers which call took which tensor, as long as that tensor is alive."""
 
     def __init__(self) -> None:
         self._numbers: dict[tuple[str | None, StorageWeakRef], int] = {}
         self._latest: dict[str | None, int] = {}
 
     def begin_pass(self) -> None:
-        """Forget tensors that are gone."""
+        """Forget tensors that no longer exist."""
         self._numbers = {key: number for key, number in self._numbers.items() if not key[1].expired()}  # type: ignore[no-untyped-call]
         self._latest.clear()
 
     def remember(self, stack: Stack, number: int, entry: Tensor) -> None:
-        """This tensor went into this call."""
+        """Record that this tensor is the input of this call."""
         self._numbers[stack.name, _storage(entry)] = number
 
     def remember_output(self, stack: Stack, number: int, out: Tensor) -> None:
-        """This tensor came out of a repeated call: where several blocks are repeated together, the next takes it."""
+        """Record the output of a repeated call: if several blocks are repeated together, it is the next one's input."""
         self.remember(stack, number + 1, out)
 
     def number(self, stack: Stack, module_name: str, entry: Tensor) -> int:
-        """The call that is repeated; where its input is not known any more (offloaded), calls come last first."""
+        """The call that is being repeated. If its input is no longer known (offloaded), assume reverse order."""
+        # A shared module (ALBERT) has several calls; the backward pass repeats them from the last to the first.
         numbers = [i for i, call in enumerate(stack.calls) if call.module_name == module_name]
         known = self._numbers.get((stack.name, _storage(entry)))
         if known not in numbers:
@@ -200,14 +201,14 @@ _OBSERVING: ContextVar[bool] = ContextVar("_OBSERVING", default=False)
 
 
 def unseen() -> AbstractContextManager[Any]:
-    """Work of our own inside a running pass, hidden from every mode: going through one costs as much as small work."""
+    """Hide our own work inside a pass from every mode; dispatching to one costs as much as a small operation."""
     hidden: AbstractContextManager[Any] = torch._C.DisableTorchFunction()
     return hidden
 
 
 @contextmanager
 def observing() -> Iterator[None]:
-    """What an observer computes from the stream is no part of the model: no follower takes it for one."""
+    """Mark what an observer computes from the stream as not part of the model, so that no mode follows it."""
     token = _OBSERVING.set(True)
     try:
         yield
@@ -256,31 +257,31 @@ class StreamMode(TorchFunctionMode):
         return perform(*args, **kwargs)
 
     def on_norm(self, call: ActiveBlock, x: Tensor, out: Tensor) -> Tensor:
-        """A norm of the stream gave ``out``."""
+        """A norm of the stream returned ``out``."""
         return out
 
     def on_branch_norm(self, call: ActiveBlock, x: Tensor, out: Tensor) -> Tensor:
-        """A norm function gave ``out`` for something that is not the stream itself."""
+        """A norm function returned ``out`` for something that is not the stream itself."""
         return out
 
     def on_leave(self, call: ActiveBlock, out: Tensor) -> None:
         """A block call ends."""
 
     def on_final(self, stack: Stack, x: Tensor, out: Tensor) -> Tensor:
-        """The norm after the last block gave ``out``."""
+        """The norm after the last block returned ``out``."""
         return out
 
     def reads_attention(self) -> bool:
-        """Whether attention calls matter at this moment."""
+        """Whether attention calls are currently needed."""
         return False
 
     def opens_outside_a_pass(self) -> bool:
-        """Whether a block that runs again in the backward pass (gradient checkpointing) is followed too."""
+        """Whether a block that runs again in the backward pass (gradient checkpointing) is also followed."""
         return False
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Register the hooks and switch the mode on; take all of it off again, whatever happens."""
+        """Register the hooks and enable the mode; remove all of it on exit, even after an error."""
         modules = self.view.modules()
         with ExitStack() as stack:
             for handle in self._hooks(modules):
@@ -294,11 +295,13 @@ class StreamMode(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         call = self._open
+        # Outside a block, or for our own work, do nothing: this runs for every torch call of the model.
         if call is None or _OBSERVING.get():
             return func(*args, **kwargs)
         if func in call.sums:
             found = call.match(func, args, kwargs)
             if found is not None:
+                # For x += y the result must end up in the memory of x: other code may hold a reference to it.
                 target = args[0] if func in IN_PLACE_SUMS else None
                 return self._add(call, *found.summands(), lambda: func(*args, **kwargs), target)
         elif (func is SDPA or func is MULTI_HEAD or func in SOFTMAXES) and self.reads_attention():
@@ -314,6 +317,7 @@ class StreamMode(TorchFunctionMode):
         self, call: ActiveBlock, stream: Tensor, branch: Tensor, perform: Perform, target: Tensor | None
     ) -> Tensor:
         block, label = call.next_add()
+        # One module call may contain several blocks (a stack without block modules): this add starts the next one.
         if block != call.block:
             self.on_next_block(call, stream)
             call.block = block
@@ -330,12 +334,14 @@ class StreamMode(TorchFunctionMode):
         self, call: ActiveBlock, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
         if func is MULTI_HEAD:
+            # A single Python-level call: look inside it for the fused kernel or the softmax.
             return inside_multi_head(func, args, kwargs, self._fused, self._softmax_inside)
         if func is SDPA:
             return self._fused(func, args, kwargs)
         if not call.has_attention:
             return func(*args, **kwargs)
         batch, tokens = call.batch_and_tokens()
+        # Softmax is also used for gates and routers: only a softmax over keys, of the shape of attention, counts.
         inside = self._attention_depth > 0
         if not is_over_keys(args, kwargs) or not is_attention_shaped(args[0], batch, tokens, inside):
             return func(*args, **kwargs)
@@ -368,6 +374,7 @@ class StreamMode(TorchFunctionMode):
 
     def _inner_hooks(self, block: nn.Module) -> Iterator[torch.utils.hooks.RemovableHandle]:
         for name, module in block.named_modules():
+            # nn.LayerNorm and nn.RMSNorm call a torch function, which __torch_function__ sees without a hook.
             if is_norm(module) and not isinstance(module, _CALLS_TORCH_NORM):
                 yield module.register_forward_hook(self._norm, with_kwargs=True)
             if is_attention(name, module):
@@ -396,6 +403,7 @@ class StreamMode(TorchFunctionMode):
                 taken = stream_in(stack.stream, args, kwargs)
             assert taken is not None
             call = ActiveBlock(entry, stack, number, taken)
+            # Opened after on_enter, so that what an observer computes there is not followed.
             self.on_enter(call, taken)
             self._open = call
             if not self._in_pass:
@@ -404,7 +412,7 @@ class StreamMode(TorchFunctionMode):
         return hook
 
     def _next_call(self, stack: Stack, name: str, entry: Tensor) -> int | None:
-        """Number of the call that begins, in this pass, or of the one that is run again in the backward pass."""
+        """Number of the call that begins, in this pass, or of the one that is repeated in the backward pass."""
         if not self._in_pass:
             return self._memory.number(stack, name, entry)
         number = self._calls_made[stack.name]
@@ -416,7 +424,7 @@ class StreamMode(TorchFunctionMode):
         return number
 
     def _be_on_the_stack(self) -> None:
-        """``loss.backward()`` is itself a torch function, during which torch takes modes off: come back for a block."""
+        """Re-enable the mode for a block: torch disables modes inside torch functions, such as ``loss.backward()``."""
         stack: list[TorchFunctionMode] = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
         if not any(mode is self for mode in stack):
             self._pushed.enter_context(self)
@@ -429,7 +437,7 @@ class StreamMode(TorchFunctionMode):
         out = output_tensor(output)
         if out is None:
             raise SiteError(
-                f"{call.call.module_name} gave back no tensor that could be the stream. Name the right blocks with "
+                f"{call.call.module_name} returned no tensor that could be the stream. Name the right blocks with "
                 "blocks='layers.*'; `rankscope doctor` shows which were found."
             )
         call.check_complete(attention=self.reads_attention())
@@ -439,7 +447,7 @@ class StreamMode(TorchFunctionMode):
             left = stream_out(call.stack.stream, output)
             if left is None:
                 raise SiteError(
-                    f"{call.call.module_name} gave back a {type(output).__name__} without the tensors that "
+                    f"{call.call.module_name} returned a {type(output).__name__} without the tensors that "
                     f"stream=Stream(slot={call.stack.stream.slot!r}) asks for. Declare the slot in which the stream is."
                 )
             left = left if call.taken is None else call.taken + left

@@ -1,6 +1,6 @@
 """Which torch functions do what to a residual stream.
 
-The tracer follows tensor objects, so it has to know the calls that hand the stream on under a new object
+The tracer follows tensor objects, so it has to know the calls that return the stream as a new object
 (``SAME_VALUES``, ``NORMS``) and the calls that add to it (``ADDS``).
 """
 
@@ -27,7 +27,7 @@ ADDED_MATRIX_PRODUCTS: frozenset[Callable[..., Any]] = frozenset(
     {torch.addmm, T.addmm, T.addmm_, torch.baddbmm, T.baddbmm, T.baddbmm_}
 )
 SUMS: frozenset[Callable[..., Any]] = ADDS | DIFFERENCES | ADDED_PRODUCTS | INTERPOLATIONS | ADDED_MATRIX_PRODUCTS
-"""Every call that is a sum of two terms, one of which can be the stream."""
+"""All calls that are a sum of two terms, one of which can be the stream."""
 IN_PLACE_SUMS: frozenset[Callable[..., Any]] = frozenset(
     {T.add_, T.__iadd__, T.sub_, T.__isub__, T.subtract_, T.addcmul_, T.lerp_, T.addmm_, T.baddbmm_}
 )
@@ -59,7 +59,7 @@ CONSTANTS: frozenset[Callable[..., Any]] = frozenset(
 )
 
 SHAPED_LIKE: frozenset[Callable[..., Any]] = frozenset({T.expand_as, T.view_as, T.reshape_as, T.type_as})
-"""Calls that take only the shape or the type of their second argument."""
+"""Calls that use only the shape or the type of their second argument."""
 
 PRODUCTS: frozenset[Callable[..., Any]] = frozenset(
     {torch.matmul, T.matmul, T.__matmul__, T.__rmatmul__, torch.bmm, T.bmm, torch.baddbmm, T.baddbmm, torch.einsum}
@@ -73,7 +73,7 @@ MULTI_HEAD: Callable[..., Any] = F.multi_head_attention_forward
 
 
 def is_norm(module: nn.Module) -> bool:
-    """Whether a module normalises its input: called a norm, and holding no weight matrix."""
+    """Whether a module normalises its input: it is named like a norm and has no weight matrix."""
     return "norm" in type(module).__name__.lower() and all(p.dim() <= 1 for p in module.parameters())
 
 
@@ -81,7 +81,7 @@ _ATTENTION_NAME = re.compile(r"attention|attn", re.IGNORECASE)
 
 
 def is_attention(name: str, module: nn.Module) -> bool:
-    """Whether a module is attention by its own name or its class's."""
+    """Whether a module is attention, judged by its own name or that of its class."""
     return _ATTENTION_NAME.search(f"{name.rpartition('.')[2]} {type(module).__name__}") is not None
 
 
@@ -89,13 +89,13 @@ _MIXER_NAME = re.compile(r"mixer|mamba|ssm|fourier|recurrent|rwkv|rglru|hyena|ls
 
 
 def is_mixer(name: str, module: nn.Module) -> bool:
-    """Whether a module mixes tokens without being attention, by its own name or its class's."""
+    """Whether a module mixes tokens without being attention, judged by its own name or that of its class."""
     return _MIXER_NAME.search(f"{name.rpartition('.')[2]} {type(module).__name__}") is not None
 
 
 @contextmanager
 def without_fastpath() -> Iterator[None]:
-    """Switch the fused path of ``nn.TransformerEncoderLayer`` off, and back to what it was."""
+    """Disable the fused path of ``nn.TransformerEncoderLayer``, and restore the setting afterwards."""
     was_on = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:

@@ -1,7 +1,7 @@
-"""One small forward pass that shows how a model is built.
+"""Runs one small forward pass to see how a model is built.
 
 Every module call opens a frame that follows its own input as if it were a residual stream. Frames record the
-adds onto that stream, with a label for each branch, and the attention calls seen. Discovery then picks the
+adds onto that stream, with a label for each branch, and the attention calls. Discovery then selects the
 frames that are blocks.
 """
 
@@ -52,7 +52,11 @@ _MLP_NAME = re.compile(r"mlp|ffn|feed_?forward|expert|moe|intermediate", re.IGNO
 
 
 class Ancestry(IntFlag):
-    """Where the values of a tensor come from, seen from one frame. Fresh: from the stream since its last add."""
+    """Where the values of a tensor come from, relative to one frame.
+
+    DERIVED: from the stream. ATTENTION, CROSS: through attention, cross-attention. OTHER: also through something else.
+    FRESH: from the stream since its last add.
+    """
 
     NONE = 0
     DERIVED = 1
@@ -64,16 +68,16 @@ class Ancestry(IntFlag):
 
 @dataclass
 class CallRecord:
-    """What one module call showed: the raw material of discovery.
+    """What was observed during one module call: the input of discovery.
 
     Attributes:
-        adds: one label for each add onto the call's own input, ``None`` where the branch does not come from it.
-        joins: for each of these, whether its branch was computed before the add that came just before it.
+        adds: one label for each add onto the call's own input, ``None`` if the branch does not come from it.
+        joins: for each of these, whether its branch was computed before the previous add.
         attention: for each attention call, how many adds came before it, and its kind.
         norms_at: for each norm of the stream or of a branch, how many adds came before it.
-        ends_with_norm: whether a final norm closes the call, one the skips inside do not go through.
+        ends_with_norm: whether the call ends with a final norm that the skips inside do not go through.
         post_norm: whether a branch is added to a norm of the stream.
-        fed_by: the calls that gave back the very tensor this one took.
+        fed_by: the calls that returned the exact tensor that this one received.
     """
 
     name: str
@@ -93,7 +97,7 @@ class CallRecord:
 
     @property
     def labels(self) -> list[Label]:
-        """Labels of the true skip adds."""
+        """Labels of the genuine skip adds."""
         return [label for label in self.adds if label is not None]
 
     @property
@@ -103,18 +107,18 @@ class CallRecord:
 
     @property
     def mixes(self) -> bool:
-        """Whether tokens meet here, as far as can be seen."""
+        """Whether tokens are mixed here, as far as can be seen."""
         return bool(self.attention) or bool({"attention", "mixer", "both"} & set(self.labels))
 
     @property
     def is_complete(self) -> bool:
-        """Whether token mixing and an MLP are both added here: the mark of a transformer block."""
+        """Whether token mixing and an MLP are both added here, as in a transformer block."""
         labels = set(self.labels)
         return "both" in labels or ("mlp" in labels and bool(labels & {"attention", "mixer"}))
 
 
 class ProbeFrame(StreamFrame):
-    """A stream frame that also knows where every other tensor of the call comes from."""
+    """A stream frame that also tracks where every other tensor of the call comes from."""
 
     def __init__(self, entry: Tensor, record: CallRecord, attention_depth: int, sums: Sums = "plain") -> None:
         self._newest: dict[int, weakref.ref[Tensor]] = {}
@@ -127,7 +131,7 @@ class ProbeFrame(StreamFrame):
         self._ancestries: dict[int, tuple[weakref.ref[Tensor], Ancestry]] = {}
 
     def follow(self, tensor: Tensor) -> None:
-        """From now on this object is the stream (as well)."""
+        """From now on this object is (also) the stream."""
         super().follow(tensor)
         self._newest[id(tensor)] = weakref.ref(tensor)
 
@@ -137,7 +141,7 @@ class ProbeFrame(StreamFrame):
         self._newest[id(tensor)] = weakref.ref(tensor)
 
     def tokens(self, batch: int, stream: Stream | None = None) -> int:
-        """Number of tokens in the stream of this frame; -1 where it has other axes than were declared."""
+        """Number of tokens in the stream of this frame; -1 if its axes are not the declared ones."""
         shape = self.entry_shape
         if stream is not None and stream.axes is not None:
             try:
@@ -150,18 +154,18 @@ class ProbeFrame(StreamFrame):
         return int(torch.Size(middle).numel())
 
     def ancestry(self, tensor: Tensor) -> Ancestry:
-        """Ancestry of one tensor object."""
+        """The ancestry of one tensor object."""
         if self.is_stream(tensor):
             return Ancestry.DERIVED | (Ancestry.FRESH if self._is_in(self._newest, tensor) else Ancestry.NONE)
         entry = self._ancestries.get(id(tensor))
         return entry[1] if entry is not None and entry[0]() is tensor else Ancestry.NONE
 
     def mark(self, tensor: Tensor, ancestry: Ancestry) -> None:
-        """Set what is known of a tensor's ancestry."""
+        """Set the ancestry of a tensor."""
         self._ancestries[id(tensor)] = (weakref.ref(tensor), ancestry)
 
     def mark_attention(self, tensor: Tensor, crosses: bool) -> None:
-        """This tensor comes out of attention, or out of a module that is one by name."""
+        """Mark a tensor as the output of attention, or of a module named like attention."""
         if not self.is_stream(tensor):
             cross = Ancestry.CROSS if crosses else Ancestry.NONE
             self.mark(tensor, self.ancestry(tensor) | Ancestry.DERIVED | Ancestry.ATTENTION | cross)
@@ -169,9 +173,9 @@ class ProbeFrame(StreamFrame):
     def see_attention(
         self, call: AttentionCall, outputs: Sequence[Tensor], crosses_by_name: bool, *, counts: bool
     ) -> None:
-        """Record an attention call; keys that do not come from the stream make it cross-attention.
+        """Record an attention call; it is cross-attention if its keys do not come from the stream.
 
-        ``counts`` is false for attention among other tokens than those of this frame's stream.
+        ``counts`` is False for attention between tokens other than those of this frame's stream.
         """
         foreign = (
             call.query is not None
@@ -186,7 +190,7 @@ class ProbeFrame(StreamFrame):
             self.mark_attention(tensor, crosses)
 
     def see_add(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
-        """Record an add onto the stream, if this is one; gives the tensor that is the stream."""
+        """Record an add onto the stream, if this is one; returns the tensor that is the stream."""
         found = self.match(func, args, kwargs) if func in self.sums else None
         if found is None:
             return None
@@ -195,6 +199,7 @@ class ProbeFrame(StreamFrame):
         for tensor in found.branches:
             ancestry |= self.ancestry(tensor)
         label = self._label(ancestry)
+        # A branch computed before the previous add is parallel to it: x + attention(x), then + mlp(x).
         stale = label is not None and not ancestry & Ancestry.FRESH
         self.record.adds.append(label)
         self.record.joins.append(follows_a_skip and stale)
@@ -204,7 +209,7 @@ class ProbeFrame(StreamFrame):
         return found.carried
 
     def _age(self) -> None:
-        """The stream is about to change: nothing known so far is computed from what it becomes."""
+        """The stream is about to change: no tensor seen so far is computed from its new value."""
         self._newest.clear()
         self._ancestries = {key: (ref, ancestry & ~Ancestry.FRESH) for key, (ref, ancestry) in self._ancestries.items()}
 
@@ -215,14 +220,15 @@ class ProbeFrame(StreamFrame):
             if ancestry & Ancestry.OTHER:
                 return "both"
             return "cross_attention" if ancestry & Ancestry.CROSS else "attention"
+        # Names are the only evidence for a mixer; everything else that is not attention counts as an MLP.
         names = " ".join(self.names_since_add)
         return "mixer" if _MIXER_NAME.search(names) and not _MLP_NAME.search(names) else "mlp"
 
     def spread(self, func: Callable[..., Any], inputs: list[Tensor], outputs: list[Tensor], depth: int) -> None:
-        """Hand ancestries on from the inputs of a call to its outputs.
+        """Pass ancestries on from the inputs of a call to its outputs.
 
-        ``depth`` is how many attention modules are open: outside of them, the sum of a tensor that comes
-        from attention and one that does not is the joint branch of a parallel block.
+        ``depth`` is the number of active attention modules: outside of them, the sum of a tensor from attention and
+        one that is not from attention is the joint branch of a parallel block.
         """
         if func in CONSTANTS:
             return
@@ -234,6 +240,7 @@ class ProbeFrame(StreamFrame):
             union |= ancestry
         if not union:
             return
+        # A parallel block adds attention(x) + mlp(x) first and the sum to the stream afterwards.
         if func in ADDS and depth <= self._attention_depth and len(ancestries) == 2:
             from_attention = sum(bool(ancestry & Ancestry.ATTENTION) for ancestry in ancestries)
             if from_attention == 1 and all(ancestry & Ancestry.DERIVED for ancestry in ancestries):
@@ -248,7 +255,7 @@ class ProbeFrame(StreamFrame):
 def probe(
     model: nn.Module, run: Callable[[], object], batch: int, stream: Stream | None = None, sums: Sums = "plain"
 ) -> tuple[list[CallRecord], Tape]:
-    """Run the model once (``run`` calls it): a record of each module call, in order of entry, and all operations."""
+    """Run the model once through ``run``: a record of each module call, in order of entry, and all operations."""
     mode = _Probe(batch, stream, sums)
     with ExitStack() as stack:
         for name, module in model.named_modules():
@@ -284,6 +291,8 @@ class _Probe(TorchFunctionMode):
                 return func(*args, **kwargs)
             finally:
                 self.tape.end_function(before)
+        # Every active module call has a frame, from the model down to the innermost module; each one follows its own
+        # input, because it is not yet known which of them are blocks.
         added = [frame.see_add(func, args, kwargs) for frame in self._frames] if func in SUMS else []
         inputs = tensors_in((args, kwargs), depth=3)
         skips = [
@@ -336,9 +345,10 @@ class _Probe(TorchFunctionMode):
         return [AttentionCall(weights=out)] if fits else []
 
     def _are_scores(self, scores: Tensor, frame: ProbeFrame) -> bool:
-        """Whether a softmax over the last axis is one over keys.
+        """Whether a softmax over the last axis is a softmax over keys, and not over the features of a projection.
 
-        As long as the stream, or the product of queries and keys: else it is over the features of a projection.
+        The last axis must be as long as the stream (or one longer, with a sink), or the scores must come from a product
+        of queries and keys.
         """
         return self._is_product(scores) or scores.shape[-1] - frame.tokens(self._batch, self._stream) in (0, 1)
 
@@ -380,7 +390,7 @@ class _Probe(TorchFunctionMode):
         return hook
 
     def leave(self, name: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], None]:
-        """A hook that closes the frame and notes what the module gave back."""
+        """A hook that closes the frame and records what the module returned."""
 
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
             frame = self._open.pop()
@@ -415,19 +425,19 @@ class _Probe(TorchFunctionMode):
             record.final_norm = name
 
     def _weighty_giver_of(self, tensor: Tensor) -> str | None:
-        """The module with weights that gave back this tensor; dropouts on the way hand on the same object."""
+        """The module with weights that returned this tensor; dropouts in between return the same object."""
         givers = self._givers_of(tensor)
         return next((record.name for record in givers if any(True for _ in record.module.parameters())), None)
 
     def _givers_of(self, tensor: Tensor) -> list[CallRecord]:
-        """The calls that gave back this very tensor."""
+        """The calls that returned this exact tensor."""
         return [record for reference, record in self._returned.get(id(tensor), []) if reference() is tensor]
 
 
 def _inside_multi_head(
     func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[list[AttentionCall], Any]:
-    """Run torch's own multi-head attention; its one call is shown with the tensors that went in."""
+    """Run torch's own multi-head attention; its attention call is recorded with the module's inputs."""
     query, key = (args[0], args[1]) if args else (kwargs["query"], kwargs["key"])
     calls: list[AttentionCall] = []
 

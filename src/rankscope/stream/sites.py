@@ -1,4 +1,4 @@
-"""The one vocabulary of places where a transformer is measured. No torch in this file."""
+"""The vocabulary of sites at which a transformer is measured. This file does not import torch."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ DEFAULT_SITES = ("block.in@0", "block.out", "final", "attention.probs")
 
 @dataclass(frozen=True)
 class SiteRef:
-    """One place in one model: a site of the vocabulary in a block of a stack."""
+    """One site of one block of one stack."""
 
     stack: str | None
     layer: int
@@ -45,7 +45,7 @@ class SiteRef:
 
 @dataclass(frozen=True)
 class SiteSelection:
-    """Which sites a run looks at: site name to the layers wanted, ``None`` for every layer.
+    """Which sites a run observes: maps site names to the selected layers, ``None`` for every layer.
 
     Example:
         >>> chosen = SiteSelection.parse(["block.in@0", "block.out"])
@@ -57,7 +57,7 @@ class SiteSelection:
 
     @classmethod
     def parse(cls, words: Iterable[str]) -> SiteSelection:
-        """Read words such as ``block.out`` (every layer) or ``block.in@0,5`` (these layers)."""
+        """Parse words such as ``block.out`` (every layer) or ``block.in@0,5`` (these layers)."""
         layers: dict[str, frozenset[int] | None] = {}
         for word in words:
             site, at, numbers = word.partition("@")

@@ -1,11 +1,11 @@
 """The tracer: shows the residual stream of a running model at every site.
 
-The model's own code runs unchanged and the tracer only looks, so outputs are bit-identical. Observers get tensors
-of shape ``batch tokens dim`` and must reduce them on the spot: the tracer keeps nothing.
+The model's own code runs unchanged and the tracer only observes, so outputs are bit-identical. Observers receive
+tensors of shape ``batch tokens dim`` and must reduce them immediately: the tracer stores nothing.
 
-A fused attention kernel keeps the logarithm of each row's sum of exponentials to itself.
-PyTorch's kernel for processors returns it beside its output, for a backward pass. With it the probabilities of any tile
-follow from queries and keys alone, which saves one walk over all of them.
+A fused attention kernel does not expose the logarithm of each row's sum of exponentials in Python, but PyTorch's CPU
+kernel returns it internally for the backward pass. Given these log-sums, the probabilities of any tile follow from
+queries and keys alone, which saves one walk over all of them.
 """
 
 from __future__ import annotations
@@ -30,11 +30,7 @@ _WORTH_ENTRIES = 1 << 20
 
 
 class KernelSums(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Looks on while one fused call runs; the call itself runs as it would.
-
-    Attributes:
-        log_sums: ``(batch, heads, query)``, of the one kernel that ran; None where there was none, or several.
-    """
+    """Records the log-sums while one fused call runs; the call itself is unchanged."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -42,7 +38,7 @@ class KernelSums(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @property
     def log_sums(self) -> Tensor | None:
-        """What the kernel told."""
+        """``(batch, heads, query)``, from the one kernel that ran; None if there was none, or several."""
         return self._found[0] if len(self._found) == 1 else None
 
     def __torch_dispatch__(
@@ -55,7 +51,7 @@ class KernelSums(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def watching_kernel(query: Tensor, key: Tensor) -> AbstractContextManager[KernelSums | None]:
-    """Look on where it is worth it: at long sequences of plain tensors on a processor."""
+    """Record the log-sums if it pays off: for long sequences of plain tensors on a CPU."""
     plain = type(query) is Tensor and type(key) is Tensor
     if not plain or query.device.type != "cpu":
         return nullcontext()
@@ -70,10 +66,10 @@ Observer = Callable[[SiteRef, "Tensor | AttentionCall"], None]
 def trace(view: ModelView, selection: SiteSelection, observe: Observer) -> Iterator[None]:
     """Observe the selected sites of every forward pass of ``view.model`` inside the ``with`` block.
 
-    Blocks that run again in a backward pass (gradient checkpointing) are not shown twice.
+    Blocks that run again in a backward pass (gradient checkpointing) are not shown a second time.
 
     Raises:
-        SiteError: in a forward pass in which a block or a skip add does not show up as discovered.
+        SiteError: a block or a skip add does not occur as it did when the model was probed.
     """
     with Tracer(view, selection, observe).active():
         yield
@@ -120,7 +116,7 @@ class Tracer(StreamMode):
         return out
 
     def on_fused(self, ref: SiteRef, args: Sequence[Any], kwargs: Mapping[str, Any], perform: Perform) -> Any:
-        """Show fused attention, and what it has mixed."""
+        """Show fused attention, and its output."""
         named, shown = sdpa_arguments(args, kwargs), ref in self._selection
         watch = watching_kernel(named["query"], named["key"]) if shown else nullcontext()
         with listening() as heard, watch as told:

@@ -1,4 +1,4 @@
-"""The structure of a model, found on a small piece of the inputs it will be measured on."""
+"""Finds the structure of a model on a small part of the inputs on which it will be measured."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rankscope.stream.discovery import discover
 from rankscope.stream.evidence import agreed
 
 _PROBE_TOKENS = 256
-"""Long enough for a path that only longer inputs take to show, short beside what is measured."""
+"""Long enough to reveal most paths that only longer inputs take, short compared with what is measured."""
 _STACKS: WeakKeyDictionary[nn.Module, tuple[Stack, ...]] = WeakKeyDictionary()
 
 
@@ -33,8 +33,8 @@ def view_of(
     """Discover the stacks of ``model`` with a few forward passes on two short sequences of ``batch``.
 
     Raises:
-        DiscoveryError: there are no blocks to be found.
-        LayoutError: their residual stream does not lie as it would be read.
+        DiscoveryError: no blocks were found.
+        LayoutError: the axes of their residual stream are not in the assumed order.
     """
     small, sequences = probe_batch(batch, whole=_depends_on_length(model))
     with undisturbed(model):
@@ -45,10 +45,10 @@ def view_of(
 
 
 def need_plain_stream(view: ModelView, verb: str) -> None:
-    """Make sure that a verb which reads weights or arithmetic along with the stream can read this one.
+    """Check that a verb which also uses weights or exact arithmetic supports this stream.
 
     Raises:
-        UnsupportedConfigError: the stream was declared to lie in another way.
+        UnsupportedConfigError: the stream was declared with another layout.
     """
     for stack in view.stacks:
         if not stack.stream.is_plain:
@@ -60,14 +60,14 @@ def need_plain_stream(view: ModelView, verb: str) -> None:
 
 
 def known_view(model: nn.Module) -> ModelView | None:
-    """The structure as it was found last, if it was."""
+    """The structure that was found last, if any."""
     stacks = _STACKS.get(model)
     return None if stacks is None else ModelView(model, stacks)
 
 
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Run a model aside: in evaluation mode, without gradients; mode, random state and FSDP2's shards are put back."""
+    """Run a model in evaluation mode, without gradients; mode, random state and FSDP2's shards are restored."""
     was_training = [module for module in model.modules() if module.training]
     for module in was_training:
         module.training = False
@@ -80,16 +80,15 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
 
 
 def _depends_on_length(model: nn.Module) -> bool:
-    """Whether a short input would change the model: block-sparse ones turn to full attention, and stay there."""
+    """Whether a short input would change the model: block-sparse models switch to full attention permanently."""
     return any(getattr(module, "attention_type", None) == "block_sparse" for module in model.modules())
 
 
 def probe_batch(batch: Batch, *, whole: bool = False) -> tuple[Batch, int]:
-    """Two sequences of the batch (one, taken twice, where there is only one), at most 256 tokens of token ids.
+    """Two sequences of the batch (the same one twice if there is only one), and at most 256 tokens of token ids.
 
-    All tokens with ``whole``.
-
-    With as many tokens as sequences the two axes could not be told apart: three sequences are taken then.
+    With ``whole``, all tokens. If there are two tokens, three sequences are used, because with as many tokens as
+    sequences the two axes could not be distinguished.
     """
     tensors = [value for value in (*batch.arguments, *batch.inputs.values()) if isinstance(value, Tensor)]
     axis = batch.axis
@@ -107,7 +106,7 @@ def probe_batch(batch: Batch, *, whole: bool = False) -> tuple[Batch, int]:
 
 
 def _are_token_ids(tensors: Sequence[Tensor]) -> bool:
-    """Whether every tensor is ``batch x tokens`` integers of one length, which may be cut short."""
+    """Whether every tensor is ``batch x tokens`` integers of one length, which may be truncated."""
     if any(value.is_floating_point() or value.dim() != 2 for value in tensors):
         return False
     return len({value.shape[1] for value in tensors}) == 1

@@ -1,6 +1,6 @@
-"""What surgery does to attention: to its scores before the softmax, and to its probabilities after.
+"""Surgery on attention: edits its scores before the softmax and its probabilities after it.
 
-Everything after the softmax is linear in P, so that on a fused kernel, which never shows P, it can be done on its
+Everything after the softmax is linear in P. So on a fused kernel, which never exposes P, the edit is applied to its
 output: with U the uniform matrix on the visible keys, U V is the same kernel with the query set to zero.
 """
 
@@ -23,10 +23,10 @@ from rankscope.surgery.operation import Operation
 
 
 def visible_scores(scores: Tensor) -> Tensor:
-    """Which keys the model's own mask leaves visible, told from scores that already hold it.
+    """Which keys the model's own mask leaves visible, inferred from scores that already include it.
 
-    A key counts as hidden when its score lies more than 5,000 below the largest of its head. Heuristic; false only for
-    scores that differ by as much without a mask.
+    A key counts as hidden if its score is more than 5,000 below the largest of its head. Heuristic; wrong only for
+    scores that differ by that much without a mask.
     """
     scores = scores.detach()
     return scores > scores.amax(dim=(-2, -1), keepdim=True) + HIDES
@@ -35,17 +35,17 @@ def visible_scores(scores: Tensor) -> Tensor:
 def after_masks(
     visible: Tensor | None, lengths: tuple[int, int], tokens: int, operations: Sequence[Operation], device: torch.device
 ) -> Tensor | None:
-    """The visibility that the operations leave, one after the other; None when every key is visible.
+    """The keys that are visible after all operations, applied in order; None if every key is visible.
 
     Args:
-        visible: the model's own.
+        visible: the model's own visibility.
         lengths: number of queries and of keys.
         tokens: number of tokens in the stream.
-        operations: in their order; those without a mask change nothing.
-        device: of the result.
+        operations: in order; those without a mask change nothing.
+        device: device of the result.
 
     Raises:
-        UnsupportedOperationError: this attention does not run among the tokens of the stream.
+        UnsupportedOperationError: this attention is not between the tokens of the stream.
     """
     for operation in operations:
         if operation.mask is not None:
@@ -55,18 +55,19 @@ def after_masks(
 
 
 def _masked(visible: Tensor | None, new: Tensor, operation: Operation) -> Tensor:
-    """One mask more; keys that no query of a sequence sees are padding and stay hidden."""
+    """Apply one more mask; keys that no query of a sequence sees are padding and stay hidden."""
     if visible is None:
         return torch.ones_like(new) if operation.mask_mode == "unite" else new
     if operation.mask_mode == "intersect":
         return new & visible
+    # Replacing or widening the mask must not reveal padding to the model.
     not_padding = visible.any(dim=-2, keepdim=True)
     return (new & not_padding) if operation.mask_mode == "replace" else (new & not_padding) | visible
 
 
 @lru_cache(maxsize=8)
 def pattern(mask: Mask, query: int, key: int, device: torch.device) -> Tensor:
-    """The dense mask, kept for the next layer."""
+    """The dense mask, cached for the next layer."""
     with torch.inference_mode(False):
         return mask.dense(query, key, device=device)
 
@@ -84,16 +85,18 @@ UNIFORM = Operation(attention="uniform")
 
 
 def before_kernel(call: AttentionCall, tokens: int, operations: Sequence[Operation]) -> AttentionCall:
-    """The arguments of a fused kernel as the operations want them."""
+    """The arguments of a fused kernel after the operations."""
     assert call.query is not None
     own, bias = _own_visibility(call)
     visible = after_masks(own, call.lengths, tokens, operations, call.query.device)
     flat = any(operation.attention == "uniform" for operation in operations)
     if bias is not None and not flat:
         _refuse_revealing(own, visible, "It adds a position bias, and none where its own mask hides a key.")
+    # A zero query makes all scores equal, so the kernel itself computes uniform attention over the visible keys.
     if flat:
         call, bias = replace(call, query=torch.zeros_like(call.query)), None
     call = _cooled(call, bias, operations)
+    # The mask did not change. An additive mask that only hides keys becomes boolean, so that it hides them exactly.
     if bias is None and visible is own:
         return call if call.mask is None or call.mask.dtype == torch.bool else replace(call, mask=own, is_causal=False)
     if bias is None or visible is None:
@@ -103,7 +106,7 @@ def before_kernel(call: AttentionCall, tokens: int, operations: Sequence[Operati
 
 
 def _own_visibility(call: AttentionCall) -> tuple[Tensor | None, Tensor | None]:
-    """The model's own mask, taken apart: which keys are visible, and what is added to visible scores."""
+    """The model's own mask, split into which keys are visible and what is added to visible scores."""
     visible = call.support()
     if call.mask is None or call.mask.dtype == torch.bool:
         return visible, None
@@ -112,9 +115,10 @@ def _own_visibility(call: AttentionCall) -> tuple[Tensor | None, Tensor | None]:
 
 
 def _cooled(call: AttentionCall, bias: Tensor | None, operations: Sequence[Operation]) -> AttentionCall:
-    """Scores, a bias in them included, divided by the temperature; hidden keys stay hidden."""
+    """Scores, including a bias, divided by the temperature; hidden keys stay hidden."""
     temperature = _temperature(operations)
     assert call.query is not None
+    # Dividing the scale divides query times key; a bias is added afterwards and has to be divided separately.
     if temperature != 1.0:
         own = call.query.shape[-1] ** -0.5 if call.scale is None else call.scale
         call = replace(call, scale=own / temperature)
@@ -122,13 +126,13 @@ def _cooled(call: AttentionCall, bias: Tensor | None, operations: Sequence[Opera
 
 
 def before_softmax(scores: Tensor, tokens: int, operations: Sequence[Operation], sinks: int) -> tuple[Tensor, Tensor]:
-    """Scores and visibility as the operations want them.
+    """Scores and visibility after the operations.
 
     Args:
-        scores: with the model's own mask inside, ``batch heads query key``.
+        scores: including the model's own mask, ``batch heads query key``.
         tokens: number of tokens in the stream.
-        operations: in their order.
-        sinks: columns at the end that are no keys.
+        operations: in order.
+        sinks: number of columns at the end that are not keys.
     """
     lengths = scores.shape[-2], scores.shape[-1] - sinks
     own = visible_scores(scores)[..., : lengths[1]]
@@ -168,13 +172,14 @@ def edit_probs(probs: Tensor, support: Tensor | None, operation: Operation) -> T
 
 
 def edit_output(out: Tensor, uniform: Tensor | None, operation: Operation) -> Tensor:
-    """The edits of :func:`edit_probs`, carried over from P to P V; ``uniform`` is U V where it is needed."""
+    """The edits of :func:`edit_probs`, applied to P V instead of P; ``uniform`` is U V if needed."""
     if uniform is not None:
         out = _recentred(out, uniform, operation)
     return out * head_gains(operation, out) if operation.heads else out
 
 
 def _recentred(own: Tensor, uniform: Tensor, operation: Operation) -> Tensor:
+    # "centred": s (P - U). Otherwise AttnScale: U + s (P - U).
     scaled = operation.attention_scale * (own - uniform)
     return scaled if operation.attention == "centred" else uniform + scaled
 
@@ -188,7 +193,7 @@ def uniform_on(support: Tensor | None, like: Tensor) -> Tensor:
 
 
 def head_gains(operation: Operation, like: Tensor) -> Tensor:
-    """One factor per head, zero for those that are removed."""
+    """One factor per head, zero for removed heads."""
     beyond = sorted(head for head in operation.heads if head not in range(like.shape[1]))
     if beyond:
         raise UnsupportedOperationError(f"heads={beyond}: the block has heads 0 to {like.shape[1] - 1}.")
@@ -198,12 +203,12 @@ def head_gains(operation: Operation, like: Tensor) -> Tensor:
 
 
 def needs_uniform(operation: Operation) -> bool:
-    """Whether the uniform matrix enters after the softmax."""
+    """Whether the uniform matrix is needed after the softmax."""
     return operation.attention == "centred" or operation.attention_scale != 1.0
 
 
 def edits_probs(operation: Operation) -> bool:
-    """Whether anything happens after the softmax."""
+    """Whether anything is edited after the softmax."""
     return needs_uniform(operation) or bool(operation.heads)
 
 
@@ -212,14 +217,14 @@ def run_edited(call: AttentionCall, own: Mapping[str, Any], perform: Perform, af
 
     Args:
         call: query, key, value, mask and scale.
-        own: the model's own arguments; dropout and grouping of heads are taken from them.
+        own: the model's own arguments, used for dropout and grouping of heads.
         perform: the kernel.
-        after: what happens after the softmax.
+        after: the edits after the softmax.
     """
     if not needs_uniform(after):
         return edit_output(run_kernel(call, own, perform), None, after)
     dropout = own.get("dropout_p", 0.0) > 0
-    # Other kinds of tensors, such as those of exact arithmetic, know the kernel and not what stands in for it.
+    # Other tensor types, such as those of exact arithmetic, support the kernel but not its replacement.
     if not dropout and call.mask is None and not call.is_causal and type(call.value) is Tensor:
         out = run_kernel(call, own, perform)
         return edit_output(out, _mean_of_values(call, out), after)
@@ -227,19 +232,19 @@ def run_edited(call: AttentionCall, own: Mapping[str, Any], perform: Perform, af
     state = _random_state(call) if dropout else None
     out = run_kernel(call, own, perform)
     if state is not None:
-        _set_random_state(call, state)  # P and U lose the same entries, as P - U would
+        _set_random_state(call, state)  # same dropout mask for P and U, as for P - U
     return edit_output(out, run_kernel(flat, own, perform), after)
 
 
 def _mean_of_values(call: AttentionCall, out: Tensor) -> Tensor:
-    """What uniform attention gives where every key is visible: the same for all queries, without a second kernel."""
+    """The output of uniform attention if every key is visible: the same for all queries, without a second kernel."""
     assert call.value is not None
     mean = call.value.mean(dim=-2, keepdim=True)
     return mean.repeat_interleave(out.shape[-3] // mean.shape[-3], dim=-3).expand_as(out)
 
 
 def run_kernel(call: AttentionCall, own: Mapping[str, Any], perform: Perform) -> Tensor:
-    """The kernel on ``call``; dropout and grouping of heads as in the model's own arguments."""
+    """Run the kernel on ``call``, with dropout and grouping of heads from the model's own arguments."""
     kept = {name: own[name] for name in ("dropout_p", "enable_gqa") if name in own}
     options = {"attn_mask": call.mask, "is_causal": call.is_causal, "scale": call.scale} | kept
     out: Tensor = perform(call.query, call.key, call.value, **options)

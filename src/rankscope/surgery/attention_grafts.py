@@ -1,4 +1,4 @@
-"""Grafts inside attention: its matrix mixed, its scores scaled with length, its values tied to the first layer's."""
+"""Grafts inside attention: mix its matrix, scale its scores with length, tie its values to those of the first layer."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class AttentionMixing(Graft):
 
     Args:
         view: the model.
-        start: named numbers, the same in every block at first.
-        rule: the mixture they make.
+        start: initial values by name, the same in every block.
+        rule: maps these values to a mixture.
         learnable: make them parameters, one per block and name.
     """
 
@@ -37,7 +37,7 @@ class AttentionMixing(Graft):
         return self._rule({name: self.gains.at(at, name) for name in self._names})
 
     def describe(self) -> dict[str, Any]:
-        """The numbers."""
+        """The values, in plain JSON types."""
         return {"graft": "attention mixing", **self.gains.describe()}
 
 
@@ -57,7 +57,7 @@ class LengthScale(Graft):
         self.gains = BlockGains(view, {"scale": scale}, learnable=learnable)
 
     def score_gain(self, at: Spot, keys: Tensor) -> Number:
-        """A row that sees one key has nothing to choose, and one that sees none is left alone."""
+        """The factor s log n; rows that see one key or none are left unchanged."""
         return self.gains.at(at, "scale") * keys.clamp(min=1).double().log()
 
     def describe(self) -> dict[str, Any]:
@@ -66,7 +66,7 @@ class LengthScale(Graft):
 
 
 class _FirstValues(Graft):
-    """Remembers the values of the first block of each stack for the length of a pass."""
+    """Keeps the values of the first block of each stack during a pass."""
 
     touches: ClassVar[frozenset[Place]] = frozenset({"values"})
 
@@ -79,7 +79,7 @@ class _FirstValues(Graft):
         self._first.clear()
 
     def first(self, at: Spot, value: Tensor) -> Tensor:
-        """The first block's values, in a shape that fits."""
+        """The first block's values, in a matching shape."""
         if at.layer == 0:
             self._first[at.stack] = value
         first = self._first.get(at.stack)
@@ -110,7 +110,7 @@ class ValueMixing(_FirstValues):
         self.gains = BlockGains(view, {"share": share}, learnable=learnable)
 
     def values(self, at: Spot, value: Tensor) -> Tensor:
-        """The mixture; the first block's are its own."""
+        """The mixture; the first block keeps its own values."""
         share = self.gains.at(at, "share")
         first = self.first(at, value)
         return value if at.layer == 0 else (1.0 - share) * value + share * first
@@ -121,7 +121,7 @@ class ValueMixing(_FirstValues):
 
 
 class ValueAnchor(_FirstValues):
-    r"""Attention gives back :math:`PV + \lambda(V_1 - V)`, with :math:`V_1` the values of the first block.
+    r"""Attention returns :math:`PV + \lambda(V_1 - V)`, with :math:`V_1` the values of the first block.
 
     Args:
         view: the model.
@@ -149,13 +149,13 @@ class ValueAnchor(_FirstValues):
 
 
 class OutputGate(Graft):
-    r"""Attention gives back :math:`\sigma(X W)\odot PV`, with X what the attention module was given.
+    r"""Attention returns :math:`\sigma(X W)\odot PV`, with X the input of the attention module.
 
-    The gate's weights are drawn from N(0, std^2 / dim) when a block is first met; then they stay.
+    The gate's weights are drawn from N(0, std^2 / dim) when a block first runs, and kept from then on.
 
     Args:
-        std: of the gate's logits for an input of unit variance.
-        seed: of the weights.
+        std: standard deviation of the gate's logits for an input of unit variance.
+        seed: seed of the weights.
     """
 
     touches: ClassVar[frozenset[Place]] = frozenset({"values"})
@@ -166,7 +166,7 @@ class OutputGate(Graft):
         self.weights = nn.ParameterDict()
 
     def attended(self, at: Spot, heard: Attended) -> Tensor:
-        """The output, gated by what each token holds."""
+        """The output, gated by each token's own input."""
         if heard.read is None or heard.read.shape[1] != heard.out.shape[2]:
             raise UnsupportedOperationError(
                 f"Block {at.layer}: no module is an attention by its name or class, so what it reads was not seen and "

@@ -1,4 +1,4 @@
-"""Grafts at the skips: gains on stream and branch, another place for norms, tokens pushed apart."""
+"""Grafts at the skips: gains on stream and branch, moved norms, tokens pushed apart."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from rankscope.surgery.graft import Amount, BlockGains, Graft, Place, Spot, amou
 class BranchGains(Graft):
     r"""Skips as :math:`s\,x + a\,f(x)`: a factor on the stream, one on attention branches, one on MLP branches.
 
-    A block that adds both at once takes the factor of its attention.
+    A block that adds both at once uses the attention factor.
 
     Args:
         view: the model.
-        attention: factor on what attention adds.
-        mlp: factor on what the MLP adds.
+        attention: factor on the attention branch.
+        mlp: factor on the MLP branch.
         stream: factor on the stream.
         learnable: make the factors on branches parameters, one per block.
     """
@@ -46,7 +46,7 @@ class BranchGains(Graft):
         self.stream = stream
 
     def add(self, at: Spot, label: Label, stream: Tensor, branch: Tensor) -> tuple[Tensor, Tensor]:
-        """Both summands with their factors."""
+        """Both summands, multiplied by their factors."""
         gain = self.gains.at(at, "mlp" if label == "mlp" else "attention")
         scaled = branch if isinstance(gain, float) and gain == 1.0 else gain * branch
         factor = amount_at(self.stream, at)
@@ -118,7 +118,7 @@ class NormGains(Graft):
         self.factor = factor
 
     def norm(self, at: Spot, x: Tensor, out: Tensor, *, is_last: bool) -> Tensor:
-        """The norm's output, scaled."""
+        """The scaled output of the norm."""
         return out * amount_at(self.factor, at)
 
     def describe(self) -> dict[str, Any]:
@@ -127,10 +127,10 @@ class NormGains(Graft):
 
 
 class PreNorming(Graft):
-    """A post-norm block run as a pre-norm one: branches read a norm of the stream, sums are left as they are.
+    """Runs a post-norm block as a pre-norm one: branches read a norm of the stream, and sums are not normalised.
 
-    The norm is LayerNorm without weights, which is what a LayerNorm is at initialisation. The last norm of the last
-    block stays where it is, as the final norm that a pre-norm stack has.
+    The norm is LayerNorm without weights, which is how a LayerNorm is initialised. The last norm of the last
+    block is kept, as the final norm of a pre-norm stack.
     """
 
     touches: ClassVar[frozenset[Place]] = frozenset({"norms", "reads"})
@@ -140,18 +140,18 @@ class PreNorming(Graft):
         return F.layer_norm(x, x.shape[-1:])
 
     def norm(self, at: Spot, x: Tensor, out: Tensor, *, is_last: bool) -> Tensor:
-        """The sum itself, and its norm at the very end."""
+        """The sum itself, or its norm after the last block."""
         return out if is_last and at.layer == at.depth - 1 else x.clone()
 
     def describe(self) -> dict[str, Any]:
-        """What it does."""
+        """The graft in plain JSON types."""
         return {"graft": "pre-norm"}
 
 
 class Contrast(Graft):
     r"""The stream after a block as :math:`X - s\,\mathrm{softmax}(\hat X\hat X^T/\tau)X`, rows of X-hat of unit length.
 
-    A token is pushed away from those its attention sees and no others: padding and the future stay out of it.
+    A token is pushed away only from tokens that its attention sees, so not from padding or future tokens.
 
     Args:
         scale: s.
@@ -165,7 +165,7 @@ class Contrast(Graft):
         self.scale, self.temperature = scale, temperature
 
     def sum(self, at: Spot, label: Label, total: Tensor, seen: Tensor | None) -> Tensor:
-        """Once per block, where its last branch is added."""
+        """Applied once per block, where its last branch is added."""
         if label not in ("mlp", "both") or self.scale == 0.0:
             return total
         unit = F.normalize(total, dim=-1)

@@ -1,8 +1,8 @@
-"""What can be put into a running model beside its own parts: the base of every graft.
+"""The base of all grafts: components that are added to a running model.
 
-An :class:`~rankscope.surgery.operation.Operation` is a description and holds numbers. A graft may hold tensors: gains
-per layer that an optimiser can move, a gate, the values of the first layer. It is asked at the places it names in
-``touches`` and nowhere else.
+An :class:`~rankscope.surgery.operation.Operation` is a description and contains numbers only. A graft may hold tensors:
+gains per layer that an optimiser can update, a gate, the values of the first layer. It is called at the places it names
+in ``touches`` and nowhere else.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Number = float | Tensor
 
 @dataclass(frozen=True)
 class Spot:
-    """A block: its stack, its number from 0, and how many blocks the stack has."""
+    """A block: its stack, its number from 0, and the number of blocks in the stack."""
 
     stack: str | None
     layer: int
@@ -35,7 +35,7 @@ Amount = float | Callable[[Spot], float]
 
 
 def amount_at(amount: Amount, spot: Spot) -> float:
-    """The number at one block."""
+    """The number for one block."""
     return float(amount(spot)) if callable(amount) else float(amount)
 
 
@@ -54,7 +54,7 @@ class Mixture:
     uniform: Number = 0.0
 
     def after(self, earlier: Mixture) -> Mixture:
-        """This mixture of what another has already mixed; I and U are those of the model in both."""
+        """This mixture applied after another one; I and U are the same in both."""
         return Mixture(
             self.identity + self.own * earlier.identity,
             self.own * earlier.own,
@@ -64,12 +64,12 @@ class Mixture:
 
 @dataclass(frozen=True)
 class Attended:
-    """One attention call as it ends.
+    """The result of one attention call.
 
     Attributes:
-        out: what attention gives back, ``batch heads query dim``.
+        out: the output of attention, ``batch heads query dim``.
         value: the values it read, with one entry per query head.
-        read: what the attention module was given, ``batch tokens dim``; None where no module says it is one.
+        read: the input of the attention module, ``batch tokens dim``; None if no module is named like attention.
     """
 
     out: Tensor
@@ -80,16 +80,16 @@ class Attended:
 class Graft(nn.Module):
     """Base of all grafts. A subclass names its places in ``touches`` and overrides their methods.
 
-    Axes are ``batch tokens dim`` at sums, and ``batch heads query key`` at attention, whatever the model's own order.
+    Axes are ``batch tokens dim`` at sums and ``batch heads query key`` at attention, whatever the model's own order.
     """
 
     touches: ClassVar[frozenset[Place]] = frozenset()
 
     def reset(self) -> None:
-        """A forward pass begins or has ended: forget what was seen in it."""
+        """Forget the state of a pass; called when a forward pass begins or has ended."""
 
     def hooks(self, view: ModelView) -> Iterator[torch.utils.hooks.RemovableHandle]:
-        """Hooks on modules of the model, for as long as the graft is in place."""
+        """Hooks on modules of the model, registered while the graft is active."""
         yield from ()
 
     def read(self, at: Spot, x: Tensor) -> Tensor:
@@ -97,15 +97,15 @@ class Graft(nn.Module):
         return x
 
     def norm(self, at: Spot, x: Tensor, out: Tensor, *, is_last: bool) -> Tensor:
-        """What a norm of the stream gives for ``x``; ``is_last``: no add of this block comes after it."""
+        """The output of a norm of the stream for ``x``; ``is_last`` if no add of this block comes after it."""
         return out
 
     def add(self, at: Spot, label: Label, stream: Tensor, branch: Tensor) -> tuple[Tensor, Tensor]:
-        """What is added to what at a skip."""
+        """The stream and the branch that are added at a skip."""
         return stream, branch
 
     def sum(self, at: Spot, label: Label, total: Tensor, seen: Tensor | None) -> Tensor:
-        """The stream after a skip add; ``seen`` tells which keys each token's attention sees, None for all."""
+        """The stream after a skip add; ``seen`` is which keys each token's attention sees, None for all."""
         return total
 
     def score_gain(self, at: Spot, keys: Tensor) -> Number:
@@ -113,7 +113,7 @@ class Graft(nn.Module):
         return 1.0
 
     def mixture(self, at: Spot) -> Mixture:
-        """What becomes of the attention matrix."""
+        """The mixture that replaces the attention matrix."""
         return Mixture()
 
     def values(self, at: Spot, value: Tensor) -> Tensor:
@@ -121,11 +121,11 @@ class Graft(nn.Module):
         return value
 
     def attended(self, at: Spot, heard: Attended) -> Tensor:
-        """What attention gives back."""
+        """The output of attention."""
         return heard.out
 
     def describe(self) -> dict[str, Any]:
-        """What it does, in plain JSON types."""
+        """The graft in plain JSON types."""
         return {"graft": type(self).__name__}
 
 
@@ -133,15 +133,15 @@ class BlockGains(nn.Module):
     """One number per block for each name.
 
     Args:
-        view: the model; parameters take its dtype and device.
-        start: the value each name has at first, in every block or by block.
+        view: the model; parameters use its dtype and device.
+        start: the initial value of each name, for every block or by block.
         learnable: make them parameters.
 
     Example:
         >>> from rankscope.models.loading import load
         >>> from rankscope.surgery.session import structure_of
         >>> view = structure_of(load("init:tiny-bert").model)
-        >>> sum(p.numel() for p in Gains(view, {"attention": 0.0, "mlp": 0.0}, learnable=True).parameters())
+        >>> sum(p.numel() for p in BlockGains(view, {"attention": 0.0, "mlp": 0.0}, learnable=True).parameters())
         6
     """
 
@@ -159,7 +159,7 @@ class BlockGains(nn.Module):
                     self.learned[_key(stack.name, name)] = nn.Parameter(values)
 
     def at(self, spot: Spot, name: str) -> Number:
-        """The number of one block."""
+        """The number for one block."""
         key = _key(spot.stack, name)
         if key not in self.learned:
             return amount_at(self._start[name], spot)
@@ -167,7 +167,7 @@ class BlockGains(nn.Module):
         return row[spot.layer]
 
     def describe(self) -> dict[str, object]:
-        """Constants, the present values of each name, or that a number depends on the block."""
+        """The constants, the current values of each name, or a note that a number depends on the block."""
         if not self.learned:
             return {name: "by block" if callable(amount) else float(amount) for name, amount in self._start.items()}
         return {key: [round(float(value), 6) for value in row.detach()] for key, row in self.learned.items()}

@@ -1,4 +1,4 @@
-"""Carries out grafts: asks each one at its places, in order, and follows values through attention."""
+"""Runs grafts: calls each one at its places, in order, and follows values through attention."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rankscope.surgery.graft import ATTENTION_PLACES, Attended, Graft, Mixture, 
 
 
 def score_gain(at: Spot, grafts: Sequence[Graft], seen: Tensor | None, lengths: tuple[int, int]) -> Number:
-    """The factor of all grafts on the scores; a row that sees n keys is told so."""
+    """The product of all grafts' factors on the scores; grafts receive the number of keys that each row sees."""
     asked = [graft for graft in grafts if "scores" in graft.touches]
     if not asked:
         return 1.0
@@ -33,7 +33,7 @@ def score_gain(at: Spot, grafts: Sequence[Graft], seen: Tensor | None, lengths: 
 
 
 def with_gain(call: AttentionCall, gain: Number) -> AttentionCall:
-    """A fused call whose scores, a bias in them included, are multiplied by ``gain``."""
+    """A fused call with scores, including a bias, multiplied by ``gain``."""
     if not isinstance(gain, Tensor) and gain == 1.0:
         return call
     assert call.query is not None
@@ -53,13 +53,13 @@ def gained_scores(scores: Tensor, visible: Tensor, gain: Number) -> Tensor:
 
 
 def joint_mixture(at: Spot, grafts: Sequence[Graft]) -> Mixture | None:
-    """The mixtures of all grafts as one; None when no graft mixes."""
+    """The mixtures of all grafts combined; None if no graft mixes."""
     mixtures = [graft.mixture(at) for graft in grafts if "probs" in graft.touches]
     return reduce(lambda earlier, later: later.after(earlier), mixtures) if mixtures else None
 
 
 def mixed_probs(probs: Tensor, seen: Tensor | None, mixture: Mixture) -> Tensor:
-    """The mixture on probabilities ``batch heads query key``."""
+    """The mixture applied to probabilities ``batch heads query key``."""
     mixed = mixture.own * probs
     if _counts(mixture.uniform):
         mixed = mixed + mixture.uniform * uniform_on(seen, probs)
@@ -72,7 +72,7 @@ def mixed_probs(probs: Tensor, seen: Tensor | None, mixture: Mixture) -> Tensor:
 def mixed_output(
     out: Tensor, call: AttentionCall, mixture: Mixture, own: Mapping[str, Any], perform: Perform
 ) -> Tensor:
-    """The same on the output of a fused kernel, ``own`` its arguments. Dropout touches P alone, not I and U."""
+    """The mixture applied to the output of a fused kernel with arguments ``own``. Dropout affects only P, not I, U."""
     mixed = mixture.own * out
     if _counts(mixture.uniform):
         flat = before_kernel(replace(call, edits=()), call.lengths[0], [UNIFORM])
@@ -85,7 +85,7 @@ def mixed_output(
 
 
 def for_each_head(value: Tensor, heads: int) -> Tensor:
-    """Values with one entry per query head, where several heads share a group."""
+    """Values with one entry per query head, if several heads share a group."""
     return value if value.shape[1] == heads else value.repeat_interleave(heads // value.shape[1], dim=1)
 
 
@@ -114,10 +114,10 @@ def spot_of(call: ActiveBlock) -> Spot:
 
 
 class GraftDispatcher:
-    """Asks the grafts. The list may grow and shrink while it is at work.
+    """Calls the grafts. The list may grow and shrink while the dispatcher is active.
 
     Args:
-        grafts: in their order.
+        grafts: in order.
     """
 
     def __init__(self, grafts: Sequence[Graft]) -> None:
@@ -134,23 +134,23 @@ class GraftDispatcher:
 
     @property
     def grafts(self) -> list[Graft]:
-        """Those in place now."""
+        """The active grafts."""
         return list(self._grafts)
 
     @property
     def touches_attention(self) -> bool:
-        """Whether attention must be read."""
+        """Whether attention has to be followed."""
         return any(graft.touches & ATTENTION_PLACES for graft in self._grafts)
 
     def reset(self) -> None:
-        """A pass begins or has ended."""
+        """Reset all grafts; called when a pass begins or has ended."""
         self._probs, self.seen, self.attention_input = None, None, None
         self._owed.clear()
         for graft in self._grafts:
             graft.reset()
 
     def read(self, call: ActiveBlock, args: Sequence[Any]) -> tuple[Any, ...]:
-        """The arguments of a matrix product, with the stream among them as the grafts want it read."""
+        """The arguments of a matrix product, with the stream replaced by what the grafts return for it."""
         return tuple(self._read_one(call, value) if call.is_stream(value) else value for value in args)
 
     def _read_one(self, call: ActiveBlock, x: Tensor) -> Tensor:
@@ -160,7 +160,7 @@ class GraftDispatcher:
         return x
 
     def add(self, call: ActiveBlock, label: Label, stream: Tensor, branch: Tensor) -> tuple[Tensor, Tensor]:
-        """What is added to what; where a parallel branch joins, the stream already went through the first add."""
+        """The stream and the branch to add; a joining parallel branch finds the stream already past the first add."""
         if self.at("reads") and not self._reads:
             raise UnsupportedOperationError(
                 f"Block {call.layer}: the matrix product by which its {label} branch reads the stream was not seen, so "
@@ -186,7 +186,7 @@ class GraftDispatcher:
         return value
 
     def attended(self, call: ActiveBlock, at: Spot, out: Tensor, value: Tensor) -> Tensor:
-        """What attention gives back, ``batch heads query dim``."""
+        """The output of attention, ``batch heads query dim``."""
         given = None if self.attention_input is None else self.attention_input()
         read = None if given is None else call.canonical(given)
         for graft in self.at("values"):
@@ -194,12 +194,12 @@ class GraftDispatcher:
         return out
 
     def owe_values(self, at: Spot) -> None:
-        """A softmax has given probabilities: the product with the values must follow."""
+        """Note that a softmax returned probabilities, so that their product with the values must follow."""
         if self.at("values"):
             self._owed.add(at)
 
     def follow_probs(self, probs: Tensor, at: Spot) -> None:
-        """These are the probabilities of a block's own softmax; their product with the values is to come."""
+        """Follow the probabilities of a block's own softmax until their product with the values."""
         if self.at("values"):
             self._probs = (weakref.ref(probs), at)
 
@@ -208,10 +208,11 @@ class GraftDispatcher:
         return func in PRODUCTS and len(args) == 2 and self._is_probs(args[0])
 
     def product(self, call: ActiveBlock, func: Callable[..., Any], args: Sequence[Any]) -> Tensor:
-        """The product of probabilities and values, with the values and the result as the grafts want them."""
+        """The product of probabilities and values, with values and result changed by the grafts."""
         assert self._probs is not None
         at, shape = self._probs[1], args[1].shape
         self._probs = None
+        # Some models keep batch and heads in one axis; grafts always see ``batch heads tokens dim``.
         batch = call.batch_and_tokens()[0]
         split = args[1] if args[1].dim() == 4 else args[1].reshape(batch, -1, *shape[-2:])
         value = self.values(at, split)
@@ -230,10 +231,10 @@ class GraftDispatcher:
         return self._probs is not None and self._probs[0]() is candidate
 
     def check_values(self) -> None:
-        """Raise if a block attended without its values having been seen.
+        """Raise if attention ran in a block but its values were not seen.
 
         Raises:
-            UnsupportedOperationError: a graft that changes values would have been passed over in silence.
+            UnsupportedOperationError: a graft that changes values would have been skipped silently.
         """
         if self._owed:
             where = ", ".join(str(spot.layer) for spot in sorted(self._owed, key=lambda spot: spot.layer))

@@ -1,4 +1,4 @@
-"""Surgery on a running model: rewrites its skip adds, norms and attention, and touches no weight."""
+"""Surgery on a running model: rewrites its skip adds, norms and attention without changing any weight."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ from rankscope.surgery.operation import NormChoice, Operation, joint_edit
 
 
 def normed(x: Tensor, out: Tensor, choice: NormChoice) -> Tensor:
-    """The output of a norm of ``x`` under surgery; ``out`` is what the model's own norm gave.
+    """The output of a norm of ``x`` under surgery; ``out`` is the output of the model's own norm.
 
-    A token of zeros stays one.
+    A zero token stays zero.
     """
     if choice == "keep":
         return out
     if choice == "identity":
         return x.clone()
-    # The result does not depend on the scale of x: dividing by a constant peak keeps the squares in range.
+    # The result does not depend on the scale of x, so dividing by a constant peak first keeps the squares in range.
     peak = x.detach().abs().amax(dim=-1, keepdim=True)
     x = x / peak.masked_fill(peak == 0, 1.0)
     squared = x.square().sum(dim=-1, keepdim=True)
@@ -61,12 +61,12 @@ def normed(x: Tensor, out: Tensor, choice: NormChoice) -> Tensor:
 
 
 class SurgeryMode(StreamMode):
-    """Follows the stream and changes it as the operations say, in their order.
+    """Follows the stream and applies the operations to it, in order.
 
     Args:
         view: the model and its structure.
-        operations: what is done now; the list may grow and shrink while the mode is active.
-        grafts: what is put in, after the operations; this list may change too.
+        operations: the active operations; the list may grow and shrink while the mode is active.
+        grafts: the active grafts, applied after the operations; this list may change too.
     """
 
     def __init__(self, view: ModelView, operations: Sequence[Operation], grafts: Sequence[Graft] = ()) -> None:
@@ -76,14 +76,14 @@ class SurgeryMode(StreamMode):
         self._softmax_at: Spot | None = None
         self._norm_depth = 0
         self._touched: set[tuple[str, int]] = set()
-        """What was changed in the call under way, and in which block."""
+        """What was changed in the current call, and in which block."""
 
     def reads_attention(self) -> bool:
-        """Only while an operation or a graft changes attention."""
+        """True while an operation or a graft changes attention."""
         return self._dispatcher.touches_attention or any(operation.touches_attention for operation in self._operations)
 
     def opens_outside_a_pass(self) -> bool:
-        """Gradient checkpointing runs blocks again, and they must be cut again."""
+        """True: gradient checkpointing runs blocks again, and they must be modified again."""
         return True
 
     def _for(self, stack: str | None, layer: int) -> list[Operation]:
@@ -95,6 +95,7 @@ class SurgeryMode(StreamMode):
         call = self._open
         if call is None or not self._dispatcher.grafts:
             return super().__torch_function__(func, types, args, kwargs)
+        # Eager attention: softmax, then casts and dropout, then a product with the values. Grafts on values act there.
         if self._dispatcher.takes_product(func, args):
             return self._dispatcher.product(call, func, args)
         if func in READERS and self._dispatcher.at("reads"):
@@ -109,25 +110,31 @@ class SurgeryMode(StreamMode):
     def on_add(
         self, call: ActiveBlock, label: Label | None, stream: Tensor, branch: Tensor, perform: Perform
     ) -> Tensor:
-        """Put the gain on the skip, or leave the MLP out."""
+        """Apply the gain to the skip, or drop the MLP."""
         operations = self._for(call.stack.name, call.layer) if label is not None else []
         if label is None or not (operations or self._dispatcher.grafts):
             return super().on_add(call, label, stream, branch, perform)
+        # A joining parallel branch is added to a sum that already contains the stream with its gain.
         gain = 1.0 if call.joins else prod(operation.gain(label) for operation in operations)
+        # Dropping an MLP under a removed skip would leave zeros: the stream is passed on instead, unless another
+        # parallel branch is still to come.
         if label == "mlp" and any(operation.mlp == "drop" for operation in operations):
             keeps_stream = gain == 1.0 or (gain == 0.0 and not call.is_joined)
             return self._dispatcher.sum(call, label, stream.clone() if keeps_stream else gain * stream)
         own, added = self._dispatcher.add(call, label, stream, branch)
+        # If nothing changes, run the model's own add, so that the result is bit-identical.
         if gain == 1.0 and own is stream and added is branch:
             total = super().on_add(call, label, stream, branch, perform)
         elif gain == 0.0:
+            # Not 0 * stream + branch: that would turn an infinite stream into NaN. A clone, because the model may write
+            # to the sum in place.
             total = added.clone()
         else:
             total = (own if gain == 1.0 else gain * own) + added
         return self._dispatcher.sum(call, label, total)
 
     def on_enter(self, call: ActiveBlock, entry: Tensor) -> None:
-        """Begin to count what is changed."""
+        """Start recording what is changed."""
         if call.block == 0:
             self._touched.clear()
 
@@ -140,7 +147,7 @@ class SurgeryMode(StreamMode):
         return out
 
     def on_branch_norm(self, call: ActiveBlock, x: Tensor, out: Tensor) -> Tensor:
-        """Replace a norm function on a branch; those inside attention are part of it, norm modules have their hook."""
+        """Replace a norm function on a branch; norms inside attention stay, and norm modules have their own hook."""
         return out if self._attention_depth or self._norm_depth else self._normed(call, x, out)
 
     def _normed(self, call: ActiveBlock, x: Tensor, out: Tensor) -> Tensor:
@@ -163,7 +170,7 @@ class SurgeryMode(StreamMode):
         return chosen[-1] if chosen else "keep"
 
     def _on_attention(self, ref: SiteRef) -> list[Operation]:
-        """What changes this attention; a mask, which is about tokens of one stream, leaves cross-attention alone."""
+        """The operations on this attention; masks are between tokens of one stream and skip cross-attention."""
         operations = self._for(ref.stack, ref.layer)
         if ref.site == "cross_attention.probs":
             operations = [replace(operation, mask=None) for operation in operations]
@@ -174,17 +181,18 @@ class SurgeryMode(StreamMode):
         return self._open.batch_and_tokens()[1]
 
     def _spot(self, ref: SiteRef) -> Spot | None:
-        """Where grafts meet this attention; cross-attention is left alone."""
+        """The block of this attention, for grafts; None for cross-attention, which they do not change."""
         assert self._open is not None
         if ref.site != "attention.probs" or not self._dispatcher.touches_attention:
             return None
         return Spot(ref.stack, ref.layer, self._open.stack.depth)
 
     def on_fused(self, ref: SiteRef, args: Sequence[Any], kwargs: Mapping[str, Any], perform: Perform) -> Any:
-        """Run the fused kernel on other arguments, and correct its output."""
+        """Run the fused kernel on modified arguments, and edit its output."""
         operations, own, spot = self._on_attention(ref), from_sdpa(args, kwargs), self._spot(ref)
         if own is None or not (operations or spot):
             return perform(*args, **kwargs)
+        # Three stages: arguments before the kernel, edits of P expressed on P V, and the grafts' mixture of P V.
         call = before_kernel(own, self._tokens(), operations)
         after, mixture = joint_edit(operations), None
         if edits_probs(after):
@@ -201,6 +209,7 @@ class SurgeryMode(StreamMode):
         if mixture is not None:
             out = mixed_output(out, call, mixture, named, perform)
             call = replace(call, edits=(*call.edits, partial(mixed_probs, mixture=mixture)))
+        # The tracer sees the model's arguments, not these: tell it which attention really ran.
         announce(call)
         return out if spot is None or self._open is None else self._dispatcher.attended(self._open, spot, out, value)
 
@@ -223,13 +232,14 @@ class SurgeryMode(StreamMode):
             self._dispatcher.owe_values(spot)
             gain = score_gain(spot, self._dispatcher.grafts, visible, (scores.shape[-2], scores.shape[-1]))
             scores = gained_scores(scores, visible, gain)
+        # A softmax over a row of -inf is NaN. Rows that see nothing get equal scores first and zeros afterwards.
         sees_nothing = ~visible.any(dim=-1, keepdim=True)
         probs = perform(scores.masked_fill(sees_nothing, 0.0), *args[1:], **kwargs).masked_fill(sees_nothing, 0.0)
         probs = edit_probs(probs, visible, after)
         return probs if mixture is None else mixed_probs(probs, visible, mixture)
 
     def on_leave(self, call: ActiveBlock, out: Tensor) -> None:
-        """Make sure that nothing was passed over."""
+        """Check that every requested change was made."""
         self._dispatcher.check_values()
         for block, plan in enumerate(call.call.blocks):
             layer = call.call.first_layer + block
@@ -268,6 +278,7 @@ class SurgeryMode(StreamMode):
                 yield module.register_forward_pre_hook(self._note_attention_input, with_kwargs=True)
             if isinstance(module, nn.MultiheadAttention):
                 yield module.register_forward_pre_hook(self._read_whole)
+            # Checkpointing a part of a block repeats it without opening the block, so it would run unmodified.
             if module is not block:
                 yield module.register_forward_pre_hook(self._refuse_parts)
             if is_norm(module):
@@ -283,7 +294,7 @@ class SurgeryMode(StreamMode):
             self._dispatcher.attention_input = weakref.ref(given)
 
     def _read_whole(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        """Torch's own attention turns its inputs around before its one opaque product reads them."""
+        """Torch's own attention transposes its inputs before its opaque product, so it is handled as a whole."""
         call = self._open
         if call is None or not self._dispatcher.at("reads"):
             return None
@@ -306,9 +317,9 @@ class SurgeryMode(StreamMode):
     def _branch_norm(
         self, is_own: bool, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> Any:
-        """A norm on a branch (sandwich norms); norms of the stream are dealt with where they are met.
+        """A hook for a norm on a branch (sandwich norms); norms of the stream are handled in ``on_norm``.
 
-        One of another width inside an MLP is a part of it, and not one of the block's own (``is_own``).
+        A norm of another width inside an MLP is part of the MLP, not one of the block's own norms (``is_own``).
         """
         call, out, x = self._open, output_tensor(output), first_tensor(args, kwargs)
         if call is None or out is None or x is None or call.is_stream(x):

@@ -1,4 +1,4 @@
-"""``operate``: change how a model runs, for the length of a ``with`` block, and leave it as it was."""
+"""``operate``: change how a model runs inside a ``with`` block, and restore it afterwards."""
 
 from __future__ import annotations
 
@@ -48,34 +48,34 @@ def operate(
     blocks: str | Sequence[str] | None = None,
     stream: Stream | str | None = None,
 ) -> Iterator[Operation]:
-    """Operate on a model: inside the block it runs changed, after it, also after an error, as before.
+    """Operate on a model: it runs modified inside the ``with`` block and is restored afterwards, even after an error.
 
-    No weight is touched. Blocks may be nested on the same model: gains, temperatures and factors multiply, masks apply
-    in order, of several norms the innermost counts. Gradients flow, also under gradient checkpointing of whole blocks,
-    as long as the backward pass runs inside the block.
+    No weight is changed. ``with`` blocks may be nested on the same model: gains, temperatures and factors multiply,
+    masks apply in order, and of several norms the innermost counts. Gradients flow, also with gradient checkpointing of
+    whole blocks, as long as the backward pass runs inside the ``with`` block.
 
     Args:
         model: any model rankscope can measure.
         skip: gain on every skip: 0 removes it, any number scales it.
         attention_skip: gain where attention is added; overrides ``skip``.
         mlp_skip: gain where the MLP is added; overrides ``skip``.
-        mlp: ``"drop"`` takes the MLP out.
+        mlp: ``"drop"`` removes the MLP.
         norm: ``"identity"``, ``"scale"`` (unit length) or ``"rms"`` in place of the blocks' norms.
         mask: a mask or an expression such as ``"causal & window(4)"``.
         mask_mode: ``"replace"``, ``"intersect"`` or ``"unite"`` with the model's own.
-        temperature: attention scores are divided by it.
+        temperature: divides attention scores.
         attention: ``"uniform"`` or ``"centred"``.
-        attention_scale: factor on what departs from uniform attention (AttnScale).
+        attention_scale: factor on the deviation from uniform attention (AttnScale).
         heads: heads to remove.
-        layers: blocks meant, from 0; None for all.
-        stack: the stack meant (``"encoder"``, ``"decoder"``); None for all.
+        layers: blocks to change, from 0; None for all.
+        stack: the stack to change (``"encoder"``, ``"decoder"``); None for all.
         inputs: something the model runs on; needed once for a module that is not from transformers.
-        blocks: names or patterns of the block modules, where discovery needs help.
-        stream: where the residual stream is, for a model that does not hold it as ``batch tokens dim`` or
+        blocks: names or patterns of the block modules, if discovery needs help.
+        stream: layout of the residual stream, for a model that does not hold it as ``batch tokens dim`` or
             ``tokens batch dim``: ``Stream("batch dim tokens")``, or the same as text; see ``rankscope.Stream``.
 
     Raises:
-        UnsupportedOperationError: when this model cannot undergo it, with the reason.
+        UnsupportedOperationError: the operation is not possible on this model; the message gives the reason.
 
     Example:
         >>> from rankscope.models.loading import load
@@ -119,7 +119,7 @@ def operation_of(
     layers: int | Collection[int] | None = None,
     stack: str | None = None,
 ) -> Operation:
-    """An operation from the words of :func:`operate`."""
+    """An operation from the arguments of :func:`operate`."""
     both = 1.0 if skip is None else float(skip)
     return Operation(
         attention_skip=both if attention_skip is None else float(attention_skip),
@@ -147,7 +147,7 @@ def operating(
     stream: Stream | str | None = None,
     view: ModelView | None = None,
 ) -> Iterator[None]:
-    """The same for an operation that is already described, on a model whose structure may be known."""
+    """Like :func:`operate`, for an existing operation, on a model whose structure may be known."""
     with session_on(model, inputs=inputs, blocks=blocks, stream=stream, view=view) as session:
         if operation != Operation():
             need_edits_in_blocks(session.view, norms=operation.norm in ("scale", "rms"))
@@ -169,21 +169,21 @@ def grafting(
     stream: Stream | str | None = None,
     view: ModelView | None = None,
 ) -> Iterator[None]:
-    """Run a model with a graft in place; after the block, also after an error, the model is as it was.
+    """Run a model with a graft inside the ``with`` block; it is restored afterwards, even after an error.
 
-    Grafts act after operations, in their order. What a graft has learned stays with the graft.
+    Grafts are applied after operations, in order. What a graft has learned stays with the graft.
 
     Args:
         model: any model rankscope can measure.
-        graft: what is put in.
+        graft: the graft.
         inputs: something the model runs on; needed once for a module that is not from transformers.
-        blocks: names or patterns of the block modules, where discovery needs help.
-        stream: where the residual stream is, for a model that does not hold it as ``batch tokens dim`` or
+        blocks: names or patterns of the block modules, if discovery needs help.
+        stream: layout of the residual stream, for a model that does not hold it as ``batch tokens dim`` or
             ``tokens batch dim``: ``Stream("batch dim tokens")``, or the same as text; see ``rankscope.Stream``.
-        view: the structure, where it is known.
+        view: the structure, if known.
 
     Raises:
-        UnsupportedOperationError: a block has no place where the graft could take hold.
+        UnsupportedOperationError: a block has no place where the graft could be applied.
     """
     with session_on(model, inputs=inputs, blocks=blocks, stream=stream, view=view) as session, ExitStack() as stack:
         need_edits_in_blocks(session.view)

@@ -1,4 +1,4 @@
-"""What is done to a model: a frozen, serialisable description. No tensor, no hook."""
+"""A frozen, serialisable description of what is done to a model, without tensors or hooks."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ class Operation:
     Attributes:
         attention_skip: gain on the stream where attention (or another token mixer) is added; 0 removes the skip.
         mlp_skip: gain on the stream where the MLP is added.
-        mlp: ``"drop"`` adds nothing under a skip, and hands the stream on unchanged where the skip is removed.
-        norm: ``"identity"`` takes norms out, ``"scale"`` divides each token by its length and does nothing else,
+        mlp: ``"drop"`` adds nothing to a skip, and passes the stream on unchanged if the skip is removed.
+        norm: ``"identity"`` removes norms, ``"scale"`` only divides each token by its length,
             ``"rms"`` by its root mean square.
         mask: which keys each query may see.
         mask_mode: whether ``mask`` replaces the model's own mask, or is intersected or united with it. Padding stays
             hidden in every case, and cross-attention, whose keys are other tokens, keeps its own.
-        temperature: scores are divided by it.
+        temperature: divides scores.
         attention: ``"uniform"`` over the visible keys, or ``"centred"``, which subtracts that uniform matrix.
-        attention_scale: 1 + omega of AttnScale: what departs from uniform attention is multiplied by it.
+        attention_scale: 1 + omega of AttnScale: factor on the deviation from uniform attention.
         heads: removed heads.
         layers: blocks it applies to; None for all.
         stack: the stack it applies to; None for all.
@@ -73,7 +73,7 @@ class Operation:
                 raise InputError(f"{name}={sorted(getattr(self, name), key=str)}: expected whole numbers from 0.")
 
     def applies_to(self, stack: str | None, layer: int) -> bool:
-        """Whether a block is meant."""
+        """Whether the operation applies to a block."""
         return (self.stack is None or self.stack == stack) and (self.layers is None or layer in self.layers)
 
     def gain(self, label: Label) -> float:
@@ -87,7 +87,7 @@ class Operation:
         return not (plain and self.attention_scale == 1.0 and not self.heads)
 
     def describe(self) -> dict[str, Any]:
-        """What it does, in plain JSON types; whatever is left alone is left out."""
+        """The operation in plain JSON types, without what it leaves unchanged."""
         default = Operation()
         changed: dict[str, Any] = {}
         for name in ("attention_skip", "mlp_skip", "mlp", "norm", "temperature", "attention", "attention_scale"):
@@ -103,7 +103,7 @@ class Operation:
 
 
 def joint_edit(operations: Sequence[Operation]) -> Operation:
-    """What several operations do after the softmax, as one: factors multiply, centring once is centring."""
+    """The edits of several operations after the softmax, combined: factors multiply, and one centring is enough."""
     centred = any(operation.attention == "centred" for operation in operations)
     return Operation(
         attention="centred" if centred else "keep",
@@ -113,5 +113,5 @@ def joint_edit(operations: Sequence[Operation]) -> Operation:
 
 
 def number_set(numbers: SupportsIndex | Collection[SupportsIndex]) -> frozenset[int]:
-    """One number or several, as plain integers."""
+    """One or several numbers as a set of integers."""
     return frozenset(map(index, numbers if isinstance(numbers, Collection) else (numbers,)))

@@ -1,4 +1,4 @@
-"""What a model cannot undergo, said before anything runs."""
+"""Checks whether an operation is possible on a model, before anything runs."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from rankscope.surgery.operation import Operation
 
 
 def check_operable(operation: Operation, view: ModelView) -> None:
-    """Raise unless every block the operation is meant for can undergo it.
+    """Raise unless the operation is possible on every block it applies to.
 
     Raises:
         InputError: a layer or stack that does not exist.
-        UnsupportedOperationError: a block that cannot be changed as asked, with the reason.
+        UnsupportedOperationError: a block cannot be changed as requested; the message gives the reason.
     """
     _check_place(operation, view)
     meant = {
@@ -40,7 +40,7 @@ def check_operable(operation: Operation, view: ModelView) -> None:
 
 
 def _check_changes_something(operation: Operation, meant: Mapping[str, BlockPlan]) -> None:
-    """Each part of an operation has to change something in one of the blocks it is meant for."""
+    """Each part of an operation must change something in at least one of the blocks it applies to."""
     if not meant or {operation.attention_skip, operation.mlp_skip} == {1.0}:
         return
     gained = [any(operation.gain(label) != 1.0 for label in plan.skips) for plan in meant.values()]
@@ -54,7 +54,7 @@ def _check_changes_something(operation: Operation, meant: Mapping[str, BlockPlan
 
 
 def _check_inside(operation: Operation, view: ModelView) -> None:
-    """A block with skips of its own inside a branch: which of its parts is the MLP cannot be told."""
+    """Refuse a block with skips inside a branch: it is not clear which of its parts is the MLP."""
     for stack in view.stacks:
         for call in stack.calls:
             inside = [
@@ -62,13 +62,13 @@ def _check_inside(operation: Operation, view: ModelView) -> None:
             ]
             if inside and operation.applies_to(stack.name, call.first_layer):
                 raise UnsupportedOperationError(
-                    f"mlp='drop': {call.module_name} has ways around its parts that are no plain skips "
+                    f"mlp='drop': {call.module_name} has paths around its parts that are not plain skips "
                     f"({inside[0].where}), so what its MLP adds cannot be told apart."
                 )
 
 
 def check_carries(view: ModelView, what: str, operation: Operation | None = None) -> None:
-    """Raise if the stream gets around a block by another way than the skips that are known.
+    """Raise if the stream bypasses a block in another way than through the known skips.
 
     Args:
         view: the model.
@@ -76,7 +76,7 @@ def check_carries(view: ModelView, what: str, operation: Operation | None = None
         operation: which blocks are meant; None for all.
 
     Raises:
-        UnsupportedOperationError: the cut would be incomplete; the message says where.
+        UnsupportedOperationError: the change would be incomplete; the message says where.
     """
     found = _in_meant(operation, [(stack, stack.carries) for stack in view.stacks])
     if found:
@@ -88,7 +88,7 @@ def check_carries(view: ModelView, what: str, operation: Operation | None = None
 
 
 def check_own_norms(view: ModelView, what: str, operation: Operation | None = None) -> None:
-    """Raise if a norm of the stream is written out, where no norm module or function shows it.
+    """Raise if a norm of the stream is written out instead of being a norm module or function.
 
     Args:
         view: the model.
@@ -96,7 +96,7 @@ def check_own_norms(view: ModelView, what: str, operation: Operation | None = No
         operation: which blocks are meant; None for all.
 
     Raises:
-        UnsupportedOperationError: some norms would be left as they are; the message says where.
+        UnsupportedOperationError: some norms would stay unchanged; the message says where.
     """
     found = _in_meant(operation, [(stack, stack.own_norms) for stack in view.stacks])
     if found:
@@ -122,7 +122,7 @@ def _listed(found: list[str]) -> str:
 
 
 def _check_inline(operation: Operation, view: ModelView) -> None:
-    """Blocks inside one module call: the stream shows where their adds are, and not to which a norm belongs."""
+    """Check blocks inside one module call, whose adds are known, but not to which of them a norm belongs."""
     for stack in view.stacks:
         for call in stack.calls:
             layers = range(call.first_layer, call.first_layer + len(call.blocks))

@@ -1,4 +1,4 @@
-"""What is being done to each model right now: one operator per model, whatever the nesting."""
+"""The surgery that is active on each model: one mode per model, regardless of nesting."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rankscope.surgery.operation import Operation
 
 @dataclass
 class Session:
-    """The operations and grafts under way on one model, carried out by one operator."""
+    """The active operations and grafts on one model, applied by one mode."""
 
     view: ModelView
     operations: list[Operation] = field(default_factory=list)
@@ -42,7 +42,7 @@ def session_on(
     stream: Stream | str | None = None,
     view: ModelView | None = None,
 ) -> Iterator[Session]:
-    """The session under way on a model, or a new one that ends with the block."""
+    """The active session on a model, or a new one that ends with the ``with`` block."""
     under_way = _SESSIONS.get(need_module(model, "operate()"))
     if under_way is not None:
         yield under_way
@@ -62,10 +62,10 @@ def structure_of(
     blocks: str | Sequence[str] | None = None,
     stream: Stream | str | None = None,
 ) -> ModelView:
-    """The structure of a model: as the session under way knows it, else found by running the model once.
+    """The structure of a model, from the active session or by running the model once.
 
     Raises:
-        InputError: a module that is not from transformers, without inputs it could be run on.
+        InputError: the module is not from transformers, and no inputs were given on which it could run.
     """
     under_way = _SESSIONS.get(model)
     if under_way is not None:
@@ -79,13 +79,13 @@ def structure_of(
             f"operate() has to see {type(model).__name__} run once, to find its blocks. Pass inputs= with something it "
             "runs on, or measure it first."
         )
-    # Where the blocks are does not depend on which tokens count.
+    # The position of the blocks does not depend on which tokens count.
     prepared = prepare_inputs(loaded, inputs, sequences=2, tokens=16, batch=2, padding="none")
     return view_of(model, prepared[0], blocks=blocks, stream=stream_of(stream))
 
 
 def operations_on(model: nn.Module) -> tuple[dict[str, Any], ...]:
-    """Plain descriptions of what is being done to a model right now, operations first, in order."""
+    """Descriptions of the active operations and grafts on a model, operations first, in order."""
     session = _SESSIONS.get(model)
     if session is None:
         return ()
@@ -94,9 +94,9 @@ def operations_on(model: nn.Module) -> tuple[dict[str, Any], ...]:
 
 
 def need_edits_in_blocks(view: ModelView, *, norms: bool = False) -> None:
-    """Make sure that what is edited inside the blocks is all there is of the stream.
+    """Check that the blocks contain the whole stream, so that editing inside them is enough.
 
-    ``norms`` are put in place of the blocks' own, along the last axis.
+    ``norms`` says whether norms along the last axis replace the blocks' own.
 
     Raises:
         UnsupportedOperationError: the stream was declared to be in other slots, its skips outside of the blocks, or its
@@ -116,13 +116,13 @@ def need_edits_in_blocks(view: ModelView, *, norms: bool = False) -> None:
 
 
 def remove_last(steps: list[Any], step: object) -> None:
-    """Take out this very one, and not an equal one that was there before it."""
+    """Remove this exact object, and not an equal one that was added before it."""
     position = max(i for i, present in enumerate(steps) if present is step)
     del steps[position]
 
 
 def _refuse_overlap(model: nn.Module) -> None:
-    """Two hands on one stream would not see each other's cuts."""
+    """Refuse surgery on two parts of one model: two modes on one stream would not see each other's changes."""
     for other in list(_SESSIONS):
         if any(part is model for part in other.modules()) or any(part is other for part in model.modules()):
             raise InputError(

@@ -1,4 +1,4 @@
-"""The graph of an attention matrix: who reaches whom, and in how many layers."""
+"""The graph of an attention matrix: which tokens reach which, and in how many layers."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ DEFINED_IN = Cite("wu2024role", "sec. 3")
 
 @dataclass(frozen=True)
 class AttentionGraph:
-    """Token j has an edge to token i where i attends to j.
+    """A graph with an edge from token j to token i if i attends to j.
 
     Attributes:
         complete: every token sees every token.
         self_loops: every token sees itself.
         strongly_connected: every token reaches every other.
-        radius: fewest layers in which some token reaches all; None where none does.
-        centres: how many tokens reach all within the radius.
-        diameter: fewest layers in which every token reaches every other; None where that never happens.
-        tokens: how many there are.
-        packed: the edges, row after row, eight to a byte and in hexadecimal; :meth:`edges` unpacks them.
+        radius: smallest number of layers in which some token reaches all; None if none does.
+        centres: number of tokens that reach all within the radius.
+        diameter: smallest number of layers in which every token reaches every other; None if that never happens.
+        tokens: number of tokens.
+        packed: the edges, row by row, eight per byte, in hexadecimal; :meth:`edges` unpacks them.
     """
 
     complete: bool
@@ -43,13 +43,13 @@ class AttentionGraph:
     packed: str
 
     def edges(self) -> NDArray[np.bool_]:
-        """Entry (i, j) when token i attends to token j."""
+        """A matrix with entry (i, j) True if token i attends to token j."""
         bits = np.unpackbits(np.frombuffer(bytes.fromhex(self.packed), dtype=np.uint8), count=self.tokens**2)
         return bits.reshape(self.tokens, self.tokens).astype(np.bool_)
 
 
 def attention_graph(edges: Bool[Tensor, "query key"]) -> AttentionGraph:
-    """Connectivity of a mask, or of where attention is above zero (**Exact**).
+    """Connectivity of a mask, or of the entries where attention is above zero (**Exact**).
 
     Example:
         The first token of a causal mask reaches all in one layer, and no other token reaches it.
@@ -64,7 +64,7 @@ def attention_graph(edges: Bool[Tensor, "query key"]) -> AttentionGraph:
 
 @lru_cache(maxsize=64)
 def _graph(n: int, cells: bytes) -> AttentionGraph:
-    """Kept, because all layers of a model have the same graph as a rule."""
+    """Cached, because all layers of a model usually have the same graph."""
     edges = np.frombuffer(cells, dtype=np.bool_).reshape(n, n)
     layers = reach_of_all(edges)
     radius = float(layers.min())
@@ -82,7 +82,7 @@ def _graph(n: int, cells: bytes) -> AttentionGraph:
 
 
 def least_edge(P: Float[Tensor, "heads query key"]) -> tuple[float, Bool[Tensor, "query key"]]:
-    """The smallest attention on an edge, and the edges: where some head pays anything.
+    """The smallest attention on an edge, and the edges: entries where some head has nonzero attention.
 
     An edge on which a head's attention underflowed to zero counts as one with attention 0.
     """

@@ -1,4 +1,4 @@
-"""The weights of one attention layer, as the laws need them; any object with these attributes will do."""
+"""The weights of one attention layer, as the laws need them; any object with these attributes works."""
 
 # The names follow the algebra.
 # ruff: noqa: N802, N815
@@ -18,9 +18,9 @@ from rankscope._errors import InputError
 class AttentionWeights(Protocol):
     r"""Attention :math:`\sum_h P_h (X W_{V,h} + 1 b_{V,h}^T) W_{O,h} + 1 b_O^T` with tokens as rows.
 
-    ``scale`` multiplies query times key. Weights read from a model fit as they are, and so does
-    :class:`HeadTensors`. Key biases are absent on purpose: what they add to the scores is the same along each row, and
-    softmax does not see it.
+    ``scale`` multiplies query times key. Weights read from a model have this interface, and so does
+    :class:`HeadTensors`. Key biases are deliberately absent: what they add to scores is constant along each row, and
+    softmax ignores it.
     """
 
     @property
@@ -61,12 +61,12 @@ class AttentionWeights(Protocol):
 
     @property
     def qk_norm(self) -> bool:
-        """Whether queries and keys are normalised before they meet."""
+        """Whether queries and keys are normalised before their product."""
 
 
 @dataclass(frozen=True, eq=False)
 class HeadTensors:
-    """Plain tensors that fit :class:`AttentionWeights`; :func:`head_tensors` fills in what is left out."""
+    """Plain tensors with the interface of :class:`AttentionWeights`; :func:`head_tensors` fills in defaults."""
 
     W_Q: Float[Tensor, "heads dim d_qk"]
     W_K: Float[Tensor, "heads dim d_qk"]
@@ -89,7 +89,7 @@ def head_tensors(
     scale: float | None = None,
     b_Q: Float[Tensor, "heads d_qk"] | None = None,
 ) -> HeadTensors:
-    r"""Heads from plain tensors: scale :math:`1/\sqrt{d_{qk}}` and no biases unless given.
+    r"""Heads from plain tensors, by default with scale :math:`1/\sqrt{d_{qk}}` and no biases.
 
     Example:
         >>> one = torch.ones(2, 4, 4)
@@ -109,10 +109,10 @@ def head_tensors(
 
 
 def float64_heads(heads: AttentionWeights) -> HeadTensors:
-    """The same weights in float64, checked: three axes that fit together, scores bilinear and without positions.
+    """The same weights in float64, after checking that shapes match and scores are bilinear and position-free.
 
     Raises:
-        InputError: shapes that do not fit, or scores that the cubic law does not describe.
+        InputError: the shapes do not match, or the cubic law does not describe these scores.
     """
     shapes = [tuple(W.shape) for W in (heads.W_Q, heads.W_K, heads.W_V, heads.W_O)]
     q, k, v, o = shapes

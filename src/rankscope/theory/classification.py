@@ -1,4 +1,4 @@
-r"""Order and factor of collapse, layer by layer, from facts about the layer. Ours.
+r"""Order and factor of collapse, layer by layer, from properties of the layer. Ours.
 
 Linearise at the collapsed point: what is left of a small residual after one layer is :math:`\log\|R'\| \approx
 p\log\|R\| + \log f`. Order p = 3: attention alone, complete mask, position-free scores. Order 1: a mask, positions or a
@@ -27,17 +27,17 @@ FORMATS: Mapping[str, torch.dtype] = {
 
 @dataclass(frozen=True)
 class LayerFacts:
-    r"""What decides the class of a layer.
+    r"""The properties that determine the class of a layer.
 
     Attributes:
-        complete: every row sees the same keys (key padding is the same for all and leaves this true).
-        position_free: scores depend on the tokens alone, no rotary or relative term, no positions added to the queries.
-        skip_gain: what the skip around attention adds of the stream; 0 without skip.
+        complete: every row sees the same keys (key padding is the same for all rows, so this stays True).
+        position_free: scores depend on the tokens only: no rotary or relative term, no positions added to the queries.
+        skip_gain: gain of the skip around attention; 0 without skip.
         linear_factor: spectral radius of the layer without its skip on centred perturbations, for a mask or positions:
-            :math:`|\lambda_2(P_0)|` times the growth of the values, or ``heads_factor``. With a skip: of the whole,
-            skip included.
+            :math:`|\lambda_2(P_0)|` times the growth of the values, or ``heads_factor``. With a skip: of the layer
+            including the skip.
         row_map_factor: factor of the row-wise maps (norms, MLP with its own skip) at the collapsed point.
-        log_cubic_constant: c of the cubic law, where known.
+        log_cubic_constant: c of the cubic law, if known.
     """
 
     complete: bool
@@ -54,7 +54,7 @@ class CollapseClass:
 
     Attributes:
         order: 3, 1, or 0 for none.
-        factor: of the linear term for order 1 and 0; the constant of the cubic law for order 3, nan where unknown.
+        factor: factor of the linear term for order 1 and 0; constant of the cubic law for order 3, nan if unknown.
         reason: one sentence.
     """
 
@@ -66,10 +66,10 @@ class CollapseClass:
 def classify(facts: LayerFacts) -> CollapseClass:
     """Order 3, 1 or 0 of one layer, with the factor and the reason.
 
-    **Exact** for the linearisation that the facts describe: it says nothing of a residual that is not small.
+    **Exact** for the linearisation that the facts describe: it says nothing about a residual that is not small.
 
     Raises:
-        InputError: a mask or positions without ``linear_factor``.
+        InputError: there is a mask or positions, but no ``linear_factor``.
 
     Example:
         >>> classify(LayerFacts(complete=True, position_free=True)).order
@@ -98,7 +98,7 @@ def classify(facts: LayerFacts) -> CollapseClass:
 
 def _linear_factor(facts: LayerFacts) -> float:
     if facts.complete and facts.position_free:
-        # attention has no linear term of its own, so the skip is all there is
+        # attention has no linear term, so the skip alone determines the factor
         return abs(facts.skip_gain)
     if facts.linear_factor is None:
         raise InputError(
@@ -124,11 +124,11 @@ def _cause(facts: LayerFacts) -> str:
 def float_visible_depth(log_relative_residuals: Sequence[float], floor: float) -> int | None:
     """First layer, counted from 1, whose relative residual is at or below ``floor``; None where all are above.
 
-    **Exact.** From that layer on a forward pass in the format with this floor shows its own rounding.
+    **Exact.** From that layer on, a forward pass in a dtype with this floor shows only rounding.
 
     Args:
         log_relative_residuals: natural logs of ||CX|| / ||X||, one per layer.
-        floor: relative residual below which the format sees nothing, above 0.
+        floor: relative residual that the dtype can just resolve, above 0.
 
     Example:
         >>> float_visible_depth([-1.0, -3.0, -9.0, -27.0], floor=1e-7)

@@ -7,8 +7,8 @@ Given the attention matrices, the residual after attention is exactly
    R' = T(R) + \ell, \qquad T(R) = C\sum_h P_hRW_{V,h}W_{O,h}, \qquad
    \ell = C\sum_h (P_h1)(\bar xW_{V,h} + b_{V,h})W_{O,h} .
 
-Where the rows of each :math:`P_h` add up to one, :math:`P_h1 = 1`, C removes what all tokens share and the leak
-:math:`\ell` is zero. Where they do not (a sink outside the sequence, or the rounding of the format), rows hold
+If the rows of each :math:`P_h` sum to one, :math:`P_h1 = 1`, C removes what all tokens share and the leak
+:math:`\ell` is zero. If they do not (a sink outside the sequence, or rounding), rows contain
 different amounts of the shared part, and its size does not depend on R. T is linear in R and its gains on centred
 residuals bound :math:`\|T(R)\|_F/\|R\|_F` from both sides; :math:`\|\ell\|_F/\|R\|_F` widens both ends. With
 :math:`B_h = CP_hC`, whose singular values on centred columns run from :math:`m_h` to :math:`s_h`,
@@ -18,9 +18,9 @@ residuals bound :math:`\|T(R)\|_F/\|R\|_F` from both sides; :math:`\|\ell\|_F/\|
    \sigma_{\min}([m_hW_{V,h}]_h)\,\sigma_{\min}(W_O) \le \frac{\|T(R)\|_F}{\|R\|_F}
    \le \sigma_{\max}([s_hW_{V,h}]_h)\,\sigma_{\max}(W_O),
 
-with :math:`W_O` all heads' outputs on top of each other. Knowing the singular values
-:math:`\sigma_{h,1} \ge \sigma_{h,2} \ge \dots` of the values :math:`RW_{V,h}` of the residual at hand, though not which
-way they point,
+with :math:`W_O` the stacked outputs of all heads. Given the singular values
+:math:`\sigma_{h,1} \ge \sigma_{h,2} \ge \dots` of the values :math:`RW_{V,h}` of the given residual, but not their
+directions,
 
 .. math::
 
@@ -28,9 +28,9 @@ way they point,
    \le \sigma_{\max}(W_O)^2\sum_{h,k}s_{h,k}^2\sigma_{h,k}^2,
 
 by von Neumann's trace inequality, with :math:`s_{h,1} \ge \dots \ge s_{h,n-1}` the singular values of :math:`B_h`. Only
-heads' products matter, so each head's factors may be chosen freely; two choices are tried and the better bound kept.
+heads' products matter, so each head's factors may be chosen freely; the better bound of two choices is used.
 
-Heads that attend differently have the linear law :math:`R \to C\sum_h P_hRW_h` at the collapsed point.
+At the collapsed point, heads with different attention have the linear law :math:`R \to C\sum_h P_hRW_h`.
 With one attention matrix for all heads the eigenvalues factor (``theory.graphs``). With different ones (relative
 biases, ALiBi slopes, rotary) they do not, and the map on n x d matrices is iterated without being formed.
 """
@@ -55,7 +55,7 @@ def heads_map(
     r"""The map :math:`R \to \sum_h P_hRW_{V,h}W_{O,h}` and its transpose, on float64 (tokens, dim) matrices.
 
     Raises:
-        InputError: shapes that do not fit.
+        InputError: the shapes do not match.
 
     Example:
         >>> apply, transpose = heads_map(torch.eye(2).unsqueeze(0), torch.ones(1, 1, 1), 3 * torch.ones(1, 1, 1))
@@ -91,7 +91,7 @@ def heads_factor(
         P: attention of each head at the collapsed point.
         W_V: values.
         W_O: outputs.
-        skip_gain: g, what the skip connection adds of R.
+        skip_gain: g, the gain of the skip connection.
 
     Example:
         >>> causal = torch.ones(6, 6).tril().double()
@@ -125,12 +125,12 @@ def heads_gain(
 _EPS = torch.finfo(torch.float64).eps
 _MARGIN = 16.0
 ROW_SUMS = 64 * _EPS
-"""How far a row of float64 attention may be from adding up to one, per token, where the leak is not known."""
+"""Allowed deviation of a row sum of float64 attention from one, per token, if the leak is not known."""
 
 
 @dataclass(frozen=True)
 class GainInterval:
-    """From lower to upper."""
+    """An interval of gains."""
 
     lower: float
     upper: float
@@ -144,17 +144,17 @@ class LayerGains:
     r"""Gains of a layer on centred residuals.
 
     Attributes:
-        any_residual: **Bound**, certified: for every centred R. Its lower end is 0 where values are blind to some
+        any_residual: **Bound**, certified: for every centred R. Its lower end is 0 if the values ignore some
             features (``readable`` below the width).
-        given_values: **Bound**, certified: for every R whose values have, head by head, the singular values they have
+        given_values: **Bound**, certified: for every R whose values have, for each head, the singular values they have
             here.
         rms: :math:`\|T\|_F` over the root of the dimension: the root mean square gain of a random R. **Exact.**
-        measured: of the residual at hand, by the formula and not by the model. **Exact** to rounding; NaN where it is
+        measured: gain of the given residual, from the formula, not the model. **Exact** to rounding; NaN if it is
             zero.
-        ends: largest and smallest gain as Lanczos found them, with what they are worth; None when not asked for.
-        readable: how many independent features the values read.
-        leak: :math:`\|\ell\|_F/\|R\|_F`, by which both intervals are wider than those of T, and ``ends`` are not; 0
-            where the rows of attention add up to one.
+        ends: largest and smallest gain from Lanczos, with their guarantees; None if not requested.
+        readable: number of independent features that the values read.
+        leak: :math:`\|\ell\|_F/\|R\|_F`, which widens both intervals compared with those of T, but not ``ends``; 0
+            if the rows of attention sum to one.
     """
 
     any_residual: GainInterval
@@ -183,18 +183,18 @@ def layer_gains(
     2.2e-16 of the largest. With a skip (g not 0) the certified interval is :math:`|g| \pm` that of T.
 
     Args:
-        R: the residual that attention reads; centred here.
+        R: the residual of the input of attention; centred here.
         P: its attention.
         W_V: values per head.
         W_O: outputs per head.
-        shared: :math:`\bar xW_V + b_V`, the values of the mean token with their bias. Without it the rows of P must
-            add up to one.
-        skip_gain: g, what the skip adds of R.
+        shared: :math:`\bar xW_V + b_V`, the values of the mean token with their bias. Without it, the rows of P must
+            sum to one.
+        skip_gain: g, the gain of the skip.
         steps: Lanczos steps; 0 for none.
-        seed: of their random start.
+        seed: seed of their random start.
 
     Raises:
-        InputError: rows that do not add up to one and no ``shared``, or fewer than two tokens.
+        InputError: rows do not sum to one and ``shared`` is missing, or there are fewer than two tokens.
 
     Example:
         One head that averages everything leaves nothing; one that looks only at itself leaves all.
@@ -211,7 +211,7 @@ def layer_gains(
     leaked = torch.zeros_like(R) if shared is None else _leak(P, shared.detach().to(torch.float64), W_O)
     B = P - P.mean(-2, keepdim=True)
     B = B - B.mean(-1, keepdim=True)
-    spectrum = torch.linalg.svdvals(B)[:, :-1]  # the last one is that of equal columns
+    spectrum = torch.linalg.svdvals(B)[:, :-1]  # the last one belongs to constant columns
     slack = _MARGIN * P.shape[-1] * _EPS * spectrum[:, :1]
     high, low = spectrum + slack, (spectrum - slack).clamp_min(0.0)
     size = float(torch.linalg.vector_norm(R))
@@ -241,15 +241,15 @@ def layer_gains(
 
 
 def _leak(P: Tensor, shared: Tensor, W_O: Tensor) -> Tensor:
-    """What the tokens share and rows of different sums hold different amounts of, (tokens, dim) and centred."""
+    """The part that tokens share, weighted by the different row sums, (tokens, dim) and centred."""
     sums = P.sum(-1)
-    uneven = sums - sums.mean(-1, keepdim=True)  # first, so that rows that all hold nearly nothing keep their digits
+    uneven = sums - sums.mean(-1, keepdim=True)  # first, so that rows with sums near zero keep their digits
     leaked = (uneven[..., None] * (shared[:, None] @ W_O)).sum(0)
     return centred(leaked)
 
 
 def _paired(low: Tensor, high: Tensor, values: Tensor) -> tuple[float, float]:
-    """Least and most that is left of values (heads, tokens, d_v), whichever way their singular vectors point."""
+    """Smallest and largest remaining norm of values (heads, tokens, d_v), over all directions of singular vectors."""
     found = torch.linalg.svdvals(values)[:, : low.shape[-1]]
     slack = _MARGIN * max(values.shape) * _EPS * found[:, :1]
     count = found.shape[-1]
@@ -282,12 +282,12 @@ def _factorings(W_V: Tensor, W_O: Tensor) -> list[tuple[Tensor, Tensor]]:
 
 
 def _side_by_side(weight: Tensor, V: Tensor) -> Tensor:
-    """[w_1 V_1 | w_2 V_2 | ...], features down."""
+    """[w_1 V_1 | w_2 V_2 | ...], with features as rows."""
     return (weight[:, None, None] * V).permute(1, 0, 2).flatten(1)
 
 
 def _ends(A: Tensor, *, side: int) -> tuple[float, float]:
-    """Least and most that A stretches a row vector by, widened; the least is 0 where it has a kernel."""
+    """Smallest and largest gain of A on row vectors, widened; the smallest is 0 if it has a kernel."""
     values = torch.linalg.svdvals(A)
     slack = _MARGIN * max(A.shape) * _EPS * float(values[0])
     least = 0.0 if A.shape[side] > A.shape[1 - side] else max(0.0, float(values[-1]) - slack)

@@ -4,8 +4,8 @@ With :math:`X = 1x^T + R`, R centred, :math:`A_h = W_{Q,h}W_{K,h}^T`, :math:`W_h
 
 .. math:: R' = T(R)\,(1 + O(\|R\|)), \qquad T(R) = \frac{s}{n} \sum_h R A_h (R^TR) W_h .
 
-With the collapsed token x known, the first-order effect of the query at x, which tilts all rows of attention alike to
-:math:`\pi_h = \mathrm{softmax}(s R W_{K,h}(x W_{Q,h} + b_{Q,h})^T)`, is taken along and the error is of second order:
+If the collapsed token x is known, the first-order effect of the query at x, which tilts all rows equally to
+:math:`\pi_h = \mathrm{softmax}(s R W_{K,h}(x W_{Q,h} + b_{Q,h})^T)`, is included and the error is of second order:
 
 .. math:: T_\pi(R) = s \sum_h R A_h \mathrm{Cov}_{\pi_h}(R) W_h , \qquad
           \mathrm{Cov}_\pi(R) = R^T(\mathrm{diag}\,\pi - \pi\pi^T)R .
@@ -56,12 +56,12 @@ RowMap = Tensor | Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class CubicPrediction:
-    """The residual after a layer, as the cubic law has it.
+    """The residual after a layer, according to the cubic law.
 
     Attributes:
-        log_residual: natural log of the Frobenius norm, one per sequence; -inf where the leading term vanishes.
+        log_residual: natural log of the Frobenius norm, one per sequence; -inf if the leading term vanishes.
         log_constant: c of log||R'|| = 3 log||R|| + c.
-        direction: R' over its norm; zero where the leading term vanishes.
+        direction: R' divided by its norm; zero if the leading term vanishes.
     """
 
     log_residual: Float[Tensor, "*batch"]
@@ -82,14 +82,14 @@ def cubic_step(
 
     **Estimate**, of relative error :math:`O(\|R\|)`, and :math:`O(\|R\|^2)` with ``base``; for a bound see
     ``cubic_interval``. Row-wise maps (norms, MLPs) act by their Jacobians at the collapsed point, :math:`R \to RJ`:
-    they change the constant, never the order. Value, key and output biases play no part. Scores must not be capped,
+    they change the constant, never the order. Value, key and output biases have no effect. Scores must not be capped,
     no key may be hidden from some rows only, and no probability may go to a sink outside the sequence.
 
     Args:
-        R: what is left of the tokens after their mean; a unit direction with ``log_scale``, or the residual itself.
+        R: the tokens minus their mean; a unit direction with ``log_scale``, or the residual itself.
         heads: weights of the layer.
         log_scale: natural log of the factor on R, a number or one per sequence.
-        base: the collapsed token as attention sees it (after ``jacobian_before``'s map); leave out for the plain law.
+        base: the collapsed token as attention sees it (after ``jacobian_before``'s map); omit it for the plain law.
         jacobian_before: matrix (dim, dim) or linear function of rows, from the stream to attention's input.
         jacobian_after: the same from attention's output on.
 
@@ -119,7 +119,7 @@ def cubic_constant(
 ) -> Float[Tensor, "*batch"]:
     r"""Constant c of the law :math:`\log\|R'\| = 3\log\|R\| + c` in the direction of R. **Exact** in the limit.
 
-    -inf where the leading term vanishes; the order is then above 3.
+    -inf if the leading term vanishes; the order is then above 3.
 
     Example:
         For R of rank one along a unit vector v, c is the log of :math:`(s/n)\|\sum_h (v^TA_hv) v^TW_h\|`.
@@ -157,7 +157,7 @@ def common_attention(
     log_scale: Float[Tensor, "*batch"],
     base: Float[Tensor, "*batch dim"],
 ) -> Float[Tensor, "*batch heads tokens"]:
-    """pi: the attention that the collapsed token pays to each key, K being the direction through W_K."""
+    """pi: the attention of the collapsed token to each key, where K is the direction after W_K."""
     query = (base.detach().to(torch.float64).unsqueeze(-2).unsqueeze(-2) @ heads.W_Q).squeeze(-2) + heads.b_Q
     tilt = heads.scale * (K @ query.unsqueeze(-1)).squeeze(-1) * log_scale.exp().unsqueeze(-1).unsqueeze(-1)
     return torch.softmax(tilt, dim=-1)
@@ -182,8 +182,8 @@ def rounding_allowance(
 ) -> Float[Tensor, "*batch"]:
     r"""Bound on the error of ``leading_term(D, heads, log_scale, base)`` for a unit direction, in Frobenius norm.
 
-    **Bound** to first order in machine epsilon, twice over for what is left out. A product of inner dimension m is
-    off by at most m eps times the Frobenius norms of its factors; an error travels on through the computed factors
+    **Bound** to first order in machine epsilon, doubled to cover higher orders. A product of inner dimension m has an
+    error of at most m eps times the Frobenius norms of its factors; an error propagates through the computed factors
     that follow.
 
     Example:
@@ -219,7 +219,7 @@ def _norm(M: Tensor) -> Tensor:
 
 
 def _exponent(heads: HeadTensors, log_scale: Tensor, base: Tensor, w_q: Tensor, w_k: Tensor) -> Tensor:
-    """No entry of the tilt is larger, nor any sum of moduli on the way to it."""
+    """Bound on every entry of the tilt, and on the sums of absolute values in its computation."""
     x = torch.linalg.vector_norm(base.detach().to(torch.float64), dim=-1, keepdim=True)
     query = x * w_q + torch.linalg.vector_norm(heads.b_Q, dim=-1)
     largest: Tensor = log_scale.exp().unsqueeze(-1) * abs(heads.scale) * query * w_k
@@ -231,10 +231,10 @@ class CubicInterval:
     """Bounds on the log of the residual after a layer, one per sequence.
 
     Attributes:
-        log_lower_bound: -inf where the error may be as large as the leading term: nothing is claimed there.
-        log_upper_bound: always finite, unless the residual was zero.
-        log_leading: log||T_pi(R)||, the estimate inside.
-        log_remainder: log of what was taken off and added, K_2(R) and rounding together.
+        log_lower_bound: -inf if the error may be as large as the leading term: no bound is claimed then.
+        log_upper_bound: finite unless the residual was zero.
+        log_leading: log||T_pi(R)||, the estimate.
+        log_remainder: log of the half-width, K_2(R) and rounding together.
     """
 
     log_lower_bound: Float[Tensor, "*batch"]
@@ -253,7 +253,7 @@ def cubic_interval(
 
     **Bound**, both ways, for the residual R as given: the theorem above. The float64 rounding of this computation is
     bounded to first order and included, so the interval does not close further than about 1e-12 (1e-7 at width 768).
-    A linear map after attention is taken along by multiplying W_O with it.
+    To include a linear map after attention, multiply W_O by it.
 
     Args:
         R: the residual before attention, or its direction with ``log_scale``.
@@ -281,7 +281,7 @@ def cubic_interval(
     constants = remainder_constants(D, wide, base)
     rounding = rounding_allowance(D, wide, log_r, base)
     remainder = constants.second * (2 * log_r).exp() + rounding
-    # log of zero is where no lower bound holds
+    # log of zero means that there is no lower bound
     log_low = 3 * log_r + (leading - remainder).clamp_min(0.0).log()
     log_high = 3 * log_r + torch.minimum(leading + remainder, constants.whole + rounding).log()
     # the rounding of the logs themselves
@@ -290,7 +290,7 @@ def cubic_interval(
 
 
 class RemainderConstants(NamedTuple):
-    """Of a unit direction: times r^4 a bound on T_pi - T, times r^5 on R' - T_pi, times r^3 on R' itself."""
+    """Constants of a unit direction: times r^4 they bound T_pi - T, times r^5 R' - T_pi, times r^3 R' itself."""
 
     first: Float[Tensor, "*batch"]
     second: Float[Tensor, "*batch"]

@@ -19,21 +19,21 @@ from rankscope.theory.stability import LinearMap
 RANDOM_START = Cite("kuczynski1992estimating")
 _ROUNDING = 8 * torch.finfo(torch.float64).eps
 _INVARIANT = 1e-12
-"""Relative length of a next direction below which the span maps into itself: what is left is rounding."""
+"""Relative length of the next direction below which the span is invariant: the rest is rounding."""
 FAILURE = 1e-12
-"""Chance, over the random start, that ``LanczosEnds.likely_upper`` is too small."""
+"""Probability, over the random start, that ``LanczosEnds.likely_upper`` is too small."""
 
 
 @dataclass(frozen=True)
 class LanczosEnds:
-    r"""What Lanczos says of the largest and the smallest gain.
+    r"""Largest and smallest gain according to Lanczos.
 
     Attributes:
-        largest: **Estimate** from below: no gain is smaller than the true largest.
-        likely_upper: **Bound** from above that fails with a chance of at most :data:`FAILURE` over the random start.
-        smallest: **Estimate** from above, the smallest gain found; the true smallest may lie far below.
+        largest: **Estimate** from below: never larger than the true largest gain.
+        likely_upper: upper **Bound** that fails with probability at most :data:`FAILURE` over the random start.
+        smallest: **Estimate** from above, the smallest gain found; the true smallest may be far below.
         error: relative backward error of ``largest``; small once it has converged.
-        steps: how many were taken.
+        steps: number of steps.
     """
 
     largest: float
@@ -46,11 +46,11 @@ class LanczosEnds:
 def lanczos_ends(
     apply: LinearMap, transpose: LinearMap, tokens: int, dim: int, *, steps: int = 60, seed: int = 0
 ) -> LanczosEnds:
-    r"""Ends of the gains of a linear map on centred (tokens, dim) matrices.
+    r"""Largest and smallest gain of a linear map on centred (tokens, dim) matrices.
 
     With a start drawn uniformly from the sphere in N dimensions, the largest Ritz value :math:`\theta` after k steps
-    falls short of the largest eigenvalue by a share above :math:`\epsilon` with a probability of at most
-    :math:`1.648\sqrt N e^{-(2k-1)\sqrt\epsilon}` (Kuczynski and Wozniakowski), whatever the map. ``likely_upper`` is
+    falls short of the largest eigenvalue by a relative error above :math:`\epsilon` with probability at most
+    :math:`1.648\sqrt N e^{-(2k-1)\sqrt\epsilon}` (Kuczynski and Wozniakowski), for any map. ``likely_upper`` is
     :math:`\sqrt{\theta/(1-\epsilon)}` at the :math:`\epsilon` that makes this 1e-12; inf when k is too small for one.
 
     Args:
@@ -59,7 +59,7 @@ def lanczos_ends(
         tokens: rows.
         dim: columns.
         steps: applications of each.
-        seed: of the start.
+        seed: seed of the start.
 
     Raises:
         InputError: fewer than two tokens, or no step.
@@ -87,13 +87,13 @@ def lanczos_ends(
 
 
 def _room(size: int, steps: int) -> float:
-    """By how much the largest gain may exceed the one found."""
+    """How much the largest gain may exceed the one found."""
     share = (math.log(1.648 * math.sqrt(size) / FAILURE) / (2 * steps - 1)) ** 2
     return math.inf if share >= 1 else (1 - share) ** -0.5
 
 
 def _bidiagonal(apply: LinearMap, transpose: LinearMap, start: Tensor, steps: int) -> tuple[Tensor, Tensor, bool]:
-    """Diagonal, what stands beside it (the last one is the miss), and whether the span maps into itself."""
+    """Diagonal, off-diagonal (its last entry is the residual), and whether the span is invariant."""
     right, left = start.new_zeros(steps + 1, start.numel()), start.new_zeros(steps, start.numel())
     right[0] = (start / torch.linalg.vector_norm(start)).flatten()
     diagonal, off = start.new_zeros(steps), start.new_zeros(steps)
@@ -115,7 +115,7 @@ def _bidiagonal(apply: LinearMap, transpose: LinearMap, start: Tensor, steps: in
 
 
 def _orthogonal(matrix: Tensor, basis: Tensor) -> Tensor:
-    """What is left of a centred matrix beside a basis, flat; the second pass removes the rounding of the first."""
+    """The part of a centred matrix orthogonal to a basis, flat; the second pass removes the rounding of the first."""
     for _ in range(2):
         flat = matrix.flatten()
         matrix = centred((flat - basis.T @ (basis @ flat)).view_as(matrix))

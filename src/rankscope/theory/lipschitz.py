@@ -4,7 +4,7 @@ For :math:`f(x) = \phi(xW_1 + b_1)W_2 + b_2` with :math:`|\phi'| \le \ell`, appl
 :math:`\|f(X) - 1f(x)^T\|_F \le \ell\|W_1\|_2\|W_2\|_2\|X - 1x^T\|_F`, and entry by entry
 :math:`|f(X) - 1f(x)^T| \le \ell\,|X - 1x^T|\,|W_1||W_2|`, so that the composite residual grows by no more than
 :math:`\ell\,\||W_1||W_2|\|_{1,\infty}`. A gated MLP :math:`(\phi(xW_g)\odot xW_u)W_d` is Lipschitz only where its input
-is bounded, which the norm before it sees to: :math:`\|x\|_2 \le \rho`.
+is bounded, which the norm before it guarantees: :math:`\|x\|_2 \le \rho`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SLOPES: Mapping[str, float] = {
 class LipschitzConstants:
     """Certified upper bounds: ``spectral`` for the Frobenius residual, ``composite`` for the composite one.
 
-    ``radius`` is the largest norm of a token for which they hold; None where they hold for all.
+    ``radius`` is the largest norm of a token for which they hold; None if they hold for all.
     """
 
     spectral: float
@@ -52,8 +52,8 @@ class LipschitzConstants:
 def spectral_bound(A: Float[Tensor, "rows columns"]) -> float:
     r"""Upper bound on :math:`\|A\|_2`. **Bound**: LAPACK's value in float64, widened by its backward error.
 
-    Power iteration would give a lower bound. Checked against :math:`\|A\|_2 \le \sqrt{\|A\|_1\|A\|_\infty}` and the
-    Frobenius norm, of which the least is returned.
+    Power iteration would give a lower bound. Compared with :math:`\|A\|_2 \le \sqrt{\|A\|_1\|A\|_\infty}` and the
+    Frobenius norm; the smallest is returned.
 
     Example:
         >>> 2.0 <= spectral_bound(torch.diag(torch.tensor([2.0, 1.0]))) <= 2.0 + 1e-12
@@ -71,7 +71,7 @@ def mlp_constants(
     r"""Constants of :math:`\phi(xW_1)W_2`. **Bound**.
 
     Raises:
-        InputError: an activation whose slope is not known.
+        InputError: the slope of the activation is not known.
 
     Example:
         >>> eye = torch.eye(3, dtype=torch.float64)

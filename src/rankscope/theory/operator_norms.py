@@ -1,4 +1,4 @@
-"""Operator norms: spectral norms of heads from their factors, and the composite norm in which collapse was proved."""
+"""Operator norms: spectral norms of heads from their factors, and the composite norm of the collapse proof."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def inf_norm(A: Float[Tensor, "*batch rows columns"]) -> Float[Tensor, "*batch"]
 
 
 def composite_norm(A: Float[Tensor, "*batch rows columns"]) -> Float[Tensor, "*batch"]:
-    r""":math:`\|A\|_{1,\infty} = \sqrt{\|A\|_1\|A\|_\infty}`. **Exact**; submultiplicative, but no norm.
+    r""":math:`\|A\|_{1,\infty} = \sqrt{\|A\|_1\|A\|_\infty}`. **Exact**; submultiplicative, but not a norm.
 
     The triangle inequality fails: a matrix with one full column and its transpose have composite :math:`\sqrt d` each,
     and their sum about d.
@@ -74,9 +74,9 @@ class ScoreSpread:
 
     @property
     def gamma(self) -> Float[Tensor, " heads"]:
-        r"""Least :math:`\gamma` with :math:`\sqrt{(\sum_i D_{ii})(\max_i D_{ii})} \le 2\gamma\|E\|_1`; 0 where E is 0.
+        r"""Smallest :math:`\gamma` with :math:`\sqrt{(\sum_i D_{ii})(\max_i D_{ii})} \le 2\gamma\|E\|_1`; 0 if E is 0.
 
-        At most :math:`\sqrt n`: no row spreads by more than twice its largest entry, and that is at most
+        At most :math:`\sqrt n`: the spread of a row is at most twice its largest entry, and that is at most
         :math:`\|E\|_1`.
         """
         return torch.where(self.one > 0, (self.total * self.largest).sqrt() / (2 * self.one), 0.0)
@@ -85,7 +85,7 @@ class ScoreSpread:
 def score_spread(R: Float[Tensor, "tokens dim"], heads: HeadTensors) -> ScoreSpread:
     r"""Spread of the scores that differ between rows, for tokens :math:`1x^T + R` and a complete mask (**Exact**).
 
-    Biases do not enter: what they and x add to the scores is constant along each row or the same for every row.
+    Biases have no effect: what they and x add to the scores is constant along each row or the same for every row.
 
     Example:
         >>> from rankscope.theory.attention_weights import head_tensors
@@ -102,7 +102,7 @@ def score_spread(R: Float[Tensor, "tokens dim"], heads: HeadTensors) -> ScoreSpr
 def composite_residual(X: Float[Tensor, "tokens dim"]) -> Float[Tensor, ""]:
     r""":math:`\|X - 1\bar x^T\|_{1,\infty}` about the mean token.
 
-    **Exact** about the mean, and never below the residual about the best centre, so that an upper bound on it is one on
-    the latter as well.
+    **Exact** about the mean, and never below the residual about the best centre, so an upper bound on it also bounds
+    the latter.
     """
     return composite_norm(centred(X))

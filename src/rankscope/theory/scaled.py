@@ -10,7 +10,7 @@ from rankscope._errors import InputError
 
 
 def centred(R: Float[Tensor, "*batch tokens dim"]) -> Float[Tensor, "*batch tokens dim"]:
-    """CR: the mean token taken away.
+    """CR: R minus the mean token.
 
     Example:
         >>> centred(torch.tensor([[3.0], [1.0]], dtype=torch.float64)).tolist()

@@ -1,7 +1,7 @@
-r"""Linear stability of a state: the largest factor of a linear map given only by what it does to a perturbation. Ours.
+r"""Linear stability of a state: the largest factor of a linear map that is only given as a function. Ours.
 
 Arnoldi iteration on callables. A map on (tokens, dim) perturbations is restricted to centred ones (equal shifts of all
-tokens are no collapse), so what is found is the factor of :math:`C\,\mathcal{J}\,C`. Below 1 the block pulls a small
+tokens are not collapse), so the result is the factor of :math:`C\,\mathcal{J}\,C`. Below 1 the block pulls a small
 residual toward collapse, above 1 it pushes away.
 """
 
@@ -22,7 +22,7 @@ LinearMap = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class StabilityFactor:
-    """The largest factor found, and what it is worth.
+    """The largest factor found, and its accuracy.
 
     Attributes:
         factor: modulus of the eigenvalue, or the singular value. eigenvalue: with its phase; real for a gain.
@@ -32,7 +32,7 @@ class StabilityFactor:
             strongly non-normal map it may be.
         converged: whether ``backward_error`` reached the tolerance.
         applications: how often the map was applied.
-        direction: real part of the perturbation that is multiplied so, of norm 1.
+        direction: real part of the perturbation that has this factor, of norm 1.
     """
 
     factor: float
@@ -55,8 +55,8 @@ def stability_factor(
 ) -> StabilityFactor:
     r"""Spectral radius of a linear map on centred perturbations: the factor per layer when the layer is repeated.
 
-    **Estimate** with its backward error. Of a modulus shared by several eigenvalues one is returned. 0 for a map that
-    sends centred perturbations to equal rows, as attention with a complete mask and no positions does at collapse.
+    **Estimate** with its backward error. If several eigenvalues share a modulus, one is returned. 0 for a map that
+    maps centred perturbations to equal rows, as attention with a complete mask and no positions does at collapse.
 
     Args:
         jvp: linear function of a float64 (tokens, dim) perturbation, such as a Jacobian-vector product at the collapsed
@@ -150,7 +150,7 @@ def _arnoldi(apply: LinearMap, start: Tensor, steps: int) -> tuple[Tensor, Tenso
         if not bool(size.isfinite()):
             raise InputError("The linear map gave numbers that are not finite. Check the state it was taken at.")
         known = torch.stack(basis)
-        for _ in range(2):  # the second pass removes what rounding left of the first
+        for _ in range(2):  # the second pass removes the rounding error of the first
             overlap = torch.tensordot(known, moved, moved.ndim)
             moved = moved - torch.tensordot(overlap, known, 1)
             H[: j + 1, j] += overlap

@@ -1,7 +1,7 @@
 r"""Smooth activations: :math:`\phi(b+d) - \phi(b) = d \int_0^1 \phi'(b + t d)\,dt`, without cancellation at any scale.
 
-The integral is taken by Gauss-Legendre with as many nodes as the size of d asks for, none where d is below the last
-digit of b, and by plain subtraction where d is large.
+The integral is computed by Gauss-Legendre quadrature with as many nodes as the size of d requires. If d is below the
+last digit of b, it is the derivative at b; if d is large, plain subtraction is used instead.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from rankscope.exact_arithmetic.terms import Term, exp
 aten = torch.ops.aten
 Function = Callable[[Tensor], Tensor]
 
-# Nodes that leave an error below 1e-14 for arguments up to this size, where derivatives are of order one.
+# Number of nodes with an error below 1e-14 for deviations up to this size, if derivatives are of order one.
 _NODES = ((2.0**-54, 0), (2.0**-25, 1), (2.0**-10, 2), (2.0**-5, 3), (0.25, 5), (1.0, 8))
-# From here on exponentials are below the last digit, also over half the way to zero.
+# Beyond this, exponentials are below the last digit, even halfway to zero.
 _STRAIGHT = 128.0
 _LEGENDRE = {count: np.polynomial.legendre.leggauss(count) for count in {nodes for _, nodes in _NODES if nodes}}
 
 
 def largest(values: Tensor) -> float:
-    """Largest absolute entry, 0 of nothing."""
+    """Largest absolute entry; 0 if empty."""
     if values.numel() == 0:
         return 0.0
     low, high = torch.aminmax(values)
@@ -42,10 +42,10 @@ def smooth(x: Deviation, function: Function, derivative: Function, *, straight: 
 
     Args:
         x: the argument.
-        function: what is taken of it.
-        derivative: its slope.
-        straight: how far from zero the function is a straight line to all digits; large deviations there, small beside
-            a larger base, are not subtracted.
+        function: the function.
+        derivative: its derivative.
+        straight: distance from zero beyond which the function is linear to all digits. Large deviations there that are
+            small compared with the base use the derivative instead of a subtraction.
     """
     x = joined(x)
     value = moved(function(x.base), x.base)
@@ -54,6 +54,7 @@ def smooth(x: Deviation, function: Function, derivative: Function, *, straight: 
     scale, d = x.terms[0]
     e = exp(scale)
     size = e * largest(d)
+    # Large deviations are subtracted directly; quadrature would need too many nodes.
     if not size < min(1.0, 2.0**-10 * max(1.0, largest(value))):
         change = function(torch.add(x.base, d, alpha=e)) - value
         far = (x.base.abs() > straight) & (e * d.abs() < x.base.abs() / 2)
@@ -61,7 +62,7 @@ def smooth(x: Deviation, function: Function, derivative: Function, *, straight: 
     nodes = next(count for limit, count in _NODES if size < limit)
     out = d * _mean_slope(derivative, x.base, d, e, nodes)
     if largest(out) == 0.0 < largest(d):
-        # Not flat but flatter than the least number: a zero here would be read as tokens that are equal.
+        # The slope is not zero but underflows; returning zero would mean that tokens are equal.
         refuse("an activation", "it is so far in its flat part that its slope underflows float64")
     return Deviation(value, (Term(scale, out),), x.shape)
 
@@ -78,7 +79,7 @@ def _mean_slope(derivative: Function, b: Tensor, d: Tensor, e: float, nodes: int
 
 @rule(aten.gelu)
 def gelu(x: Deviation, *, approximate: str = "none") -> Deviation:
-    """GELU, exact and by tanh."""
+    """GELU, exact and with the tanh approximation."""
     slope = _gelu_slope if approximate == "none" else _gelu_tanh_slope
     return smooth(x, lambda t: F.gelu(t, approximate=approximate), slope, straight=_STRAIGHT)
 
@@ -119,7 +120,8 @@ def sigmoid(x: Deviation) -> Deviation:
 def _saturating(x: Deviation, function: Function, half: float) -> Deviation:
     r"""``tanh(half x)`` times ``half``, up to a constant.
 
-    Its difference is :math:`\sinh d / (\cosh b \cosh(b + d))`, in logarithms: both values may be 1 to all digits.
+    The difference is :math:`\sinh d / (\cosh b \cosh(b + d))`, computed in logarithms because both values may be 1 to
+    all digits.
     """
     x = joined(x)
     value = moved(function(x.base), x.base)
@@ -129,10 +131,12 @@ def _saturating(x: Deviation, function: Function, half: float) -> Deviation:
     e = exp(scale)
     change = e * d
     far = change.abs() >= 1.0
+    # log(sech b sech(b + d)); for large d also log(sinh |d|) = |d| + log(1 - e^{-2|d|}) - log 2.
     log_size = _log_sech(b) + _log_sech(b + change)
     log_size = torch.where(far, log_size + change.abs() + torch.log1p(-torch.exp(-2 * change.abs())), log_size)
     unit = float(log_size.max())
     unit = 0.0 if unit > -20.0 else unit
+    # For small d, sinh(e d) / e = d sinh(e d) / (e d), which is d if e underflows.
     near = d * torch.where(change == 0, 1.0, torch.sinh(change.clamp(-1.0, 1.0)) / change)
     sign = torch.where(far, change.sign() / (2 * e) if e > 0 else 0.0, near)
     return Deviation(value, (Term(scale + unit, sign * torch.exp(log_size - unit) * half),), x.shape)

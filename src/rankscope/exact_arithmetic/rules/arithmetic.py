@@ -1,4 +1,8 @@
-"""Sums, products, quotients and roots of deviations, each difference taken in closed form."""
+"""Sums, products, quotients and roots of deviations, with each difference in closed form.
+
+The pattern of every rule: for a function f and a value b + d, the new base is f(b) and the new term is a formula for
+f(b + d) - f(b) that contains no subtraction of nearly equal numbers, so it is accurate for any size of d.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +19,14 @@ from rankscope.exact_arithmetic.terms import Term, broadcast, exp, gathered
 
 aten = torch.ops.aten
 
-# Numbers from here on hide keys; added to a deviation they would leave nothing of it.
+# Numbers of this size or larger hide keys; added to a deviation they would round it away.
 _MASKING = 1e3
 
 
 def plain_part(value: Any, beside: Deviation) -> Tensor:
-    """A number or plain tensor in float64; axes on which only ``beside.base`` is constant are checked for equal values.
+    """A number or plain tensor in float64, reduced to size 1 along axes on which it and ``beside.base`` are constant.
 
-    A mask that is the same for every row is so found out, and rows stay equal.
+    This detects a mask that is the same for every row, so that rows stay equal.
     """
     if not isinstance(value, Tensor):
         return torch.tensor(value, dtype=torch.float64, device=beside.device)
@@ -42,7 +46,7 @@ def shape_of(*operands: Any) -> torch.Size:
 
 @rule(aten.add)
 def add(a: Any, b: Any, *, alpha: float = 1) -> Deviation:
-    """``a + alpha b``: scales brought to the larger of the two."""
+    """``a + alpha b``, with the terms of both."""
     if not isinstance(a, Deviation):
         return add(mul(b, alpha) if alpha != 1 else b, a)
     if isinstance(b, Deviation):
@@ -51,6 +55,8 @@ def add(a: Any, b: Any, *, alpha: float = 1) -> Deviation:
         return _with_sums(Deviation(base, gathered((*a.terms, *more)), shape_of(a, b)), a, b, alpha)
     plain = plain_part(b, a)
     plain = plain if alpha == 1 else plain * alpha
+    # Adding b to the base would make it larger than both (one varies over rows, the other along them). Keep b as a
+    # term instead, unless it is a mask.
     grows = broadcast(a.base.shape, plain.shape).numel() > max(a.base.numel(), plain.numel())
     if grows and not plain.is_complex() and bool((plain.abs() < _MASKING).all()):
         return Deviation(a.base, gathered((*a.terms, Term(0.0, _aligned(plain, a)))), shape_of(a, b))
@@ -63,7 +69,7 @@ def _aligned(plain: Tensor, beside: Deviation) -> Tensor:
 
 
 def _with_sums(out: Deviation, a: Deviation, b: Deviation, alpha: float) -> Deviation:
-    """Sums of what sums to zero do so too."""
+    """Keep the null axis: if the terms of both sum to zero along it, so do those of the sum."""
     if a.null_axis is not None and a.null_axis == b.null_axis and a.shape == b.shape:
         out.null_axis = a.null_axis
         known = a.base_sum is not None and b.base_sum is not None
@@ -91,24 +97,26 @@ def neg(x: Deviation) -> Deviation:
 
 @rule(aten.mul, aten.multiply)
 def mul(a: Any, b: Any) -> Deviation:
-    """Product rule, with the product of the deviations kept."""
+    """Product rule, including the product of the deviations."""
     if not isinstance(a, Deviation):
         return mul(b, a)
     if not isinstance(b, Deviation):
         return _times_plain(a, b)
+    # (a0 + da)(b0 + db) = a0 b0 + a0 db + da b0 + da db.
     crossed = [Term(s, a.base * v) for s, v in b.terms] + [Term(s, v * b.base) for s, v in a.terms]
     both = [] if _dwarfs(a) and _dwarfs(b) else [Term(s + t, u * v) for s, u in a.terms for t, v in b.terms]
     return Deviation(a.base * b.base, gathered((*crossed, *both)), shape_of(a, b))
 
 
 def _dwarfs(x: Deviation) -> bool:
-    """Whether the base is so much larger than the terms that their products do not count."""
+    """Whether the base is so much larger than the terms that their products are negligible."""
     return all(term.log_scale < -250.0 for term in x.terms) and bool((x.base != 0).all())
 
 
 def _times_plain(a: Deviation, b: Any) -> Deviation:
     factor = plain_part(b, a)
     terms = tuple(Term(s, v * factor) for s, v in a.terms)
+    # A factor that is constant along the null axis keeps sums of zero; a single number also keeps the base sum.
     null, total = None, None
     if a.null_axis is not None and (factor.dim() == 0 or factor.shape[a.null_axis - a.dim() :][:1] == (1,)):
         null = a.null_axis
@@ -118,7 +126,7 @@ def _times_plain(a: Deviation, b: Any) -> Deviation:
 
 @rule(aten.div, aten.divide, aten.true_divide)
 def div(a: Any, b: Any) -> Deviation:
-    """``(da - (a0/b0) db) / (b0 + db)`` for the difference of the quotients."""
+    """``a / b``, as ``a`` times the reciprocal of ``b``."""
     if not isinstance(b, Deviation):
         return mul(a, 1.0 / plain_part(b, a))
     return mul(a, reciprocal(b))
@@ -126,7 +134,7 @@ def div(a: Any, b: Any) -> Deviation:
 
 @rule(aten.reciprocal)
 def reciprocal(x: Deviation) -> Deviation:
-    """``1/(b+d) - 1/b = -d / (b (b+d))``."""
+    """Difference ``1/(b+d) - 1/b = -d / (b (b+d))``."""
     x = joined(x)
     return with_difference(x, 1.0 / x.base, lambda b, d, e: -d / (b * (b + e * d)))
 
@@ -140,7 +148,7 @@ def sqrt(x: Deviation) -> Deviation:
 
 @rule(aten.rsqrt)
 def rsqrt(x: Deviation) -> Deviation:
-    """``1/B - 1/A = -d / (A B (A + B))`` with ``A, B`` the roots before and after."""
+    """Difference ``1/B - 1/A = -d / (A B (A + B))`` with ``A = sqrt(b)`` and ``B = sqrt(b+d)``."""
     x = joined(x)
 
     def difference(b: Tensor, d: Tensor, e: float) -> Tensor:
@@ -152,19 +160,19 @@ def rsqrt(x: Deviation) -> Deviation:
 
 @rule(aten.exp)
 def exponential(x: Deviation) -> Deviation:
-    """``e^b (e^d - 1)``."""
+    """Difference ``e^b (e^d - 1)``."""
     return with_difference(joined(x), x.base.exp(), lambda b, d, e: b.exp() * relative_expm1(d, e))
 
 
 @rule(aten.expm1)
 def expm1(x: Deviation) -> Deviation:
-    """The same difference as that of ``exp``."""
+    """The same difference as for ``exp``."""
     return with_difference(joined(x), x.base.expm1(), lambda b, d, e: b.exp() * relative_expm1(d, e))
 
 
 @rule(aten.log)
 def log(x: Deviation) -> Deviation:
-    """``log(1 + d/b)``."""
+    """Difference ``log(1 + d/b)``."""
     return with_difference(joined(x), x.base.log(), lambda b, d, e: torch.log1p(e * d / b) / e if e > 1e-290 else d / b)
 
 
@@ -175,13 +183,13 @@ def log1p(x: Deviation) -> Deviation:
 
 
 def relative_expm1(d: Tensor, e: float) -> Tensor:
-    """``(exp(e d) - 1) / e``, which is ``d`` where e underflows."""
+    """``(exp(e d) - 1) / e``, which is ``d`` if e underflows."""
     return torch.expm1(e * d) / e if e > 1e-290 else d
 
 
 @rule(aten.pow)
 def power(x: Any, exponent: Any) -> Deviation:
-    """Whole powers by products, halves by roots."""
+    """Integer powers as products, half-integer ones as roots, others by quadrature or ``exp(exponent log x)``."""
     if isinstance(x, Deviation) and isinstance(exponent, (int, float)):
         closed = {-1: reciprocal, 0.5: sqrt, -0.5: rsqrt}.get(exponent)
         if closed is not None:
@@ -191,7 +199,7 @@ def power(x: Any, exponent: Any) -> Deviation:
         return smooth(x, lambda b: b.pow(exponent), lambda b: exponent * b.pow(exponent - 1))
     base = x.base if isinstance(x, Deviation) else plain_part(x, exponent)
     if not bool((base > 0).all()):
-        refuse("aten.pow", "the base is not positive, and the exponent is no single number")
+        refuse("aten.pow", "the base is not positive, and the exponent is not a single number")
     return exponential(mul(log(x) if isinstance(x, Deviation) else base.log(), exponent))
 
 
@@ -216,6 +224,6 @@ def addcmul(x: Any, a: Any, b: Any, *, value: float = 1) -> Deviation:
 
 
 def with_difference(x: Deviation, value: Tensor, difference: Any) -> Deviation:
-    """``value`` as the base and ``difference(base, values, e^log_scale)``, still in units of the scale, as the term."""
+    """``value`` as the base, and ``difference(base, values, e^log_scale)``, in units of the scale, as the term."""
     terms: Sequence[Term] = [Term(s, difference(x.base, v, exp(s))) for s, v in x.terms]
     return Deviation(value, terms, x.shape)

@@ -1,4 +1,4 @@
-"""Comparisons, masks, selections and constants: decided in ordinary arithmetic, carried out on every part."""
+"""Comparisons, masks, selections and constants: decided in ordinary arithmetic, applied to every part."""
 
 from __future__ import annotations
 
@@ -32,9 +32,10 @@ for _operation in (aten.gt, aten.ge, aten.lt, aten.le, aten.eq, aten.ne):
 
 @rule(aten.masked_fill)
 def masked_fill(x: Deviation, mask: Tensor, value: Any) -> Deviation:
-    """Entries set to a number."""
+    """Set entries to a number."""
     chosen = plain_part(mask, x).bool()
     shape = shape_of(x, mask)
+    # The mask makes rows of the base differ: use it in full, and the base gets one row per token.
     if broadcast(x.base.shape, chosen.shape).numel() > x.base.numel():
         chosen = mask
     terms = [Term(s, v.masked_fill(chosen, 0.0)) for s, v in x.terms]
@@ -43,10 +44,10 @@ def masked_fill(x: Deviation, mask: Tensor, value: Any) -> Deviation:
 
 @rule(aten.where)
 def where(condition: Tensor, a: Any, b: Any) -> Deviation:
-    """Entries of one or the other.
+    """Select entries from one or the other.
 
-    Where rows choose differently because a deviation crosses a kink, the base follows the first row; where they do by
-    a mask, the base gets rows of its own.
+    If rows select differently because a deviation crosses a kink, the base follows the first row; if they do because of
+    a mask, the base gets separate rows.
     """
     if isinstance(condition, Deviation):
         condition = condition.to_plain().bool()
@@ -57,6 +58,7 @@ def where(condition: Tensor, a: Any, b: Any) -> Deviation:
     first = _first_row(condition, broadcast(one.base.shape, other.base.shape))
     base = torch.where(first, one.base, other.base)
     if first.shape != condition.shape and bool((first != condition).any()):
+        # A jump of the size of the deviations is a kink that some rows crossed; a larger one is a mask.
         jump = torch.where(condition, one.base, other.base) - base
         sizes = [exp(s) * largest(v) for s, v in (*one.terms, *other.terms)]
         if not largest(jump) <= 4 * max(sizes, default=0.0):
@@ -83,7 +85,7 @@ def _filled(x: Deviation, value: float) -> Deviation:
 
 @rule(aten.zeros_like, aten.empty_like)
 def zeros_like(x: Deviation, **options: Any) -> Deviation:
-    """Zeros, to be added to."""
+    """Zeros of the same shape."""
     return _filled(x, 0.0)
 
 
@@ -95,7 +97,7 @@ def ones_like(x: Deviation, **options: Any) -> Deviation:
 
 @rule(aten.full_like)
 def full_like(x: Deviation, value: float, **options: Any) -> Deviation:
-    """One number everywhere."""
+    """A constant of the same shape."""
     return _filled(x, float(value))
 
 
@@ -121,14 +123,14 @@ def new_ones(x: Deviation, size: Sequence[int], *, dtype: torch.dtype | None = N
 
 @rule(aten.copy)
 def copy(target: Tensor, source: Tensor, *options: Any) -> Deviation:
-    """What an assignment writes."""
+    """The value written by an assignment, in the shape of the target."""
     out = source if isinstance(source, Deviation) else Deviation(source.double())
     return Deviation(out.base, out.terms, target.shape)
 
 
 @rule(aten.topk)
 def topk(x: Deviation, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Deviation, Tensor]:
-    """The choice is made in ordinary arithmetic, the chosen values keep their deviations."""
+    """Select in ordinary arithmetic; the selected values keep their deviations."""
     from rankscope.exact_arithmetic.rules.indexing import gather
 
     index = x.to_plain().topk(k, dim, largest, sorted).indices

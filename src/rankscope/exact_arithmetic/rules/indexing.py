@@ -1,4 +1,4 @@
-"""Rows and entries picked by index, and written back: how tokens go to experts and return."""
+"""Selecting rows and entries by index, and writing them back: how tokens are sent to experts and returned."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ aten = torch.ops.aten
 
 @rule(aten.index, aten._unsafe_index)
 def index(x: Any, indices: Sequence[Tensor | None]) -> Deviation:
-    """``x[indices]``; a base that is constant along the axis picked from stays so."""
+    """``x[indices]``; a base that is constant along the indexed axis stays constant."""
     picked = [i for i, entry in enumerate(indices) if entry is not None]
     shape = aten.index(torch.empty(x.shape, device="meta"), [_on_meta(entry) for entry in indices]).shape
     integers = all(entry.dtype != torch.bool for entry in indices if entry is not None)
     consecutive = integers and picked == list(range(picked[0], picked[-1] + 1))
 
     def along(part: Tensor) -> Tensor:
+        # The part is constant along the indexed axes: whatever is picked is the same, only the number of axes changes.
         if consecutive and all(part.shape[i] == 1 for i in picked):
             axes = len(shape) - x.dim() + len(picked)
             return part.reshape([*part.shape[: picked[0]], *(1,) * axes, *part.shape[picked[-1] + 1 :]])
@@ -51,7 +52,7 @@ def index_select(x: Deviation, dim: int, chosen: Tensor) -> Deviation:
 
 @rule(aten.gather)
 def gather(x: Deviation, dim: int, chosen: Tensor, *, sparse_grad: bool = False) -> Deviation:
-    """One entry per index; rows that choose alike keep a base of one row."""
+    """One entry per index; if all rows use the same indices, a one-row base stays one row."""
     axis = dim % x.dim()
     first = chosen
     for other in range(x.dim()):
@@ -66,7 +67,7 @@ def gather(x: Deviation, dim: int, chosen: Tensor, *, sparse_grad: bool = False)
 
 @rule(aten.index_add)
 def index_add(x: Any, dim: int, chosen: Tensor, source: Any, *, alpha: float = 1) -> Deviation:
-    """Rows added to rows."""
+    """Add rows to rows."""
     return _written(x, source, lambda old, new: old.index_add(dim, chosen, new, alpha=alpha))
 
 
@@ -78,13 +79,13 @@ def index_put(x: Any, indices: Sequence[Tensor | None], values: Any, accumulate:
 
 @rule(aten.slice_scatter)
 def slice_scatter(x: Any, source: Any, *place: Any, **named: Any) -> Deviation:
-    """A slice written."""
+    """Write a slice."""
     return _written(x, source, lambda old, new: aten.slice_scatter(old, new, *place, **named))
 
 
 @rule(aten.scatter)
 def scatter(x: Any, dim: int, chosen: Tensor, source: Any, **options: Any) -> Deviation:
-    """Entries written by index, from a tensor or all with one number."""
+    """Write entries by index, from a tensor or one number."""
     if options:
         refuse("aten.scatter", f"it reduces by {options}, and the rule only writes")
     if isinstance(source, Tensor):
@@ -97,7 +98,7 @@ def scatter(x: Any, dim: int, chosen: Tensor, source: Any, **options: Any) -> De
 
 @rule(aten.scatter_add)
 def scatter_add(x: Any, dim: int, chosen: Tensor, source: Any) -> Deviation:
-    """Entries added by index."""
+    """Add entries by index."""
     return _written(x, source, lambda old, new: old.scatter_add(dim, chosen, new))
 
 

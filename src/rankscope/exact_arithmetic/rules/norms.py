@@ -1,8 +1,8 @@
 r"""LayerNorm and RMSNorm.
 
-With u the centred base, v the centred deviation, :math:`a = \overline{u^2} + \epsilon` and
-:math:`\delta = 2\overline{uv} + e^s\overline{v^2}`, the new inverse scale minus the old is
-:math:`-\delta / (A B (A + B))`, :math:`A = \sqrt a`, :math:`B = \sqrt{a + e^s \delta}`. Exact.
+Let u be the centred base, v the centred deviation, :math:`a = \overline{u^2} + \epsilon` and
+:math:`\delta = 2\overline{uv} + e^s\overline{v^2}`. Then the new inverse scale minus the old one is
+:math:`-\delta / (A B (A + B))`, with :math:`A = \sqrt a` and :math:`B = \sqrt{a + e^s \delta}`. Exact.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ def _normalised(
 def _difference(u: Tensor, v: Tensor, A: Tensor, e: float, gain: Any) -> Tensor:
     dim = u.shape[-1]
     delta = 2.0 / dim * _inner(u, v)
+    # (u + e v) / B - u / A = e (v / B - u delta / (A B (A + B))). Below e = 1e-30, B equals A to all digits.
     if e > 1e-30 or not bool((A > 0).all()):
         squares = torch.linalg.vector_norm(v, dim=-1, keepdim=True).square() / dim
         delta = torch.add(delta, squares, alpha=e)
@@ -68,7 +69,7 @@ def _difference(u: Tensor, v: Tensor, A: Tensor, e: float, gain: Any) -> Tensor:
 
 
 def _inner(u: Tensor, v: Tensor) -> Tensor:
-    """Sum over the last axis of ``u v``; one row of u is a matrix-vector product."""
+    """Sum over the last axis of ``u v``; a matrix-vector product if u is one row."""
     if u.numel() == u.shape[-1]:
         return (v @ u.reshape(-1, 1)).reshape(*v.shape[:-1], 1)
     return (u * v).sum(dim=-1, keepdim=True)

@@ -1,4 +1,4 @@
-"""Activations with kinks: differences taken exactly on either side."""
+"""Activations with kinks, whose differences are computed exactly on either side."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ aten = torch.ops.aten
 
 @rule(aten.relu)
 def relu(x: Deviation) -> Deviation:
-    """``max(d, -b)`` where b > 0, ``max(b + d, 0)`` elsewhere."""
+    """Difference ``max(d, -b)`` if b > 0, ``max(b + d, 0)`` otherwise."""
     return clamp(x, 0.0, None)
 
 
 @rule(aten.clamp, aten.hardtanh)
 def clamp(x: Deviation, low: Any = None, high: Any = None) -> Deviation:
-    """Values held between two bounds."""
+    """Values clamped between two bounds."""
     if isinstance(low, Tensor) or isinstance(high, Tensor):
         x = x if low is None else maximum(x, low)
         return x if high is None else minimum(x, high)
@@ -35,11 +35,11 @@ def clamp(x: Deviation, low: Any = None, high: Any = None) -> Deviation:
     room_up = torch.inf if high is None else high - x.base
     room_down = -torch.inf if low is None else low - x.base
     # With the distance to either bound in units of the scale, clamp(b+d) - clamp(b) needs no subtraction of values.
-    # The base can be as small as the deviation (behind attention that settles on a sink), so no scale is too small.
+    # The base can be as small as the deviation (after attention that concentrates on a sink), so no scale is too small.
     up, down = (_in_units(torch.as_tensor(room, dtype=d.dtype), scale) for room in (room_up, room_down))
     moved = torch.minimum(torch.maximum(d, down), up)
     start = torch.minimum(torch.maximum(torch.zeros_like(x.base), down), up)
-    # A base infinitely far beyond a bound in these units stays there, and what it did there does not show.
+    # In these units a base can be infinitely far beyond a bound; it stays clamped, and its deviation is zero.
     return Deviation(value, (Term(scale, torch.where(start.isinf(), 0.0, moved - start)),), x.shape)
 
 
@@ -63,7 +63,7 @@ def clamp_max(x: Deviation, high: Any) -> Deviation:
 
 @rule(aten.leaky_relu)
 def leaky_relu(x: Deviation, negative_slope: float = 0.01) -> Deviation:
-    """A smaller slope below zero."""
+    """``negative_slope x + (1 - negative_slope) relu(x)``."""
     return add(mul(x, negative_slope), mul(relu(x), 1 - negative_slope))
 
 
@@ -100,7 +100,7 @@ def minimum(a: Any, b: Any) -> Deviation:
 
 @rule(aten.maximum)
 def maximum(a: Any, b: Any) -> Deviation:
-    """``max(a - b, 0) + b``; a bound that nothing reaches changes nothing."""
+    """``max(a - b, 0) + b``; ``a`` itself if it is nowhere below a plain ``b``."""
     if not isinstance(a, Deviation):
         return maximum(b, a)
     if not isinstance(b, Deviation) and bool((a.to_plain() >= b).all()):

@@ -1,8 +1,8 @@
-"""Matrix products: linear maps with plain weights, and products of two deviations, whose parts stay apart.
+"""Matrix products: linear maps with plain weights, and products of two deviations, whose parts are kept separate.
 
-In ``Q K^T`` the parts have scales of their own: one number, a part that is the same for every row, one that is the same
-along a row, and one that is neither. In ``P V`` a softmax P knows that its rows sum to one exactly and its deviations
-to zero, so that the common part of V goes through untouched.
+In ``Q K^T`` the parts have different scales: one number, a part that is the same for every row, one that is constant
+along a row, and one that is neither. In ``P V`` it is known that the rows of the softmax P sum to exactly one and its
+deviations to zero, so the common part of V passes through unchanged.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from rankscope.exact_arithmetic.terms import Term, broadcast, common_parts, gath
 
 aten = torch.ops.aten
 
-# A sum this much smaller than its parts has at most four digits that are not rounding.
+# A sum this much smaller than its summands has at most four correct digits.
 _CANCELLED = 2.0**-40
-# So many numbers are summed exactly at most: beyond it would take seconds.
+# At most this many numbers are summed exactly: more would take seconds.
 _AFFORDABLE = 2**22
 
 
 @rule(aten.mm, aten.bmm, aten.matmul)
 def product(a: Any, b: Any) -> Deviation:
-    """``a @ b``, of which one at least is a deviation."""
+    """``a @ b``, at least one of which is a deviation."""
     if isinstance(a, Deviation) and not isinstance(b, Deviation):
         if b.dim() == 2 and a.dim() == 2 and a.null_axis is None:
             return _rows_through(a, b)
@@ -40,13 +40,14 @@ def product(a: Any, b: Any) -> Deviation:
         a = Deviation(a.double())
     shape = (*broadcast(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
     base, terms = _common_rows(*_parts(a, b))
+    # Products with deviations of a softmax can be far smaller than their log-scales: normalise before comparing scales.
     if a.null_axis is not None:
         terms = [normalised(term) for term in terms]
     return Deviation(base, gathered(terms), shape)
 
 
 def _rows_through(x: Deviation, weight: Tensor) -> Deviation:
-    """A linear map of rows; a base of one row rides along with the rows of the term."""
+    """A linear map of rows; a one-row base is appended to the rows of the term, so that one product does both."""
     weight = weight.double()
     shape = (x.shape[0], weight.shape[1])
     if len(x.terms) != 1 or x.base.shape != (1, x.shape[1]) or x.terms[0].values.shape != x.shape:
@@ -58,9 +59,10 @@ def _rows_through(x: Deviation, weight: Tensor) -> Deviation:
 
 
 def _equal_rows_alike(base: Tensor, weight: Tensor) -> Tensor:
-    """``base @ weight`` in which equal rows stay equal to the last bit, which a kernel does not promise."""
+    """``base @ weight``, with equal rows staying equal to the last bit, which a kernel does not guarantee."""
     if base.shape[0] == 1 or base.shape[1] == 1:
         return _contract(base, weight)
+    # BLAS may use different kernels for different rows of one product, so multiply each distinct row only once.
     distinct, place = torch.unique(base, dim=0, return_inverse=True)
     products = _matmul(distinct, weight)
     return products[place]
@@ -74,10 +76,12 @@ def _parts(a: Deviation, b: Deviation) -> tuple[Tensor, list[Term]]:
     base = _through_base(a, b.base, inner, b.base_sum if b_null else None)
     for s, u in a.terms:
         if a_null and b.base.shape[-2] > 1 and s == 0.0:
-            # Rows of attention that differ at order one, times values that do: no row is like another any more.
+            # Rows of attention that differ at order one, times values that differ: the rows have nothing in common.
             base = base + _contract(u, b.base, inner)
+        # A term of a softmax sums to zero along the keys, so its product with values that are constant there is zero.
         elif not (a_null and b.base.shape[-2] == 1 < inner):
             terms.append(Term(s, _contract(u, b.base, inner)))
+        # The same for the product of two terms, with either factor constant along the keys.
         for t, v in b.terms:
             if not (a_null and v.shape[-2] == 1 < inner) and not (b_null and u.shape[-1] == 1 < inner):
                 terms.append(Term(s + t, _contract(u, v, inner)))
@@ -88,7 +92,8 @@ def _parts(a: Deviation, b: Deviation) -> tuple[Tensor, list[Term]]:
 
 
 def _through_base(a: Deviation, v: Tensor, inner: int, right_sum: float | None = None) -> Tensor:
-    """The base of ``a`` times a part; sums that are known exactly are not taken."""
+    """The base of ``a`` times a part, using exactly known sums instead of computing them."""
+    # Attention rows sum to exactly one: values that are the same for all keys pass through without a sum.
     if a.null_axis == a.dim() - 1 and a.base_sum is not None and v.shape[-2] == 1 < inner:
         return v * a.base_sum
     if right_sum is not None and a.base.shape[-1] == 1 < inner:
@@ -97,7 +102,7 @@ def _through_base(a: Deviation, v: Tensor, inner: int, right_sum: float | None =
 
 
 def _contract(u: Tensor, v: Tensor, inner: int | None = None) -> Tensor:
-    """``u @ v`` where either may be constant along the inner axis, of length ``inner``."""
+    """``u @ v``, where either may be constant along the inner axis, of length ``inner``."""
     inner = max(u.shape[-1], v.shape[-2]) if inner is None else inner
     if u.shape[-1] == v.shape[-2] == 1:
         return u * v * float(inner)
@@ -109,26 +114,27 @@ def _contract(u: Tensor, v: Tensor, inner: int | None = None) -> Tensor:
 
 
 def _matmul(u: Tensor, v: Tensor) -> Tensor:
-    """``u @ v``; entries in which all but the last digits cancel are rounded once, and zero where they are zero.
+    """``u @ v``; entries in which all but the last digits cancel are computed exactly and rounded once.
 
-    Heads that undo each other and masks whose products average end in such sums: rounded at every step they would leave
-    a residue of 1e-16 in place of nothing.
+    Heads that cancel each other, and masks whose products average exactly, produce such sums: rounding at every step
+    would leave a residue of 1e-16 instead of zero.
     """
     out: Tensor = u @ v
     if out.is_complex():
         return out
+    # Cauchy-Schwarz bounds an entry by the product of the norms; an entry far below it is the result of cancellation.
     sizes = torch.linalg.vector_norm(u, dim=-1, keepdim=True) * torch.linalg.vector_norm(v, dim=-2, keepdim=True)
     cancelled = (out.abs() < sizes * _CANCELLED) & (out != 0)
     if bool(cancelled.any()):
         out[cancelled] = _rounded_once(u, v, out.shape, cancelled)
     if not are_moved():
         return out
-    # Rows of a linear map are told apart by what went in; entries of attention by the pairs that were multiplied.
+    # Perturb rows of a linear map by their input, and entries of attention by the pairs that were multiplied.
     return moved(out, fingerprint(u, -1) if v.dim() == 2 else product_fingerprint(u, v))
 
 
 def _rounded_once(u: Tensor, v: Tensor, shape: torch.Size, chosen: Tensor) -> Tensor:
-    """These entries of ``u @ v`` from exact products and an exact sum; as they are where there are too many."""
+    """These entries of ``u @ v`` from exact products and an exact sum; unchanged if there are too many."""
     *batch, rows, columns = shape
     place = chosen.nonzero(as_tuple=True)
     inner = u.shape[-1]
@@ -136,6 +142,7 @@ def _rounded_once(u: Tensor, v: Tensor, shape: torch.Size, chosen: Tensor) -> Te
         return (u @ v)[chosen]
     a = u.expand(*batch, rows, inner)[(*place[:-2], place[-2])]
     b = v.expand(*batch, inner, columns).transpose(-1, -2)[(*place[:-2], place[-1])]
+    # Each product is high + low exactly, and fsum adds all of them with a single rounding.
     high = a * b
     low = _product_error(a, b, high)
     sums = [math.fsum(pair) for pair in torch.cat((high, low), dim=-1).tolist()]
@@ -143,21 +150,21 @@ def _rounded_once(u: Tensor, v: Tensor, shape: torch.Size, chosen: Tensor) -> Te
 
 
 def _product_error(a: Tensor, b: Tensor, product: Tensor) -> Tensor:
-    """``a b - product`` exactly (Dekker 1971)."""
+    """The exact value of ``a b - product`` (Dekker 1971)."""
     (a_high, a_low), (b_high, b_low) = _halves(a), _halves(b)
     return a_low * b_low - (((product - a_high * b_high) - a_low * b_high) - a_high * b_low)
 
 
 def _halves(a: Tensor) -> tuple[Tensor, Tensor]:
-    scaled = a * 134217729.0
+    scaled = a * 134217729.0  # 2^27 + 1: splits 53 bits into two halves whose products are exact
     high = scaled - (scaled - a)
     return high, a - high
 
 
 def _common_rows(base: Tensor, terms: Sequence[Term]) -> tuple[Tensor, list[Term]]:
-    """Parts that are the same for every row belong to the base, if that is.
+    """Move parts that are the same for every row to the base, if the base is.
 
-    Scores that differ between keys beside a base that is one number stay apart: added to it they would be rounded.
+    Scores that differ between keys stay separate from a base that is one number: added to it, they would be rounded.
     """
     if base.shape[-2] > 1:
         return base, list(terms)
@@ -197,7 +204,7 @@ def convolution(
     output_padding: Sequence[int],
     groups: int,
 ) -> Deviation:
-    """A convolution with plain weights; a base with equal rows needs one window, but has other rows at padded ends."""
+    """A convolution with plain weights. A base with equal rows needs one window only, unless padding adds others."""
     if not isinstance(x, Deviation) or isinstance(weight, Deviation):
         refuse("aten.convolution", "its weights depend on the tokens")
     rest = (stride, padding, dilation, transposed, output_padding, groups)
@@ -214,7 +221,7 @@ def convolution(
 def grouped_product(
     x: Any, weight: Any, offs: Tensor | None = None, bias: Tensor | None = None, out_dtype: Any = None
 ) -> Deviation:
-    """Rows in groups, each group times a matrix of its own; a base of one row is multiplied once for each group."""
+    """Rows in groups, each group times its own matrix; a one-row base is multiplied once per group."""
     if isinstance(weight, Deviation) or x.dim() != 2 or weight.dim() != 3 or offs is None or bias is not None:
         refuse("aten._grouped_mm", "the rule knows rows of two axes in groups, and plain weights without a bias")
     ends = [0, *offs.tolist()]

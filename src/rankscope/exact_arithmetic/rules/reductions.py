@@ -1,4 +1,4 @@
-"""Sums and means; an axis on which a part is constant is summed by its length."""
+"""Sums and means; along an axis on which a part is constant, the sum is a multiplication by its length."""
 
 from __future__ import annotations
 
@@ -48,6 +48,7 @@ def sum_(x: Deviation, dim: Any = None, keepdim: bool = False, *, dtype: Any = N
         return part.sum(dim=axes, keepdim=True) * float(torch.Size(lengths).numel())
 
     base, terms = along(x.base), [Term(s, along(v)) for s, v in x.terms]
+    # Along the null axis the terms are known to sum to exactly zero, and the base to ``base_sum``.
     if x.null_axis is not None and axes == [x.null_axis]:
         base = base if x.base_sum is None else torch.full_like(x.base.narrow(axes[0], 0, 1), x.base_sum)
         terms = []
@@ -63,7 +64,7 @@ def mean(x: Deviation, dim: Any = None, keepdim: bool = False, *, dtype: Any = N
 
 @rule(aten.var)
 def var(x: Deviation, dim: Any = None, *, correction: float | None = None, keepdim: bool = False) -> Deviation:
-    """Variance along axes, the mean square of what departs from the mean."""
+    """Variance along axes: the mean square of the deviations from the mean."""
     axes = _axes(x, dim)
     length = torch.Size([x.shape[axis] for axis in axes]).numel()
     centred = add(x, mean(x, axes, True), alpha=-1)
@@ -72,7 +73,7 @@ def var(x: Deviation, dim: Any = None, *, correction: float | None = None, keepd
 
 @rule(aten.std)
 def std(x: Deviation, dim: Any = None, *, correction: float | None = None, keepdim: bool = False) -> Deviation:
-    """Root of the variance."""
+    """Standard deviation: the root of the variance."""
     return sqrt(var(x, dim, correction=correction, keepdim=keepdim))
 
 

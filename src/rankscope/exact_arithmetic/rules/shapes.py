@@ -1,7 +1,7 @@
-"""Operations that move values and change none: the same to the base and to every term.
+"""Operations that rearrange values without changing them: the same is done to the base and to every term.
 
-Parts are expanded first, which costs nothing, so that one call serves all; axes along which the result is still
-constant have stride 0 and are stored with size 1 again.
+Parts are first expanded (without copying), so that the same call works for all of them. Axes along which the result is
+still constant have stride 0 and are stored with size 1 again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ WriteBack = Callable[[Tensor, Tensor], Tensor]
 
 
 def compressed(part: Tensor) -> Tensor:
-    """Axes of stride 0 brought to size 1."""
+    """Reduce axes of stride 0 to size 1."""
     for axis, (size, stride) in enumerate(zip(part.shape, part.stride(), strict=True)):
         if size > 1 and stride == 0:
             part = part.narrow(axis, 0, 1)
@@ -31,7 +31,7 @@ def compressed(part: Tensor) -> Tensor:
 
 
 def moved(x: Deviation, move: Move, *, null_axis: int | None = None) -> Deviation:
-    """``move`` applied to every part; ``null_axis`` is where the axis of that name went."""
+    """Apply ``move`` to every part; ``null_axis`` is the position of the null axis in the result."""
     base = move(x.base.expand(x.shape))
     terms = tuple(Term(term.log_scale, compressed(move(term.values.expand(x.shape)))) for term in x.terms)
     kept = x.base_sum if null_axis is not None else None
@@ -39,9 +39,9 @@ def moved(x: Deviation, move: Move, *, null_axis: int | None = None) -> Deviatio
 
 
 def view_of(x: Deviation, move: Move, *, null_axis: int | None = None, back: WriteBack | None = None) -> Deviation:
-    """The same for an operation whose result shares memory with ``x``.
+    """Apply ``move`` to every part, for an operation whose result shares memory with ``x``.
 
-    ``back(part of x, part of the result)`` is that part of ``x`` after the result was written to, where that is known.
+    ``back(part of x, part of the result)`` returns that part of ``x`` after the result was written to, if known.
     """
     out = moved(x, move, null_axis=null_axis)
     out.source, out.write_back = weakref.ref(x), back
@@ -58,6 +58,7 @@ def _view(x: Deviation, size: Sequence[int], *strides: Any) -> Deviation:
         return new.reshape(old.shape)
 
     base, terms = _reshaped(x.base, x.shape, shape), [Term(s, _reshaped(v, x.shape, shape)) for s, v in x.terms]
+    # After the reshape, a term may be constant over the same rows as the base, and then belongs to it.
     if len(shape) > 1 and base.dim() == len(shape) and base.shape[-2] == 1 < shape[-2]:
         base, terms = common_parts(base, terms)
     if len(terms) > 1:
@@ -69,7 +70,7 @@ def _view(x: Deviation, size: Sequence[int], *strides: Any) -> Deviation:
 
 
 def _reshaped(part: Tensor, before: Sequence[int], after: Sequence[int]) -> Tensor:
-    """A stored part in a new shape; axes on which it is constant and that stay what they were are left out of it."""
+    """A stored part in a new shape; axes on which it is constant and that survive the reshape stay at size 1."""
     wide, narrow = list(before), list(after)
     for axis, size in enumerate(before):
         target = _axis_after(before, axis, after) if part.shape[axis] == 1 < size else None
@@ -79,7 +80,7 @@ def _reshaped(part: Tensor, before: Sequence[int], after: Sequence[int]) -> Tens
 
 
 def _axis_after(before: Sequence[int], axis: int, after: Sequence[int]) -> int | None:
-    """Where an axis lies after a reshape: as long as before, and as many numbers behind it."""
+    """The position of an axis after a reshape: the axis of the same length with as many entries after it."""
     behind = torch.Size(before[axis + 1 :]).numel()
     for place, size in enumerate(after):
         if size == before[axis] and torch.Size(after[place + 1 :]).numel() == behind:
@@ -148,7 +149,7 @@ def _slice(x: Deviation, dim: int = 0, start: int | None = None, end: int | None
 
 
 def _rest_is_zero(x: Deviation, axis: int, taken: slice) -> bool:
-    """Whether all that a slice leaves out is exactly zero: a hidden sink, without which sums are what they were."""
+    """Whether everything outside a slice is exactly zero, such as a hidden sink, so that sums do not change."""
     left = torch.tensor([place not in range(x.shape[axis])[taken] for place in range(x.shape[axis])])
     parts = (x.base, *(term.values for term in x.terms))
     return all(part.shape[axis] == left.numel() and not bool(part.movedim(axis, 0)[left].any()) for part in parts)
@@ -230,6 +231,7 @@ def _repeat(x: Deviation, repeats: Sequence[int]) -> Deviation:
 def _pad(x: Deviation, pad: Sequence[int], value: float = 0.0) -> Deviation:
     if not any(pad):
         return _same(x)
+    # Padding is part of the base: deviations are padded with zeros, whatever the value.
     base = aten.constant_pad_nd(x.base.expand(x.shape), pad, value)
     terms = [Term(s, aten.constant_pad_nd(v.expand(x.shape), pad, 0.0)) for s, v in x.terms]
     return Deviation(base, terms, base.shape)
@@ -247,7 +249,7 @@ def _same(x: Deviation, *options: Any, **named: Any) -> Deviation:
 
 @rule(aten._to_copy, aten.to)
 def _to(x: Deviation, *, dtype: torch.dtype | None = None, **options: Any) -> Deviation | Tensor:
-    """Casts between float formats change nothing: exact arithmetic has one."""
+    """Casts between float dtypes change nothing: exact arithmetic always uses float64."""
     if dtype is not None and dtype.is_complex:
         refuse("a cast to complex numbers")
     if dtype is not None and not dtype.is_floating_point:
@@ -267,6 +269,7 @@ def _cat(tensors: Sequence[Tensor], dim: int = 0) -> Deviation:
     count = max(len(part.terms) for part in parts)
     terms = []
     for number in range(count):
+        # Pieces of one term must share a scale: use the largest.
         held = [part.terms[number] if number < len(part.terms) else None for part in parts]
         top = max(term.log_scale for term in held if term is not None)
         pieces = [
@@ -282,7 +285,7 @@ def _zeros(part: Deviation) -> Tensor:
 
 
 def _joined(pieces: Sequence[tuple[Tensor, int]], axis: int) -> Tensor:
-    """Concatenate stored parts; axes on which all are constant stay of size 1."""
+    """Concatenate stored parts; axes on which all are constant keep size 1."""
     first = pieces[0][0]
     if first.shape[axis] == 1 and all(length > 1 and torch.equal(part, first) for part, length in pieces):
         return first

@@ -1,15 +1,15 @@
 r"""Softmax, over keys or experts.
 
-With :math:`\pi` the softmax of what rows have in common and E the rest at scale :math:`\epsilon`, the difference is
+Let :math:`\pi` be the softmax of what rows have in common and E the rest, at scale :math:`\epsilon`. The difference is
 :math:`D_{ij} = \pi_j (\hat E_{ij} - z_i) / (1 + \epsilon z_i)`, :math:`\hat E = (e^{\epsilon E} - 1)/\epsilon`,
-:math:`z_i = \sum_j \pi_j \hat E_{ij}`. Exact. Parts that are constant along the axis cancel, and are dropped unseen.
+:math:`z_i = \sum_j \pi_j \hat E_{ij}`. Exact. Parts that are constant along the axis cancel, and are dropped.
 
-A saturated softmax, of which one weight is all but 1 and the others are tiny, needs two things more. E may be shifted
-by a number per row: it is shifted to zero at the largest weight, so that the tiny ones are never added to a number near
-1. And D at the largest weight is minus the sum of D elsewhere, not a difference of two numbers near 1. The tiny weights
-get a log-scale, so that they do not underflow.
+A saturated softmax, in which one weight is nearly 1 and the others are tiny, needs two more steps. E may be shifted by
+one number per row: it is shifted to zero at the largest weight (the pivot), so that the tiny ones are never added to a
+number near 1. And D at the pivot is minus the sum of D elsewhere, not a difference of two numbers near 1. The tiny
+weights get a log-scale, so that they do not underflow.
 
-Rows that differ by mask or position have their differences taken in steps: first those of the rows at the common point,
+If rows differ by mask or position, differences are computed in steps: first those between the rows at the common point,
 then those of each scale, largest first, so that a later product can cancel one without losing the next.
 """
 
@@ -29,11 +29,11 @@ from rankscope.exact_arithmetic.terms import APART, Term, added, broadcast, by_s
 
 aten = torch.ops.aten
 
-# Logarithms of weights that differ by more than this are subtracted as weights: a third of the larger is left.
+# Weights whose logarithms differ by more than this are subtracted directly: a third of the larger one remains.
 _LARGE = 0.5
-# Scores below this hide a key: the least number of every float format is below it, whatever is added to that.
+# Scores below this hide a key: the lowest number of every float format is below it, whatever is added to it.
 _HIDDEN = -6e4
-# Weights above e^-20 need no scale of their own.
+# Weights above e^-20 need no separate scale.
 _TINY = -20.0
 
 
@@ -44,12 +44,13 @@ def softmax(x: Deviation, dim: int, *options: Any, **named: Any) -> Deviation:
     common, terms = _split_off_common(x, axis)
     if common.shape[axis] == 1 < x.shape[axis]:
         common = common.expand(*(x.shape[i] if i == axis else size for i, size in enumerate(common.shape)))
-    # A row whose keys are all hidden by one huge number (that of a padded token) is a row of equal scores; beside that
-    # number the scores of other rows would lose every digit.
+    # A row whose keys are all hidden by one huge number (that of a padded token) is a row of equal scores. Next to that
+    # number, the scores of other rows would lose every digit.
     top = common.amax(dim=axis, keepdim=True)
     hidden = (top < _HIDDEN) & top.isfinite()
     common = torch.where(hidden, common - top, common)
     pi, out, common, terms = _at_order_one(common, terms, axis, hidden)
+    # Telescoping sum: softmax(total) - pi = sum over scales of softmax(common + e^s E) - softmax(common).
     for scale, E in terms:
         total = added(common, E, scale)
         out += _departure(common, scale, E, total, axis)
@@ -58,16 +59,18 @@ def softmax(x: Deviation, dim: int, *options: Any, **named: Any) -> Deviation:
 
 
 def _split_off_common(x: Deviation, axis: int) -> tuple[Tensor, list[Term]]:
-    """What counts along the axis: the common part of rows in plain arithmetic, and the terms, largest scale first.
+    """The common part of the rows in plain arithmetic, and the terms, largest scale first.
 
-    Terms that do not differ between rows belong to the common part; where that differs between rows already, only those
-    of no small scale do (a mask).
+    Parts that are constant along the axis are dropped: softmax ignores them. Terms that do not differ between rows
+    belong to the common part; if that already differs between rows, only those whose scale is not small (a mask) do.
     """
     base = x.base if x.base.shape[axis] > 1 or x.shape[axis] == 1 else torch.zeros_like(x.base)
     terms = [term for term in x.terms if term.values.shape[axis] > 1 or x.shape[axis] == 1]
     if not terms:
         return base, []
     full = broadcast(*(term.values.shape for term in terms))
+    # First the terms whose scale is not small (a mask). Small ones follow only if the common part is still one row:
+    # added to rows that differ, they would be rounded.
     for at_most in (-APART, -torch.inf):
         for term in [term for term in terms if term.values.shape != full and term.log_scale > at_most]:
             base = added(base, term.values, term.log_scale)
@@ -84,10 +87,10 @@ def _rows_differ(common: Tensor, axis: int) -> bool:
 def _at_order_one(
     common: Tensor, terms: list[Term], axis: int, hidden: Tensor
 ) -> tuple[Tensor, list[Term], Tensor, list[Term]]:
-    """A row of weights near all rows, by how much rows depart from it, their scores so far, and the terms left over.
+    """A row of weights near all rows, the deviations of the rows from it, their scores so far, and the remaining terms.
 
-    The row takes in what is not small, so that if all rows settle on one weight, it does too, and their differences are
-    small numbers rather than differences of large ones. A row that is ``hidden`` stands for none.
+    The row includes everything that is not small. If all rows concentrate on one weight, it does too, and their
+    differences are small numbers rather than differences of large ones. A ``hidden`` row is never chosen.
     """
     count = sum(not exp(scale) * largest(E) < _LARGE for scale, E in terms)
     large, small = terms[:count], terms[count:]
@@ -95,12 +98,15 @@ def _at_order_one(
     for term in large:
         total, E = added(total, term.values, term.log_scale), added(E, term.values, term.log_scale)
     if not _rows_differ(common, axis):
+        # One common row: move it by the mean of the large deviations, so that all rows are near it.
         rows = [i for i, size in enumerate(E.shape) if i != axis and common.shape[i] == 1 < size]
         if not rows:
             return total.softmax(dim=axis), [], total, small
         mean = E.mean(dim=rows, keepdim=True)
         row, E = common + mean, E - mean
     else:
+        # Rows differ by a mask: take the row that sees the most keys as reference. Equal entries are compared first,
+        # because -inf - -inf is NaN.
         seen = (common.softmax(dim=-1) > 0).sum(dim=-1, keepdim=True)
         place = torch.where(hidden, 0, seen).argmax(dim=-2, keepdim=True)
         row, first = (_row(part, place) for part in (common, E))
@@ -119,9 +125,10 @@ def _row(x: Tensor, place: Tensor) -> Tensor:
 
 
 def _departure(common: Tensor, scale: float, E: Tensor, total: Tensor, axis: int) -> list[Term]:
-    """``softmax(total) - softmax(common)``, where ``total`` is ``common + e^scale E``; nothing if that is zero."""
+    """``softmax(total) - softmax(common)``, where ``total`` is ``common + e^scale E``; no term if that is zero."""
     shape = broadcast(common.shape, E.shape)
     log_pi = common.log_softmax(dim=axis)
+    # The pivot is the largest weight. F is E relative to it, and ``others`` are the log-weights without it.
     pivot = log_pi.argmax(dim=axis, keepdim=True)
     others = log_pi.scatter(axis, pivot, -torch.inf)
     pivot = pivot.expand([1 if i == axis else size for i, size in enumerate(shape)])
@@ -134,24 +141,26 @@ def _departure(common: Tensor, scale: float, E: Tensor, total: Tensor, axis: int
     else:
         after = total.log_softmax(dim=axis).expand(shape).scatter(axis, pivot, -torch.inf)
         unit, scale = _unit(others, after), 0.0
-        # Scores from the pivot's on: a hidden key's score may be -inf or -1e38, from which no other can be subtracted.
+        # Scores relative to the pivot's: a hidden key may have the score -inf or -1e38, which cannot be a reference.
         shifted = total - common.logsumexp(dim=axis, keepdim=True) - e * E.expand(shape).gather(axis, pivot)
         D = _large(others, after, shifted, unit, e * F, axis)
     if unit == -torch.inf:
         return []
     if are_moved():
-        # Weights near 1 that differ by less than their last digit are told apart by the scores they came from.
+        # Weights near 1 may differ by less than their last digit; the scores distinguish them.
         D = moved(D, fingerprint(torch.where(total == -torch.inf, 0.0, total), axis))
+    # Rows of a softmax sum to one before and after, so D sums to zero: the pivot's entry follows from the others.
     return [normalised(Term(scale + unit, D.scatter(axis, pivot, -summed_along(D, axis))))]
 
 
 def _unit(*log_weights: Tensor) -> float:
-    """Scale of the largest of these weights, 0 where none is needed."""
+    """Log-scale of the largest of these weights; 0 if none is needed."""
     top = max(float(weights.max()) for weights in log_weights)
     return 0.0 if top > _TINY else top
 
 
 def _small(others: Tensor, unit: float, F: Tensor, e: float, size: float, axis: int) -> Tensor:
+    # Below 2^-54, e^{eF} - 1 equals eF to all digits, and the denominator 1 + e z equals 1.
     hat = F if size < 2.0**-54 else relative_expm1(F, e)
     z = (others.exp() * hat).sum(dim=axis, keepdim=True)
     D = (hat - z).mul_((others - unit).exp())
@@ -159,10 +168,11 @@ def _small(others: Tensor, unit: float, F: Tensor, e: float, size: float, axis: 
 
 
 def _large(others: Tensor, after: Tensor, shifted: Tensor, unit: float, F: Tensor, axis: int) -> Tensor:
-    """With x the change of a weight's logarithm, ``pi expm1(x)`` where x is small, a plain difference elsewhere.
+    """``pi expm1(x)`` if the change x of a weight's logarithm is small, a plain difference otherwise.
 
     A row in which the pivot is hidden has no such x, and needs none.
     """
+    # The new normaliser relative to the old one is 1 + sum of the gains; x is F minus its logarithm.
     before = others.exp()
     gain = torch.where(F.abs() < _LARGE, before * torch.expm1(F), shifted.exp() - before)
     x = F - torch.log1p(torch.where(others == -torch.inf, _appearing(F, shifted), gain).sum(dim=axis, keepdim=True))
@@ -171,5 +181,5 @@ def _large(others: Tensor, after: Tensor, shifted: Tensor, unit: float, F: Tenso
 
 
 def _appearing(F: Tensor, shifted: Tensor) -> Tensor:
-    """Weights that were zero: the pivot's own change is none, those of keys that come into sight count."""
+    """Change of weights that were zero: the pivot does not change; keys that become visible count."""
     return torch.where(F == 0.0, 0.0, shifted.exp())

@@ -1,4 +1,4 @@
-"""The weights of single attention heads, read out of a block as views."""
+"""The weights of single attention heads, read from a block as views."""
 
 # The names follow the algebra.
 # ruff: noqa: N802, N815
@@ -37,10 +37,10 @@ class _Linear:
 
 
 def read_projections(family: Family, block: torch.nn.Module, heads: int) -> Projections:
-    """The projections of ``block`` cut into ``heads`` heads.
+    """The projections of ``block``, split into ``heads`` heads.
 
     Raises:
-        UnsupportedConfigError: a path of the family is not in the block, or sizes do not fit.
+        UnsupportedConfigError: a path of the family is not in the block, or sizes do not match.
     """
     if family.layout == "einsum":
         return _einsum(family, block, heads)
@@ -169,15 +169,15 @@ class HeadWeights:
         W_K_groups: (groups, dim, d_qk); several heads share a group in grouped-query attention.
         W_V_groups: (groups, dim, d_v).
         W_O: (heads, d_v, dim).
-        b_Q: (heads, d_qk); zeros where the model has no bias, as for the others.
+        b_Q: (heads, d_qk); zeros if the model has no bias, as for the others.
         b_K_groups: (groups, d_qk).
         b_V_groups: (groups, d_v).
         b_O: (dim,).
         kv_of_head: (heads,), the key-value group of each head.
         scale: factor on query times key.
-        rotary: queries and keys are rotated by position before they meet.
-        qk_norm: queries and keys are normalised before they meet, so that scores are not bilinear in X.
-        notes: what else happens that these weights do not tell.
+        rotary: queries and keys are rotated by position before their product.
+        qk_norm: queries and keys are normalised before their product, so scores are not bilinear in X.
+        notes: other effects that these weights do not show.
     """
 
     W_Q: torch.Tensor
@@ -196,17 +196,17 @@ class HeadWeights:
 
     @property
     def heads(self) -> int:
-        """How many query heads there are."""
+        """Number of query heads."""
         return self.W_Q.shape[0]
 
     @property
     def W_K(self) -> torch.Tensor:
-        """(heads, dim, d_qk); a copy only where heads share a group."""
+        """(heads, dim, d_qk); a copy only if heads share a group."""
         return self._per_head(self.W_K_groups)
 
     @property
     def W_V(self) -> torch.Tensor:
-        """(heads, dim, d_v); a copy only where heads share a group."""
+        """(heads, dim, d_v); a copy only if heads share a group."""
         return self._per_head(self.W_V_groups)
 
     @property
@@ -228,10 +228,10 @@ def head_weights(block: torch.nn.Module, config: Any) -> HeadWeights:
 
     Args:
         block: one block of the model, as discovery finds it.
-        config: the model's configuration; of a model made of several, the part the block belongs to is taken.
+        config: the model's configuration; for a composite model, the part to which the block belongs is used.
 
     Raises:
-        UnsupportedConfigError: no description fits, the configuration is not understood, or the block is not of the
+        UnsupportedConfigError: no description matches, the configuration is not understood, or the block is not of the
             family.
     """
     own = _own_config(block, config)
@@ -257,7 +257,7 @@ def head_weights(block: torch.nn.Module, config: Any) -> HeadWeights:
 
 
 def _own_config(block: torch.nn.Module, config: Any) -> Any:
-    """Of a configuration made of several (text and vision, say), the one the block's own modules hold."""
+    """From a composite configuration (e.g. text and vision), the one that the block's own modules use."""
     from transformers import PretrainedConfig
 
     if not config.sub_configs:

@@ -21,8 +21,8 @@ class Family:
     """How the attention of a group of architectures is laid out inside one block.
 
     Attributes:
-        name: of the group.
-        model_types: transformers model types laid out this way.
+        name: name of the group.
+        model_types: transformers model types with this layout.
         layout: ``separate`` matrices for query, key and value; one matrix with all queries, then keys, then values
             (``stacked``); one with each key-value group's queries, key and value together (``grouped``); or parameters
             with a head axis (``einsum``).
@@ -30,14 +30,14 @@ class Family:
         output: path of the output projection.
         transposed: the matrices are stored (in, out).
         heads: configuration keys of the number of query heads; all must agree.
-        scale: of the scores: ``head width`` is its inverse root, ``value`` and ``inverse root`` are of ``scale_key``.
+        scale: of the scores: ``head width`` is its inverse root, ``value`` and ``inverse root`` refer to ``scale_key``.
         scale_key: configuration key of the scale.
         position: how positions enter the scores.
-        qk_norm: queries and keys are normalised; True, False, or the configuration key that tells.
+        qk_norm: queries and keys are normalised; True, False, or the configuration key that says so.
         norms: paths of the norms of the block.
-        mlp: paths of what makes up the MLP.
-        requires: configuration keys (dotted inside nested ones) and the values understood; an absent key passes.
-        notes: what the weights do not tell.
+        mlp: paths of the parts of the MLP.
+        requires: configuration keys (dotted for nested ones) and the supported values; an absent key passes.
+        notes: what the weights do not show.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Family:
 
 
 FAMILIES: Registry[Family] = Registry("family", "rankscope.models.heads.families")
-# Model types that are known and cannot be read as heads, each with the reason.
+# Known model types that cannot be read as heads, each with the reason.
 REFUSED: dict[str, str] = {}
 
 
@@ -75,10 +75,10 @@ def register(*families: Family) -> None:
 
 
 def family_of(config: Any) -> Family:
-    """The description that fits ``config``.
+    """The description that matches ``config``.
 
     Raises:
-        UnsupportedConfigError: there is none, or the configuration holds a value it has not understood.
+        UnsupportedConfigError: there is none, or the configuration has a value that it does not support.
     """
     model_type = str(config.model_type)
     found = [entry for entry in FAMILIES.values() if model_type in entry.model_types]
@@ -98,7 +98,7 @@ def family_of(config: Any) -> Family:
 
 
 def config_value(config: Any, key: str) -> Any:
-    """The value under a dotted key of a configuration, :data:`ABSENT` where it has none."""
+    """The value under a dotted key of a configuration; :data:`ABSENT` if it has none."""
     value = config
     for part in key.split("."):
         value = value.get(part, ABSENT) if isinstance(value, Mapping) else getattr(value, part, ABSENT)

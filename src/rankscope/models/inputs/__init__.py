@@ -1,4 +1,4 @@
-"""Inputs: from what the user has to the batches a model is run on."""
+"""Inputs: turns what the user passes into the batches on which a model runs."""
 
 from rankscope.models.inputs._prepare import prepare_inputs, prepare_planned
 from rankscope.models.inputs.record import (

@@ -1,4 +1,4 @@
-"""From what the user has (texts, a file, ids, tensors, nothing) to the batches a model is run on."""
+"""Turns what the user passes (texts, a file, ids, tensors, nothing) into the batches on which a model runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rankscope.models.loading import LoadedModel
 from rankscope.models.loading.tokenizer import tokenizer_from
 
 Given = str | Path | Sequence[Any] | torch.Tensor | Mapping[str, Any] | None
-"""What a user may hand over: texts, a file, ids, tensors, nothing."""
+"""What a user may pass: texts, a file, ids, tensors, nothing."""
 
 
 def prepare_inputs(
@@ -37,35 +37,35 @@ def prepare_inputs(
 ) -> Prepared:
     """Batches for ``loaded``.
 
-    Text is cut by the model's tokenizer, or into hashed words where it has none. Sequences are cut at ``tokens``,
-    shorter ones padded on the right and masked. An encoder-decoder reads its own input shifted right on the other side.
+    Text is split by the model's tokenizer, or into hashed words if it has none. Sequences are truncated at ``tokens``,
+    shorter ones are padded on the right and masked. The decoder of an encoder-decoder reads the input shifted right.
 
     Args:
-        loaded: the model they are for.
+        loaded: the model.
         given: one text (str), several (list of str), a text file (Path, read as one stream), token ids or pixels
             (tensor), keyword arguments (mapping), a list of ready batches (tensors or mappings), or None for the
-            built-in sample text, and smooth random images or sounds for models that read these.
-        sequences: at most how many sequences; None takes all that are given, and 8 of a file or of the sample.
-        tokens: length at which a text is cut; the caller's own tensors are left as they are.
+            built-in sample text, or smooth random images or audio for models that read these.
+        sequences: maximum number of sequences; None uses all that are given, and 8 of a file or of the sample.
+        tokens: length at which a text is truncated; the caller's own tensors are not.
         batch: sequences per forward pass.
-        tokens_policy: ``"content"`` leaves padding out, ``"no-first"`` the first token too, ``"no-special"`` all
+        tokens_policy: ``"content"`` excludes padding, ``"no-first"`` also the first token, ``"no-special"`` also all
             special tokens.
-        seed: of random tokens, images and sounds.
+        seed: seed of random tokens, images and audio.
         random_tokens: ids drawn uniformly from those that are not special, instead of text.
         tokenizer: reads the text instead of the model's own: a tokenizer, its folder, or a hub name.
         padding: which of the caller's own tokens do not count: a tensor that is True there, or the name of the argument
-            that says so, with the value that marks padding if it is known (``"mask=0"``); ``"none"`` counts all. None
-            looks for such an argument and tries on the model how it is read.
+            that marks them, with the value that means padding if known (``"mask=0"``); ``"none"`` counts all. None
+            looks for such an argument and tests on the model how it is interpreted.
 
     Raises:
-        InputError: the model cannot read what was given.
+        InputError: the model cannot read these inputs.
     """
     plan = InputPlan(sequences, tokens, batch, tokens_policy, seed, random_tokens, tokenizer, padding)
     return prepare_planned(loaded, given, plan)
 
 
 def prepare_planned(loaded: LoadedModel, given: Given, plan: InputPlan) -> Prepared:
-    """What :func:`prepare_inputs` does, with how much of what already in one value."""
+    """Like :func:`prepare_inputs`, with the arguments already collected in a plan."""
     if plan.tokenizer is not None:
         plan = replace(plan, tokenizer=tokenizer_from(plan.tokenizer))
     if given is None or isinstance(given, (str, Path)) or _are_texts(given):

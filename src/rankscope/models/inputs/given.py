@@ -1,4 +1,4 @@
-"""Tensors, dictionaries and lists a caller made himself, cut into batches."""
+"""Splits the caller's own tensors, dictionaries and lists into batches."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from rankscope.models.loading import LoadedModel
 
 
 def takes(model: torch.nn.Module, argument: str) -> bool:
-    """Whether the model's forward names ``argument``."""
+    """Whether the model's forward has an argument of this name."""
     return argument in inspect.signature(model.forward).parameters
 
 
 def completed(loaded: LoadedModel, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """``inputs`` with the decoder's ids (the encoder's, shifted right) and ``use_cache=False`` where these are due."""
+    """``inputs`` with the decoder's ids (the encoder's, shifted right) and ``use_cache=False`` where needed."""
     found = dict(inputs)
     ids = found.get("input_ids")
     if loaded.input_kind == "text-to-text" and ids is not None and "decoder_input_ids" not in found:
@@ -38,7 +38,7 @@ def completed(loaded: LoadedModel, inputs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def on_device(batches: Sequence[Batch], model: torch.nn.Module) -> tuple[Batch, ...]:
-    """The batches where the model's first parameter is; weights that are elsewhere until they are used say nothing."""
+    """The batches on the device of the model's first parameter; unchanged if that is offloaded (on meta)."""
     first = next(model.parameters(), None)
     if first is None or first.device.type in ("cpu", "meta"):
         return tuple(batches)
@@ -54,14 +54,14 @@ def _moved(batch: Batch, device: torch.device) -> Batch:
 
 
 def refuse_ids_without_embedding(model: Any, ids: torch.Tensor) -> None:
-    """Raise for ids of a tokenizer that the model has no embedding for; running it would end in an index error.
+    """Raise for ids of a tokenizer without an embedding in the model; running it would end in an index error.
 
     Raises:
-        InputError: with the id and the number of embeddings.
+        InputError: the message has the id and the number of embeddings.
     """
     try:
         table = model.get_input_embeddings()
-    except NotImplementedError:  # a family that does not say which table it reads
+    except NotImplementedError:  # a family that does not say which embedding it uses
         return
     if isinstance(table, torch.nn.Embedding) and not 0 <= int(ids.min()) <= int(ids.max()) < table.num_embeddings:
         worst = int(ids.max()) if int(ids.max()) >= table.num_embeddings else int(ids.min())
@@ -72,7 +72,7 @@ def refuse_ids_without_embedding(model: Any, ids: torch.Tensor) -> None:
 
 
 def longest_sequence(model: torch.nn.Module, config: Any) -> int | None:
-    """How many positions a text model has, None if nothing says; a table with a padding row starts behind it."""
+    """Number of positions of a text model, None if unknown; a table with a padding row starts after it."""
     described = config.get_text_config().to_dict()
     limits = [described.get(key) for key in ("max_position_embeddings", "n_positions", "max_seq_len")]
     found = [limit for limit in limits if isinstance(limit, int) and limit > 0]
@@ -84,7 +84,7 @@ def longest_sequence(model: torch.nn.Module, config: Any) -> int | None:
 
 
 def prepare_given(loaded: LoadedModel, given: Any, plan: InputPlan) -> Prepared:
-    """Batches of the caller's own tensors; tokens are left out where ids or an attention mask tell which."""
+    """Batches of the caller's own tensors; tokens are excluded if ids or an attention mask say which."""
     config = loaded.config
     if isinstance(given, torch.Tensor):
         parts = batches_from_tensor(given, plan.batch, _sequence_axis(loaded.model, given))
@@ -163,11 +163,11 @@ def _cut(value: Any, count: int, room: int) -> Any:
 
 
 def batches_from_mapping(given: Mapping[str, Any], batch: int) -> tuple[Batch, ...]:
-    """Slices of ``batch`` sequences along the first axis of every tensor; other values go to every batch."""
+    """Slices of ``batch`` sequences along the first axis of every tensor; other values are passed to every batch."""
     tensors = {name: value for name, value in given.items() if isinstance(value, torch.Tensor)}
     sizes = {name: value.shape[0] for name, value in tensors.items() if value.ndim > 0}
     told = {size for name, size in sizes.items() if not is_mask_like(name)}
-    if len(told) == 1:  # a mask between tokens has no axis of sequences
+    if len(told) == 1:  # a mask between tokens has no batch axis
         sequences = told.pop()
         sizes = {name: size for name, size in sizes.items() if not is_pattern(name, tensors[name], sequences)}
     if not sizes:
@@ -189,7 +189,7 @@ def batches_from_mapping(given: Mapping[str, Any], batch: int) -> tuple[Batch, .
 
 
 def batches_from_tensor(given: torch.Tensor, batch: int, axis: int = 0) -> tuple[Batch, ...]:
-    """Slices along the axis of sequences, passed to the model as its one positional argument."""
+    """Slices along the batch axis, passed to the model as its only positional argument."""
     if given.ndim <= axis or given.shape[axis] == 0:
         raise InputError(f"Expected a tensor with a batch axis that is not empty; got shape {tuple(given.shape)}.")
     parts = torch.split(given, batch, dim=axis)
@@ -197,7 +197,7 @@ def batches_from_tensor(given: torch.Tensor, batch: int, axis: int = 0) -> tuple
 
 
 def _sequence_axis(model: torch.nn.Module, given: torch.Tensor) -> int:
-    """1 where torch's own attention was built to read ``tokens batch dim`` (``batch_first=False``), else 0."""
+    """1 if torch's own attention was built to read ``tokens batch dim`` (``batch_first=False``), else 0."""
     if given.ndim != 3 or not given.is_floating_point():
         return 0
     own = [module for module in model.modules() if isinstance(module, torch.nn.MultiheadAttention)]
@@ -205,7 +205,7 @@ def _sequence_axis(model: torch.nn.Module, given: torch.Tensor) -> int:
 
 
 def batches_from_list(given: Sequence[Any]) -> tuple[Batch, ...]:
-    """A list whose entries are batches already: tensors or dictionaries."""
+    """A list whose entries are already batches: tensors or dictionaries."""
     found: list[Batch] = []
     first = 0
     for index, entry in enumerate(given):

@@ -1,8 +1,8 @@
-"""Which tokens of a caller's own tensors are padding: by an argument of the model, read the way the model reads it.
+"""Finds which tokens of the caller's own tensors are padding, from an argument of the model, as the model reads it.
 
 Libraries disagree about masks. In transformers a 1 in ``attention_mask`` is a token that counts; in torch a True in
-``src_key_padding_mask`` is one that does not; other code calls either of them ``mask``. A name is not evidence. What a
-model does is: a token that is padding can be replaced by any other, and no token that counts changes.
+``src_key_padding_mask`` is one that does not; other code calls either of them ``mask``. A name is not evidence, but the
+model's behaviour is: a padding token can be replaced by any other without changing a token that counts.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from rankscope.models.inputs.record import Batch, Padding
 TRANSFORMERS_MASK = "attention_mask"
 NO_PADDING = "none"
 _WORDS = ("mask", "pad", "valid", "lens", "lengths", "seqlen", "seq_len")
-# These name tokens that a model is to guess or to treat in a special way, and which other tokens do see.
+# These mark tokens that a model has to predict or treat specially, but which other tokens do see.
 _OTHER_MASKS = ("masked", "mask_time", "mask_pos", "mlm", "head_mask", "loss", "labels")
 _HIDDEN = -1e3
-"""Scores at or below this, added before a softmax, leave nothing of a key."""
+"""A score at or below this, added before a softmax, hides a key."""
 _ROUNDINGS = 16.0
-"""Roundings of its own format by which a token may move although nothing that it reads has changed."""
+"""Number of roundings by which a token may change although nothing that it reads has changed."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ class PaddingReading:
     """One way to read an argument.
 
     Attributes:
-        name: of the argument.
-        marks: the value that marks padding, None where only one reading exists (lengths, scores that are added).
+        name: name of the argument.
+        marks: the value that marks padding, None if there is only one reading (lengths, additive scores).
         content: (batch, tokens), True where a token counts.
     """
 
@@ -52,9 +52,9 @@ class Content:
     """Which tokens count.
 
     Attributes:
-        masks: per batch (batch, tokens), True where a token counts; None where nothing says.
-        how: the reading that left tokens out, as ``padding`` takes it; None where there was none.
-        notes: arguments that were not understood and leave the numbers as they are.
+        masks: per batch (batch, tokens), True where a token counts; None if unknown.
+        how: the reading that excluded tokens, in the format of ``padding``; None if there was none.
+        notes: arguments that were not understood and do not affect the numbers.
     """
 
     masks: tuple[Tensor | None, ...]
@@ -66,7 +66,7 @@ def content_of(model: nn.Module, parts: Sequence[Batch], padding: Padding, *, is
     """Which tokens of each batch count.
 
     Raises:
-        InputError: an argument looks like a mask, leaves tokens out under one reading, and cannot be read for certain.
+        InputError: an argument looks like a mask, excludes tokens under one reading, and cannot be read with certainty.
     """
     if isinstance(padding, Tensor):
         return Content(_from_tensor(parts, padding))
@@ -94,7 +94,7 @@ def content_of(model: nn.Module, parts: Sequence[Batch], padding: Padding, *, is
             except InputError:
                 if name or is_mask_like(argument):
                     raise
-                reading = None  # booleans about tokens, by another name: no mask that could be recognised
+                reading = None  # booleans per token with another name: not recognisable as a mask
             if reading is not None:
                 told.append(reading)
             elif argument in part.inputs:
@@ -124,7 +124,7 @@ def _from_tensor(parts: Sequence[Batch], padding: Tensor) -> tuple[Tensor | None
 def _read(
     model: nn.Module, part: Batch, name: str, value: str, rule: PaddingReading | None, *, explicit: bool
 ) -> PaddingReading | None:
-    """How one argument of a batch is read; None where it is not a mask of tokens."""
+    """How one argument of a batch is read; None if it is not a token mask."""
     readings = _readings(part, name)
     if value:
         readings = [reading for reading in readings if reading.marks is not None and _same(value, reading.marks)]
@@ -154,7 +154,7 @@ def _may_be_a_pattern(name: str, value: Tensor, sequences: int) -> bool:
 
 
 def is_pattern(name: str, value: Tensor, sequences: int) -> bool:
-    """Whether an argument is a mask between tokens, (tokens, tokens), which every batch gets as a whole."""
+    """Whether an argument is a mask between tokens, (tokens, tokens), which is passed whole to every batch."""
     return is_mask_like(name) and value.ndim == 2 and value.shape[0] == value.shape[1] != sequences
 
 
@@ -163,7 +163,7 @@ def _same(value: str, marks: int) -> bool:
 
 
 def tokens_in(part: Batch) -> int | None:
-    """How many tokens the sequences of a batch have, by its ids or vectors; None where no tensor says."""
+    """Number of tokens per sequence of a batch, from its ids or vectors; None if unknown."""
     for name, value in (*part.inputs.items(), *(("", value) for value in part.arguments)):
         if isinstance(value, Tensor) and not is_mask_like(name) and value.ndim in (2, 3):
             return int(value.shape[1 - part.axis])
@@ -171,13 +171,13 @@ def tokens_in(part: Batch) -> int | None:
 
 
 def is_mask_like(name: str) -> bool:
-    """Whether an argument of that name may be a mask of tokens."""
+    """Whether an argument of that name may be a token mask."""
     words = name.casefold()
     return any(word in words for word in _WORDS) and not any(word in words for word in _OTHER_MASKS)
 
 
 def _mask_like(part: Batch) -> list[str]:
-    """Arguments that may say which tokens are padding: by their name, or booleans of the shape of the tokens."""
+    """Arguments that may mark padding: by their name, or booleans with the shape of the tokens."""
     shape = (part.sequences, tokens_in(part))
     return [
         name
@@ -188,7 +188,7 @@ def _mask_like(part: Batch) -> list[str]:
 
 
 def _readings(part: Batch, name: str) -> list[PaddingReading]:
-    """Every way to read an argument as a mask of the batch's tokens; empty where its shape or values fit none."""
+    """Every way to read an argument as a mask of the batch's tokens; empty if its shape or values match none."""
     value, tokens = part.inputs.get(name), tokens_in(part)
     if isinstance(value, Tensor) and is_pattern(name, value, part.sequences):
         return [
@@ -213,15 +213,15 @@ def _readings(part: Batch, name: str) -> list[PaddingReading]:
 
 
 def _seen_keys(allowed: Tensor) -> Tensor:
-    """Keys that at least one query of any head may look at; (batch, tokens)."""
+    """Keys that at least one query of any head may see; (batch, tokens)."""
     return allowed if allowed.ndim == 2 else allowed.flatten(1, -2).any(dim=1)
 
 
 def _by_evidence(model: nn.Module, part: Batch, name: str, possible: Sequence[PaddingReading]) -> PaddingReading:
-    """The one reading under which padding can be replaced without a trace, and content cannot.
+    """The only reading under which replacing padding has no effect, and replacing content does.
 
     Raises:
-        InputError: no reading is like that, or more than one.
+        InputError: there is no such reading, or more than one.
     """
     if any(parameter.is_meta for parameter in model.parameters()):
         raise _not_read(part, name, "the model is not in memory, so how it reads the argument cannot be tried")
@@ -247,13 +247,13 @@ def _by_evidence(model: nn.Module, part: Batch, name: str, possible: Sequence[Pa
 
 
 def _at_one_end(content: Tensor) -> bool:
-    """Whether in each row the tokens that count are one run that touches the start or the end."""
+    """Whether in each row the tokens that count are one contiguous run at the start or the end."""
     changes = (content[:, 1:] != content[:, :-1]).sum(dim=1)
     return bool((changes <= 1).all())
 
 
 def _last_states(model: nn.Module, part: Batch, replaced: Tensor | None) -> Tensor | None:
-    """The last vectors per token that a module of the model gives, (batch, tokens, ...); tokens may be replaced."""
+    """The last output of any module with one vector per token, (batch, tokens, ...); tokens may be replaced."""
     seen: list[Tensor] = []
     shape = (part.sequences, tokens_in(part))
 
@@ -298,7 +298,7 @@ def _other(value: Tensor, replaced: Tensor) -> Tensor:
     if value.is_floating_point():
         drawn = torch.randn(value.shape, generator=torch.Generator().manual_seed(0)).to(value)
         return torch.where(where, drawn * value.std().clamp_min(1e-3) + value.mean(), value)
-    known, place = torch.unique(value, return_inverse=True)  # ids that are there can be embedded
+    known, place = torch.unique(value, return_inverse=True)  # ids that occur in the batch have an embedding
     return torch.where(where, known[(place + 1) % len(known)], value)
 
 
@@ -315,9 +315,9 @@ def _tensors(output: Any) -> Iterator[Tensor]:
 
 @contextmanager
 def _aside(model: nn.Module) -> Iterator[None]:
-    """In evaluation mode, without gradients, with the random state as it was, and without torch's fused encoder layer.
+    """Evaluation mode without gradients; the random state is preserved, and torch's fused encoder layer is disabled.
 
-    That one turns padded batches into nested tensors, which have no axis of tokens.
+    The fused layer turns padded batches into nested tensors, which have no token axis.
     """
     fused = torch.backends.mha.get_fastpath_enabled()
     was_training = [module for module in model.modules() if module.training]

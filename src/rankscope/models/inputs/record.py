@@ -1,4 +1,4 @@
-"""What a verb feeds to a model: batches, which tokens count, and where they came from."""
+"""The inputs of a model: batches, which tokens count, and where they came from."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from rankscope.models.loading.dtypes import default_dtype
 
 TokensPolicy = Literal["content", "no-first", "no-special"]
 Padding = str | torch.Tensor | None
-"""Which of a caller's own tokens are padding: a tensor that is True there, or the argument that says so."""
+"""Which of the caller's own tokens are padding: a tensor that is True there, or the argument that marks them."""
 TOKENS_POLICIES: tuple[TokensPolicy, ...] = ("content", "no-first", "no-special")
 
 _SEQUENCES: ContextVar[int | None] = ContextVar("_SEQUENCES", default=None)
 
 
 def sequences_in_pass() -> int | None:
-    """How many sequences the batch holds that runs now; None in a pass that is not one of a batch."""
+    """Number of sequences in the batch that is running; None in a pass that is not of a batch."""
     return _SEQUENCES.get()
 
 
@@ -38,7 +38,7 @@ def _running(sequences: int) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class InputPlan:
-    """How much of what is to be prepared; the arguments of ``prepare_inputs``, checked."""
+    """What to prepare, and how much of it: the checked arguments of ``prepare_inputs``."""
 
     sequences: int | None
     tokens: int
@@ -65,7 +65,7 @@ class InputPlan:
 
     @property
     def wanted(self) -> int:
-        """Sequences to make up."""
+        """Number of sequences to use."""
         return self.usual if self.sequences is None else self.sequences
 
 
@@ -75,11 +75,11 @@ class Batch:
 
     Attributes:
         inputs: keyword arguments of the model's forward.
-        keep: (batch, tokens), True where a token counts; None when all do.
+        keep: (batch, tokens), True where a token counts; None if all do.
         first_sequence: the number of the first sequence in the whole run.
-        sequences: how many sequences the batch holds.
+        sequences: number of sequences in the batch.
         arguments: positional arguments, for modules that take a bare tensor.
-        axis: the axis of those arguments along which the sequences lie.
+        axis: the batch axis of those arguments.
     """
 
     inputs: Mapping[str, Any]
@@ -92,7 +92,7 @@ class Batch:
     def run(self, model: torch.nn.Module) -> Any:
         """Call ``model`` on this batch.
 
-        A float64 model runs with float64 as torch's default, because some models make constants on the way.
+        A float64 model runs with float64 as torch's default dtype, because some models create constants in forward.
         """
         first = next(model.parameters(), None)
         with _running(self.sequences):
@@ -104,17 +104,17 @@ class Batch:
 
 @dataclass(frozen=True)
 class Prepared(Sequence[Batch]):
-    """The batches of a run and what a result has to say about them.
+    """The batches of a run, and what is recorded about them.
 
     Attributes:
         batches: in order of their sequences.
         source: where the inputs came from, in words.
-        lengths: tokens that count, per sequence; empty where the model decides (images, audio, own tensors).
+        lengths: tokens that count, per sequence; empty if the model decides (images, audio, own tensors).
         policy: which tokens count.
         notes: remarks worth printing.
-        caveats: sentences for the verdict: how what was read is not what was given (hashed, random, cut).
-        tokenizer: what made ids of texts, None where no tokenizer did.
-        padding: the argument that left tokens out, as ``padding`` takes it.
+        caveats: sentences for the verdict: how what was read differs from what was given (hashed, random, truncated).
+        tokenizer: the tokenizer of the texts, None if there was none.
+        padding: the argument that excluded tokens, in the format of ``padding``.
     """
 
     batches: tuple[Batch, ...]
@@ -128,7 +128,7 @@ class Prepared(Sequence[Batch]):
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the token ids, or of all tensors of a model that reads none, whatever the size of batches."""
+        """SHA-256 of the token ids, or of all tensors if there are no ids; independent of the batch size."""
         rows: dict[str, list[bytes]] = {}
         for part in self.batches:
             named = {"input_ids": part.inputs["input_ids"]} if "input_ids" in part.inputs else part.inputs
@@ -148,7 +148,7 @@ class Prepared(Sequence[Batch]):
 
     @property
     def sequences(self) -> int:
-        """How many sequences there are in all."""
+        """Total number of sequences."""
         return sum(batch.sequences for batch in self.batches)
 
     def __len__(self) -> int:

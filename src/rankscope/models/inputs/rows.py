@@ -1,4 +1,4 @@
-"""From texts to rows of token ids of equal length, with the tokens that count marked."""
+"""Turns texts into rows of token ids of equal length, and marks the tokens that count."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _OWN_IDS = "Remove the tokenizer files from the folder to have words hashed to i
 
 
 class TextEncoder(Protocol):
-    """What turns a text into ids and knows which ids are special."""
+    """Turns a text into ids and knows which ids are special."""
 
     @property
     def prefix(self) -> tuple[int, ...]:
@@ -33,11 +33,11 @@ class TextEncoder(Protocol):
 
     @property
     def special(self) -> frozenset[int]:
-        """Ids that stand for no piece of text."""
+        """Ids that do not represent text."""
 
     @property
     def unknown(self) -> int | None:
-        """The id of what is not in the vocabulary."""
+        """The id for text that is not in the vocabulary."""
 
     def encode(self, text: str) -> list[int]:
         """The ids of ``text`` without prefix and suffix."""
@@ -45,7 +45,7 @@ class TextEncoder(Protocol):
 
 @dataclass(frozen=True)
 class HashTokenizer:
-    """Words and punctuation marks to ids by a stable hash, for models that come without a tokenizer.
+    """Maps words and punctuation marks to ids by a stable hash, for models without a tokenizer.
 
     The id of a word is ``vocabulary[blake2b(word) mod len(vocabulary)]`` over the ids that are not special, the word in
     lower case. The same text gives the same ids on every machine; different words may share an id.
@@ -91,8 +91,8 @@ def text_encoder(config: Any, tokenizer: Any | None) -> TextEncoder:
 def hash_tokenizer(config: Any) -> HashTokenizer:
     """Hashed words over the vocabulary of ``config``, with the start and end tokens that it names.
 
-    [CLS] or else BOS comes first; [SEP], or EOS in an encoder-decoder, comes last. Ids outside the vocabulary are left
-    out.
+    [CLS] or else BOS comes first; [SEP], or EOS in an encoder-decoder, comes last. Ids outside the vocabulary are
+    omitted.
     """
     named = special_ids(config)
     special = frozenset(id_ for ids in named.values() for id_ in ids)
@@ -102,7 +102,7 @@ def hash_tokenizer(config: Any) -> HashTokenizer:
 
 
 def special_ids(config: Any) -> dict[str, tuple[int, ...]]:
-    """The special ids a configuration names, by role, those inside the vocabulary."""
+    """The special ids of a configuration that are inside the vocabulary, by role."""
     text = config.get_text_config()
     described = {**config.to_dict(), **text.to_dict()}
     size = vocabulary_size(config)
@@ -134,7 +134,7 @@ def vocabulary_size(config: Any) -> int:
 
 
 def _wrapped(tokenizer: Any) -> PretrainedTokens:
-    """Prefix and suffix are read off an encoded word: whatever surrounds its own ids."""
+    """Prefix and suffix, found by encoding a word: the ids around its own ids."""
     with refusing(InputError, "The model's tokenizer cannot be used", _OWN_IDS):
         inner = list(tokenizer("a", add_special_tokens=False)["input_ids"])
         whole = list(tokenizer("a")["input_ids"])
@@ -192,7 +192,7 @@ def read_text(path: Path) -> str:
 
 
 def rows_from_texts(texts: Sequence[str], encoder: TextEncoder, tokens: int, pad: int) -> tuple[TokenRows, int]:
-    """One row per text, cut at ``tokens``, and how many texts were longer."""
+    """One row per text, truncated at ``tokens``, and how many texts were longer."""
     room = _room(encoder, tokens)
     encoded, longer = [], 0
     for index, text in enumerate(texts):
@@ -216,7 +216,7 @@ def rows_from_stream(text: str, encoder: TextEncoder, sequences: int, tokens: in
 
 
 def rows_from_cycle(text: str, encoder: TextEncoder, sequences: int, tokens: int, pad: int) -> tuple[TokenRows, bool]:
-    """Exactly ``sequences`` full windows; a text that is too short is gone through again from a shifted start.
+    """Exactly ``sequences`` full windows; a text that is too short is repeated from a shifted start.
 
     Returns:
         The rows, and whether the text had to be used more than once.
@@ -241,7 +241,7 @@ def random_rows(ordinary: Sequence[int], sequences: int, tokens: int, seed: int)
 
 
 def padded(rows: Sequence[Sequence[int]], pad: int) -> TokenRows:
-    """Rows of one length; what was added is not content."""
+    """Rows padded to one length; padding is not content."""
     longest = max(len(row) for row in rows)
     ids = torch.full((len(rows), longest), pad, dtype=torch.long)
     content = torch.zeros((len(rows), longest), dtype=torch.bool)
@@ -255,7 +255,7 @@ def kept_tokens(rows: TokenRows, policy: TokensPolicy, special: frozenset[int] |
     """Which tokens count under ``policy``, (sequences, tokens).
 
     Raises:
-        InputError: the policy needs special ids nobody knows, or leaves a sequence empty.
+        InputError: the policy needs special ids that are unknown, or leaves a sequence empty.
     """
     keep = rows.content.clone()
     if policy == "no-first":
@@ -273,7 +273,7 @@ def kept_tokens(rows: TokenRows, policy: TokensPolicy, special: frozenset[int] |
 
 
 def all_or_some(keep: torch.Tensor) -> torch.Tensor | None:
-    """None when every token counts, so that nothing is selected where nothing has to be."""
+    """None if every token counts, so that no selection is made unnecessarily."""
     return None if bool(keep.all()) else keep
 
 

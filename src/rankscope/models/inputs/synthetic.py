@@ -1,4 +1,4 @@
-"""Made-up images and sounds with structure at every scale, for vision and audio models without data at hand."""
+"""Synthetic images and audio with structure at every scale, for vision and audio models without data."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rankscope.models.loading import LoadedModel
 
 
 def prepare_synthetic(loaded: LoadedModel, config: Any, plan: InputPlan) -> Prepared:
-    """Batches of images or sounds; a decoder behind an audio encoder gets random ids."""
+    """Batches of images or audio; a decoder after an audio encoder gets random ids."""
     if plan.policy == "no-special":
         raise InputError(f"tokens_policy 'no-special' is about text; for {loaded.input_kind} take another.")
     if loaded.input_kind == "image":
@@ -38,7 +38,7 @@ def prepare_synthetic(loaded: LoadedModel, config: Any, plan: InputPlan) -> Prep
 
 
 def _all_but_first(model: torch.nn.Module, part: Batch) -> torch.Tensor:
-    """All tokens but the first; how many there are is seen by running one input."""
+    """All tokens but the first; their number is found by running one input."""
     one = {name: value[:1] if isinstance(value, torch.Tensor) else value for name, value in part.inputs.items()}
     with torch.no_grad():
         tokens = model(**one)[0].shape[1]
@@ -66,7 +66,7 @@ def smooth_images(count: int, channels: int, height: int, width: int, seed: int)
 
 
 def chirps(count: int, samples: int, seed: int) -> torch.Tensor:
-    """Sounds of five sliding tones and a little noise, (count, samples), mean 0 and standard deviation 1."""
+    """Audio of five sliding tones and a little noise, (count, samples), mean 0 and standard deviation 1."""
     time = torch.linspace(0, 1, samples)
     sounds = []
     for index in range(count):
@@ -80,7 +80,7 @@ def chirps(count: int, samples: int, seed: int) -> torch.Tensor:
 
 
 def image_inputs(config: Any, count: int, seed: int) -> dict[str, torch.Tensor]:
-    """Synthetic ``pixel_values`` of the size a vision configuration names."""
+    """Synthetic ``pixel_values`` of the size given in a vision configuration."""
     described = config.to_dict()
     vision = described.get("vision_config") or described
     size = vision.get("image_size")
@@ -91,7 +91,7 @@ def image_inputs(config: Any, count: int, seed: int) -> dict[str, torch.Tensor]:
 
 
 def audio_inputs(config: Any, main_input: str, count: int, tokens: int, seed: int) -> dict[str, torch.Tensor]:
-    """Synthetic sound: a waveform of about ``tokens`` frames, or a spectrogram of the size the model reads."""
+    """Synthetic audio: a waveform of about ``tokens`` frames, or a spectrogram of the size that the model reads."""
     described = config.to_dict()
     if main_input == "input_features":
         frames, bands = 2 * described.get("max_source_positions", tokens), described.get("num_mel_bins", 80)

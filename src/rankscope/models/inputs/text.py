@@ -55,7 +55,7 @@ _HASHED = (
 def prepare_text(
     loaded: LoadedModel, config: Any, given: str | Path | Sequence[str] | None, plan: InputPlan
 ) -> Prepared:
-    """Batches of ids, padded on the right, with an attention mask where something was padded."""
+    """Batches of ids, padded on the right, with an attention mask if anything was padded."""
     tokenizer = loaded.tokenizer if plan.tokenizer is None else plan.tokenizer
     encoder = text_encoder(config, tokenizer)
     notes: list[str] = []
@@ -71,7 +71,7 @@ def prepare_text(
     )
     if tokenizer is None and not plan.random_tokens:
         source += ", words hashed to ids"
-        if given is not None or loaded.origin != "init":  # to random embeddings one id is as good as another
+        if given is not None or loaded.origin != "init":  # with random embeddings all ids are equivalent
             caveats.append(_HASHED)
     unknown = 0.0 if encoder.unknown is None else float((rows.ids == encoder.unknown)[rows.content].double().mean())
     if unknown > _MOSTLY_UNKNOWN:

@@ -1,4 +1,4 @@
-"""Loading: one way in for every model."""
+"""Loading: one entry point for every model."""
 
 from rankscope.models.loading._load import LoadedModel, load, load_initialised_twin, need_module, transformers_config
 

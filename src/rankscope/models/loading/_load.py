@@ -1,4 +1,4 @@
-"""One way in for every model: a module in memory, a random initialisation, a folder, a GGUF file, a hub id."""
+"""One entry point for every model: a module in memory, a random initialisation, a folder, a GGUF file, a hub id."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rankscope.models.presets import PRESETS, InputKind, preset
 from rankscope.models.spread import Spread
 
 Origin = Literal["memory", "init", "folder", "hub"]
-# transformers makes float32 constants inside these on their way.
+# transformers creates float32 constants inside the forward of these.
 _ONLY_FLOAT32 = ("xlnet", "mra")
 _SPECS = "a module, or words: init:NAME, a folder, a .gguf file or a hub id"
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -32,20 +32,20 @@ _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model and everything a result has to say about where it came from.
+    """A model, and everything that results record about its origin.
 
     Attributes:
-        model: the module itself; in eval mode unless it was handed over in memory.
+        model: the module itself; in eval mode unless it was passed in memory.
         tokenizer: its tokenizer, or None.
         input_kind: what it reads; ``"tensors"`` for a module that is not from transformers.
-        spec: what was asked for.
+        spec: the requested model.
         origin: ``"memory"``, ``"init"``, ``"folder"`` or ``"hub"``.
-        revision: the hub commit, where there is one.
+        revision: the hub commit, if there is one.
         config_hash: SHA-256 of its configuration, None without one.
-        seed: of the random initialisation, None if nothing was drawn.
-        dtype: of the parameters, e.g. ``"float32"``.
-        attn_implementation: of transformers, None elsewhere.
-        parameters: how many numbers are trained.
+        seed: seed of the random initialisation, None if nothing was drawn.
+        dtype: dtype of the parameters, e.g. ``"float32"``.
+        attn_implementation: that of transformers, None for other modules.
+        parameters: number of trained parameters.
         notes: remarks worth printing, e.g. weights the checkpoint lacks.
     """
 
@@ -84,23 +84,23 @@ def load(
     """Load a model from a spec.
 
     Args:
-        spec: a module (kept as it is), ``init:NAME`` or ``init:PATH`` (random initialisation of a preset or of a
+        spec: a module (used as it is), ``init:NAME`` or ``init:PATH`` (random initialisation of a preset or of a
             config.json), a folder, a .gguf file, or a hub id.
-        seed: of a random initialisation; the global random state is left alone.
-        dtype: of the weights; None keeps the checkpoint's, and float32 for a random initialisation.
-        revision: of a hub id.
-        trust_remote_code: run code shipped with the model. Off, such code is never run.
+        seed: seed of a random initialisation; the global random state is not changed.
+        dtype: dtype of the weights; None keeps the checkpoint's, or float32 for a random initialisation.
+        revision: revision of a hub id.
+        trust_remote_code: run code shipped with the model. If False, such code is never run.
         allow_pickle: read ``pytorch_model.bin``, tensors only.
         model_class: the transformers class to build, instead of the backbone ``AutoModel`` chooses.
         spread: ``"fsdp"`` or ``"tensor"``: every process of the group loads its part; all must call this.
-        device_map: where each part of a folder's or hub model's weights lies: ``"auto"``, or module names with a
-            device, ``"cpu"`` or ``"disk"`` each. Statistics are taken on the device a layer runs on.
-        offload_folder: for the parts on ``"disk"``.
+        device_map: where to place each part of the weights of a folder or hub model: ``"auto"``, or module names with a
+            device, ``"cpu"`` or ``"disk"`` each. Statistics are computed on the device of each layer.
+        offload_folder: folder for the parts on ``"disk"``.
 
     Raises:
-        LoadError: the spec does not lead to a model.
-        InputError: it is neither a module nor words.
-        UnknownNameError: ``init:NAME`` with a name that is no preset.
+        LoadError: the spec does not name a model.
+        InputError: it is neither a module nor a string.
+        UnknownNameError: ``init:NAME`` with a name that is not a preset.
 
     Example:
         >>> load("init:tiny-bert").parameters
@@ -146,7 +146,7 @@ def need_module(model: object, what: str) -> torch.nn.Module:
 
 
 def _what_to_do(spec: object) -> str:
-    """What to do with something that is no model but belongs to one, as the end of a sentence."""
+    """What to do with something that is not a model but belongs to one, as the end of a sentence."""
     if isinstance(spec, type):
         return ". Pass an instance of it"
     if hasattr(spec, "model_type") and hasattr(spec, "to_dict"):
@@ -257,7 +257,7 @@ def described(
     seed: int | None = None,
     notes: tuple[str, ...] = (),
 ) -> LoadedModel:
-    """A model with the facts about it that every result carries."""
+    """A model with the facts that every result records about it."""
     config = transformers_config(model)
     floating = [parameter for parameter in model.parameters() if parameter.is_floating_point()]
     if config is not None and origin != "memory" and floating:
@@ -304,7 +304,7 @@ def load_initialised_twin(loaded: LoadedModel, *, seed: int) -> LoadedModel:
     """A random initialisation of the class and configuration of ``loaded``, in its dtype and on its device.
 
     Raises:
-        LoadError: for a module that is not from transformers: nothing tells how to build it.
+        LoadError: the module is not from transformers, so it is not known how to build it.
     """
     config = loaded.config
     if config is None:

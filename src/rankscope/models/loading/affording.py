@@ -1,4 +1,4 @@
-"""Whether a configuration asks for more than this machine can hold, found out before anything is built."""
+"""Checks whether a configuration needs more memory than this machine has, before anything is built."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from rankscope._errors import LoadError, RankscopeError
 
 @contextmanager
 def on_meta() -> Iterator[None]:
-    """Tensors made inside have a shape, a dtype and no memory.
+    """Create tensors on the meta device: with a shape and a dtype, but no memory.
 
     Modeling code imports ``torch._dynamo``, which (in torch 2.6; not in 2.13) computes with small tensors while it is
-    imported and cannot do so on the meta device. So it is imported before.
+    imported and cannot do so on the meta device. So it is imported first.
     """
     import torch
 
@@ -30,7 +30,7 @@ def on_meta() -> Iterator[None]:
 
 
 MANY_LAYERS = 512
-"""Up to so many a network is laid out on the meta device as it is; beyond, two small ones stand for it."""
+"""Up to this size a network is built on the meta device as it is; beyond it, two small ones are extrapolated."""
 MOST_LAYERS = 10**5
 LAYER_NAMES = ("num_hidden_layers", "num_layers", "encoder_layers", "decoder_layers", "num_decoder_layers", "n_layers")
 
@@ -38,13 +38,13 @@ LAYER_NAMES = ("num_hidden_layers", "num_layers", "encoder_layers", "decoder_lay
 def refuse_unaffordable(
     config: Any, build: Callable[[Any], torch.nn.Module], dtype: torch.dtype | None, memory: int | None = None
 ) -> None:
-    """Raise if the parameters of a configuration alone are larger than memory.
+    """Raise if the parameters of a configuration alone do not fit into memory.
 
     Args:
         config: a transformers configuration.
-        build: lays the network out; called on the meta device, where tensors have shapes and no numbers.
-        dtype: the parameters will have; None for float32.
-        memory: bytes; None for all that the machine has.
+        build: builds the network; called on the meta device, where tensors have shapes but no data.
+        dtype: dtype that the parameters will have; None for float32.
+        memory: bytes; None for all memory of the machine.
 
     Raises:
         LoadError: with the estimate.
@@ -56,7 +56,7 @@ def refuse_unaffordable(
 
 
 def refuse_larger_than_memory(parameters: int, dtype: torch.dtype | None, memory: int | None = None) -> None:
-    """Raise if so many parameters do not fit into memory.
+    """Raise if this many parameters do not fit into memory.
 
     Raises:
         LoadError: with the estimate.
@@ -75,7 +75,7 @@ def refuse_endless_lists(described: Mapping[str, Any]) -> None:
     """Raise for a configuration, not built yet, with too many layers or labels: families list each one in building.
 
     Raises:
-        LoadError: with the number.
+        LoadError: the message has the number.
     """
     waiting = [described]
     while waiting:
@@ -105,9 +105,9 @@ def _parameters(config: Any, build: Callable[[Any], torch.nn.Module]) -> int:
     try:
         with on_meta():
             return sum(parameter.numel() for parameter in build(copy.deepcopy(config)).parameters())
-    except (RankscopeError, MemoryError, ImportError):  # no fault of the configuration
+    except (RankscopeError, MemoryError, ImportError):  # not a fault of the configuration
         raise
-    except Exception as error:  # sizes that overflow, or that a family refuses: each raises what it likes
+    except Exception as error:  # sizes that overflow, or that a family refuses: any exception is possible
         raise LoadError(f"The configuration cannot be laid out: {' '.join(str(error).split())[:300]}") from error
 
 
@@ -141,7 +141,7 @@ def _whole(part: Any, name: str) -> int:
 
 
 def _installed() -> int | None:
-    """Memory of the machine; None where the system does not say."""
+    """Memory of the machine; None if unknown."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError, AttributeError):

@@ -1,4 +1,4 @@
-"""Reading a model configuration from outside without running anything it names."""
+"""Reads an untrusted model configuration without running anything it names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rankscope.models.loading.affording import refuse_endless_lists
 
 LARGEST_CONFIG = 32 * 2**20
 
-# Facts of one file or one machine, not of the architecture.
+# Properties of one file or one machine, not of the architecture.
 _NOT_HASHED = (
     "_name_or_path",
     "architectures",
@@ -33,9 +33,9 @@ def config_hash(config: Any) -> str:
 
 
 def read_config_json(path: Path) -> dict[str, Any]:
-    """The JSON object in ``path``, or a LoadError that says why it is none."""
+    """The JSON object in ``path``, or a LoadError that says what is wrong with it."""
     if path.exists() and not path.is_file():
-        raise LoadError(f"{path} is no regular file. Pass a folder that holds a config.json, or the file itself.")
+        raise LoadError(f"{path} is not a regular file. Pass a folder that holds a config.json, or the file itself.")
     try:
         with path.open("rb") as stream:
             raw = stream.read(LARGEST_CONFIG + 1)
@@ -44,7 +44,7 @@ def read_config_json(path: Path) -> dict[str, Any]:
             f"{path} could not be read: {error.strerror}. Pass a folder that holds a config.json."
         ) from error
     if len(raw) > LARGEST_CONFIG:
-        raise LoadError(f"{path} has more than {LARGEST_CONFIG:,} bytes; that is no configuration.")
+        raise LoadError(f"{path} has more than {LARGEST_CONFIG:,} bytes, too many for a configuration.")
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -55,7 +55,7 @@ def read_config_json(path: Path) -> dict[str, Any]:
         raise LoadError(
             f"{path} is not valid JSON: {error.msg} at line {error.lineno}, column {error.colno}."
         ) from error
-    except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets without end
+    except (ValueError, RecursionError) as error:  # a number with thousands of digits, or endless brackets
         raise LoadError(f"{path} is JSON that cannot be read: {error}. Is it a config.json?") from error
     if not isinstance(found, dict):
         raise LoadError(
@@ -65,7 +65,7 @@ def read_config_json(path: Path) -> dict[str, Any]:
 
 
 def refuse_remote_kernels(config: Mapping[str, Any], where: str) -> None:
-    """A configuration may not name an attention kernel to be downloaded and run."""
+    """Refuse a configuration that names an attention kernel to download and run."""
     for key, value in config.items():
         if "attn_implementation" in str(key) and "/" in str(value):
             raise LoadError(
@@ -100,7 +100,7 @@ def config_from_json(path: Path, model_class: str | None) -> Any:
     """The transformers configuration in ``path``, built from data only.
 
     A file without ``model_type`` takes it from ``model_class`` or from its own ``architectures``, provided these name
-    a transformers class. Remote code named by ``auto_map`` is not looked at.
+    a transformers class. Remote code named by ``auto_map`` is ignored.
     """
     import transformers
 
@@ -118,12 +118,12 @@ def config_from_json(path: Path, model_class: str | None) -> Any:
         )
     try:
         return transformers.CONFIG_MAPPING[model_type].from_dict(rest)
-    except Exception as error:  # every family checks in its own way and raises what it likes
+    except Exception as error:  # every family validates in its own way and may raise anything
         raise LoadError(f"{path} is not a valid {model_type} configuration: {' '.join(str(error).split())}") from error
 
 
 def _refuse_other_weights(raw: Mapping[str, Any], path: Path) -> None:
-    """A configuration may choose the file with the weights in transformers; its index is then never looked at here."""
+    """Refuse a configuration that names its own weights file: transformers would follow it past the checks here."""
     named = raw.get("transformers_weights")
     if named is not None and named != "model.safetensors":
         raise LoadError(

@@ -1,4 +1,4 @@
-"""Float formats by name, and torch's default format for the length of a block."""
+"""Float dtypes by name, and torch's default dtype inside a ``with`` block."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch
 
 
 def parse_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
-    """A floating torch dtype from itself or its name; None stays None.
+    """A floating torch dtype, given as itself or by name; None stays None.
 
     Example:
         >>> parse_dtype("float64")
@@ -29,7 +29,7 @@ def parse_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
 
 @contextmanager
 def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """Let torch create tensors of ``dtype``; what it was before is put back."""
+    """Make ``dtype`` torch's default; the previous default is restored."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:

@@ -1,4 +1,4 @@
-"""A model in a local folder or on the hub, read as data: safetensors, GGUF, or a pickle limited to tensors."""
+"""Reads a model in a local folder or on the hub as data: safetensors, GGUF, or a pickle limited to tensors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rankscope.models.loading.tokenizer import has_tokenizer, read_tokenizer
 
 
 def weights_from_folder(folder: Path, request: Request, gguf: str | None = None) -> PretrainedWeights:
-    """The model in a local folder; nothing is fetched, nothing but declared formats is opened."""
+    """The model in a local folder; nothing is downloaded, and only declared formats are opened."""
     gguf = gguf or only_gguf(folder)
     arguments: dict[str, Any] = {"local_files_only": True}
     if gguf is not None:
@@ -44,7 +44,7 @@ def weights_from_folder(folder: Path, request: Request, gguf: str | None = None)
 def _has_safetensors(folder: Path, allow_pickle: bool) -> bool:
     """True for safetensors; False for a pickle the caller allowed; otherwise an error."""
     if safetensors_in(folder):
-        indexed_files(folder)  # transformers would follow its names anywhere
+        indexed_files(folder)  # transformers would follow its file names anywhere
         return True
     pickles = sorted(path.name for path in folder.glob("*.bin") if path.name.startswith("pytorch_model"))
     if not pickles:
@@ -61,7 +61,7 @@ def _has_safetensors(folder: Path, allow_pickle: bool) -> bool:
 
 
 def weights_from_hub(name: str, request: Request) -> PretrainedWeights:
-    """The model a hub id names, safetensors only unless pickles were allowed."""
+    """The model of a hub id, safetensors only unless pickles are allowed."""
     import transformers
 
     where = {"revision": request.revision, "local_files_only": not hub_answers()}
@@ -85,6 +85,6 @@ def _hub_error(name: str, error: Exception) -> LoadError:
 
     advice = f"'init:{name}'" if name in PRESETS else "init:NAME for a random initialisation (rankscope ls presets)"
     return LoadError(
-        f"{name!r} is no local folder, and the hub cannot be reached or does not have it "
+        f"{name!r} is not a local folder, and the hub cannot be reached or does not have it "
         f"({str(error).splitlines()[0]}). Pass a local folder, or {advice}."
     )

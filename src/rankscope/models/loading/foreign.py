@@ -1,4 +1,4 @@
-"""Where another project's parser reads a stranger's file: whatever it raises becomes an error of ours, in words."""
+"""Wraps third-party parsers of untrusted files: whatever they raise becomes a readable rankscope error."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ def is_rust_panic(error: BaseException) -> bool:
 
 @contextmanager
 def refusing(kind: type[RankscopeError], what: str, advice: str) -> Iterator[None]:
-    """Anything but an error of ours, too little memory or the user's own interruption is answered with ``kind``.
+    """Replace any exception by ``kind``, except rankscope's own errors, out-of-memory and interrupts.
 
     Args:
-        kind: of the error raised instead.
-        what: happened, the beginning of its message.
+        kind: class of the error raised instead.
+        what: what happened, the beginning of its message.
         advice: what to do, its end.
     """
     try:
         yield
     except (RankscopeError, MemoryError):
         raise
-    except Exception as error:  # the parsers raise what they like
+    except Exception as error:  # the parsers may raise anything
         raise kind(f"{what}: {in_a_line(error)}. {advice}") from error
     except BaseException as error:
         if not is_rust_panic(error):
@@ -41,7 +41,7 @@ def refusing(kind: type[RankscopeError], what: str, advice: str) -> Iterator[Non
 
 
 def in_a_line(error: BaseException) -> str:
-    r"""The kind of an error and the beginning of its message, on one line.
+    r"""The class of an error and the beginning of its message, on one line.
 
     Example:
         >>> in_a_line(ValueError("two\nlines."))

@@ -1,4 +1,4 @@
-"""A model in a GGUF file: what has to be seen before, and behind, transformers reading it."""
+"""Reads a model from a GGUF file: the checks before and after transformers reads it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rankscope.models.loading.pretrained import Request, refuse_too_large
 MOST_KEYS = 2**16
 MOST_TENSORS = 2**20
 MOST_VALUES = 2**23
-"""Entries of all arrays together; the largest vocabularies with their merges have about 10^6."""
+"""Maximum number of entries of all arrays together; the largest vocabularies with their merges have about 10^6."""
 LONGEST_NAME = 2**16
 MOST_AXES = 8
 LARGEST_ALIGNMENT = 2**20
@@ -32,11 +32,11 @@ _STRING, _ARRAY = 8, 9
 
 @dataclass(frozen=True)
 class GgufHeader:
-    """What a GGUF file says of itself.
+    """The header of a GGUF file.
 
     Attributes:
-        metadata: by key; of an array only its length.
-        elements: numbers in each tensor, by name.
+        metadata: values by key; for an array only its length.
+        elements: number of elements of each tensor, by name.
     """
 
     metadata: dict[str, Any]
@@ -44,13 +44,13 @@ class GgufHeader:
 
 
 def read_gguf_header(path: Path) -> GgufHeader:
-    """Read and check keys and tensors: every length, count and offset must lie inside the file.
+    """Read and check keys and tensors: every length, count and offset must be inside the file.
 
     Raises:
-        LoadError: with what does not fit.
+        LoadError: the message says what is wrong.
     """
     if not path.is_file():
-        raise LoadError(f"{path} is no regular file, or a link that leads to none. Fetch the model again.")
+        raise LoadError(f"{path} is not a regular file, or a link that leads to none. Fetch the model again.")
     try:
         with path.open("rb") as stream:
             return _HeaderReader(path, stream, path.stat().st_size).header()
@@ -128,7 +128,7 @@ class _HeaderReader:
             yield name, (elements, offset, elements // block * nbytes)
 
     def _check_spans(self, spans: dict[str, tuple[int, int, int]], alignment: int) -> None:
-        """Tensors lie behind the header, inside the file, and not upon each other."""
+        """Check that tensors are after the header, inside the file, and do not overlap."""
         start = -(-self.place // alignment) * alignment
         end = 0
         for name, (_, offset, nbytes) in sorted(spans.items(), key=lambda item: item[1][1:]):
@@ -163,7 +163,7 @@ class _HeaderReader:
         self.stream.seek(self.place)
 
     def _wrong(self, why: str) -> LoadError:
-        return LoadError(f"{self.path} is no whole GGUF file: {why}. Fetch it again.")
+        return LoadError(f"{self.path} is not a complete GGUF file: {why}. Fetch it again.")
 
 
 def _alignment(metadata: dict[str, Any], reader: _HeaderReader) -> int:
@@ -184,7 +184,7 @@ def only_gguf(folder: Path) -> str | None:
 
 
 def gguf_config(folder: Path, gguf: str, request: Request) -> Any:
-    """The configuration in a GGUF file, once its header was found whole and its numbers fit into memory."""
+    """The configuration in a GGUF file, after checking that its header is valid and its numbers fit into memory."""
     if find_spec("gguf") is None:
         raise MissingExtraError("Reading a GGUF file", "gguf", "gguf")
     import transformers
@@ -202,7 +202,7 @@ def gguf_config(folder: Path, gguf: str, request: Request) -> Any:
 
 
 def refuse_other_shapes(model: Any, path: Path) -> None:
-    """Tensors of a GGUF file are put into the model as they are, also where its metadata describes others."""
+    """Refuse tensors whose shapes differ from the metadata: transformers would load them as they are."""
     with on_meta():
         expected = type(model)(copy.deepcopy(model.config))
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}

@@ -1,4 +1,4 @@
-"""``from_pretrained``, with what it must not do by itself refused before and behind it."""
+"""``from_pretrained``, with checks before and after it for what it must not do."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rankscope.models.spread import Spread
 
 @dataclass(frozen=True)
 class Request:
-    """What the caller of ``load`` allowed and asked for."""
+    """What the caller of ``load`` requested and allowed."""
 
     seed: int
     dtype: torch.dtype | None
@@ -32,7 +32,7 @@ class Request:
 
 @dataclass(frozen=True)
 class PretrainedWeights:
-    """A model with weights, its tokenizer if there is one, and remarks worth keeping."""
+    """A model with weights, its tokenizer if there is one, and notes to keep."""
 
     model: torch.nn.Module
     tokenizer: Any | None
@@ -41,7 +41,7 @@ class PretrainedWeights:
 
 
 def placement_of(device_map: str | Mapping[str, int | str] | None, offload_folder: str | Path | None) -> dict[str, Any]:
-    """Arguments of ``from_pretrained`` that put parts of a model on several devices, or on disk."""
+    """Arguments of ``from_pretrained`` that place parts of a model on several devices, or on disk."""
     from importlib.util import find_spec
 
     if device_map is None:
@@ -56,7 +56,7 @@ def placement_of(device_map: str | Mapping[str, int | str] | None, offload_folde
 
 
 def refuse_too_large(config: Any, request: Request, dtype: torch.dtype = torch.bfloat16) -> None:
-    """A folder may hold few weights and a configuration of a billion layers."""
+    """Refuse a configuration that is too large, whatever the size of its weights: it may claim a billion layers."""
     if request.spread is None and not request.placement:
         name = request.model_class or "AutoModel"
         chosen = model_class_named(name)
@@ -65,7 +65,7 @@ def refuse_too_large(config: Any, request: Request, dtype: torch.dtype = torch.b
 
 
 def from_pretrained(where: str, request: Request, arguments: dict[str, Any]) -> tuple[torch.nn.Module, tuple[str, ...]]:
-    """Weights the checkpoint lacks are drawn from the seed, and said."""
+    """Load the weights; those that the checkpoint lacks are drawn from the seed and reported."""
     chosen = model_class_named(request.model_class or "AutoModel")
     if request.spread is not None:
         arguments = arguments | spread_arguments(request.spread, arguments.get("config"), chosen)
@@ -80,7 +80,7 @@ def from_pretrained(where: str, request: Request, arguments: dict[str, Any]) -> 
                 output_loading_info=True,
                 **arguments,
             )
-        except Exception as error:  # pickle, safetensors and transformers raise what they like
+        except Exception as error:  # pickle, safetensors and transformers may raise anything
             raise LoadError(f"The weights of {where} could not be read: {type(error).__name__}: {error}") from error
     expected = {name for name, _ in model.named_parameters()}
     missing = sorted(expected & set(report["missing_keys"]))
@@ -91,14 +91,14 @@ def from_pretrained(where: str, request: Request, arguments: dict[str, Any]) -> 
 
 
 def _mostly_random(where: str, model: torch.nn.Module, found: int, wanted: int, is_gguf: bool) -> LoadError:
-    """What would be measured is the random numbers that stand for the rest."""
+    """An error for a checkpoint that lacks most weights: random numbers would be measured."""
     share = f"Only {found} of the {wanted}" if found else "None of the"
     remedy = "gguf 0.18 or newer reads more kinds of files" if is_gguf else "pass the right model_class="
     return LoadError(f"{share} weights of a {type(model).__name__} are in {where}; {remedy}.")
 
 
 def hub_answers() -> bool:
-    """Whether a connection to the hub opens; without one only its local cache is looked at, and at once."""
+    """Whether the hub can be reached; if not, only its local cache is used, without waiting."""
     import socket
     from urllib.parse import urlsplit
     from urllib.request import getproxies

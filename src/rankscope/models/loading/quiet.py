@@ -1,4 +1,4 @@
-"""Keeping transformers' advice and progress bars off the terminal for as long as a block runs."""
+"""Silences transformers' advice and progress bars inside a ``with`` block."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Let transformers log errors only and show no progress bars; both are put back afterwards."""
+    """Let transformers log errors only and show no progress bars; both settings are restored afterwards."""
     from transformers.utils import logging
 
     verbosity = logging.get_verbosity()

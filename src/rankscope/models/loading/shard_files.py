@@ -1,4 +1,4 @@
-"""Which safetensors files make up the model in a folder; what they are called is not trusted."""
+"""Finds the safetensors files of the model in a folder; their names are not trusted."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ def safetensors_in(folder: Path) -> list[Path]:
     """The safetensors files of a folder by name; links, as in the hub's cache, are followed to regular files.
 
     Raises:
-        LoadError: one of them is a pipe, a device, a folder, or a link that leads nowhere.
+        LoadError: one of them is a pipe, a device, a folder, or a broken link.
     """
     found = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
     for path in found:
         if not path.is_file():
-            raise LoadError(f"{path} is no regular file, or a link that leads to none. Fetch the model again.")
+            raise LoadError(f"{path} is not a regular file, or a link that leads to none. Fetch the model again.")
     return found
 
 
@@ -28,7 +28,7 @@ def indexed_files(folder: Path) -> list[Path] | None:
     """The files that a folder's index names; None without an index.
 
     Raises:
-        LoadError: it is no index, or names something that is not a file of this very folder.
+        LoadError: it is not an index, or names something that is not a file in this folder.
     """
     index = folder / INDEX
     if not index.is_file():

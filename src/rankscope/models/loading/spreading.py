@@ -1,4 +1,4 @@
-"""A model of which each process holds its own part: transformers cuts it up, this asks it to."""
+"""Loads a model of which each process holds its own part; transformers does the splitting."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _NUMBERED = re.compile(r"\.\d+$")
 
 
 def spread_arguments(spread: Spread, config: Any, model_class: Any) -> dict[str, Any]:
-    """Arguments of ``from_pretrained`` that spread a model over all processes.
+    """Arguments of ``from_pretrained`` that distribute a model over all processes.
 
     Args:
         spread: ``"fsdp"`` (each process holds a part of every weight and gathers a block when it runs) or ``"tensor"``
             (each process computes with its part).
-        config: the model's configuration; for FSDP a plan is noted on it where transformers' own names no block.
+        config: the model's configuration; for FSDP a plan is added to it if transformers' own names no block.
         model_class: the class to be loaded.
 
     Raises:
-        LoadError: without a process group, without a plan, where the heads cannot be dealt out evenly, or with a
-            torch that is too old.
+        LoadError: there is no process group, no plan, the heads cannot be divided evenly, or the version of
+            torch is too old.
     """
     world = torch.distributed.get_world_size() if in_group() else 1
     if world == 1:
@@ -57,7 +57,7 @@ def spread_arguments(spread: Spread, config: Any, model_class: Any) -> dict[str,
 
 
 def _need_torch(spread: Spread) -> None:
-    """What transformers calls to spread a model is not in older ones, or does not run on a processor there."""
+    """Refuse versions of torch that lack what transformers calls to distribute a model, or lack it for CPUs."""
     if torch.__version__ < OLDEST_TORCH:
         raise LoadError(
             f"parallel={spread!r} needs torch {OLDEST_TORCH} or newer, and this is {torch.__version__}. Install a "
@@ -86,7 +86,7 @@ def _need_tensor_plan(config: Any, world: int) -> None:
 
 
 def _note_fsdp_plan(config: Any, model_class: Any) -> None:
-    """Where transformers' plan names no list of blocks, every outermost list of modules is taken for one."""
+    """If transformers' plan names no list of blocks, use every outermost list of modules."""
     with on_meta():
         skeleton = model_class.from_config(config) if "AutoModel" in model_class.__name__ else model_class(config)
     names = block_patterns(skeleton)
@@ -109,7 +109,7 @@ def block_patterns(model: nn.Module) -> list[str]:
 
 
 def distributed(model: Any, spread: Spread) -> nn.Module:
-    """A model every process has built whole, of which each keeps its own part."""
+    """Distribute a model that every process has built whole; each keeps its own part."""
     model_class = type(model)
     wanted = spread_arguments(spread, model.config, model_class)["distributed_config"]
     model.init_parallel_plans()

@@ -15,7 +15,7 @@ from rankscope.runs.plain_json import parse_json
 
 LARGEST_FILE = 2**28
 MOST_GROWTH = 64
-"""How many times longer a text may become by replacements; the tokenizers we know stay below 10."""
+"""Maximum growth of a text by replacements; known tokenizers stay below 10."""
 MOST_STEPS = 1000
 LONGEST_PADDING = 2**20
 TOKENIZER_FILES = (
@@ -28,34 +28,34 @@ TOKENIZER_FILES = (
 )
 BESIDE = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt")
 CHECKED = ("tokenizer_config.json", "special_tokens_map.json", "tokenizer.json")
-# Arguments of a tokenizer's class that say where else to read; transformers takes them from these files as they are.
+# Arguments of a tokenizer's class that name other files to read; transformers takes them from these files unchecked.
 _ELSEWHERE = ("gguf_file", "init_inputs", "tokenizer_object")
 
 
 def has_tokenizer(folder: Path) -> bool:
-    """Whether a folder holds a file that a tokenizer can be made of."""
+    """Whether a folder has a file from which a tokenizer can be built."""
     return any((folder / name).is_file() for name in TOKENIZER_FILES)
 
 
 def refuse_dangerous_tokenizer(folder: Path) -> None:
-    """Raise for files that would read elsewhere, wait for ever or fill memory.
+    """Raise for files that would read other files, block forever or fill memory.
 
     Raises:
         LoadError: a file is a pipe or a device, is huge, names files elsewhere, or makes texts explode.
-        ValueError: one is merely damaged, so that nobody can say what it asks for.
+        ValueError: one is merely damaged, so it is unknown what it requests.
     """
     for name in (*TOKENIZER_FILES, *BESIDE):
         path = folder / name
         if path.exists() and not path.is_file():
-            raise LoadError(f"{path} is no regular file. Fetch the model again.")
+            raise LoadError(f"{path} is not a regular file. Fetch the model again.")
         if path.is_file() and path.stat().st_size > LARGEST_FILE:
-            raise LoadError(f"{path} has more than {LARGEST_FILE:,} bytes; that is no tokenizer.")
+            raise LoadError(f"{path} has more than {LARGEST_FILE:,} bytes, too many for a tokenizer.")
     _refuse_elsewhere(folder / "tokenizer_config.json", _ELSEWHERE)
     for key in _object_in(folder / "special_tokens_map.json"):
         if not key.endswith(("_token", "_tokens")):
             raise LoadError(
-                f"{folder / 'special_tokens_map.json'} holds {key!r:.80}, which is no special token: it would be taken "
-                "for a setting of the tokenizer. Remove that key, or fetch the model again."
+                f"{folder / 'special_tokens_map.json'} holds {key!r:.80}, which is not a special token: it would be "
+                "used as a setting of the tokenizer. Remove that key, or fetch the model again."
             )
     _refuse_explosions(folder / "tokenizer.json")
 
@@ -71,7 +71,7 @@ def _refuse_elsewhere(path: Path, keys: tuple[str, ...]) -> None:
 
 
 def _refuse_explosions(path: Path) -> None:
-    """A text that grows at each of forty steps, or is padded to 10^12 tokens, fills memory without an exception."""
+    """Refuse tokenizers that make a text grow at each of forty steps, or pad to 10^12 tokens, and so fill memory."""
     found = _object_in(path)
     padding = found.get("padding")
     if isinstance(padding, dict):
@@ -93,7 +93,7 @@ def _refuse_explosions(path: Path) -> None:
 
 
 def _steps(part: Any) -> Iterator[dict[str, Any]]:
-    """Every step of a normalizer or pre-tokenizer, sequences inside sequences included."""
+    """Every step of a normalizer or pre-tokenizer, including nested sequences."""
     waiting = [part]
     while waiting:
         step = waiting.pop()
@@ -119,16 +119,16 @@ def _growth(step: dict[str, Any]) -> float:
 def _may_match_nothing(regex: Any) -> bool:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what Python has to say of the pattern is nobody's business
+            warnings.simplefilter("ignore")  # Python's warnings about the pattern are irrelevant
             return re.match(regex, "") is not None
     except (re.error, TypeError, ValueError, RecursionError, OverflowError):
-        return True  # written in another dialect: expect the worst
+        return True  # written in another dialect: assume the worst
 
 
 def _object_in(path: Path) -> dict[str, Any]:
     """The JSON object in a file, empty without one.
 
-    A document that this parser refuses may be one that the next one takes, so it goes no further.
+    A document that this parser refuses may be accepted by the next one, so it is not passed on.
     """
     if not path.is_file():
         return {}
@@ -142,22 +142,22 @@ def _object_in(path: Path) -> dict[str, Any]:
 
 
 class _DamagedTokenizerError(LoadError):
-    """Files that no tokenizer can be made of."""
+    """Files from which no tokenizer can be built."""
 
 
 def tokenizer_in(folder: Path, config: Any) -> tuple[Any | None, tuple[str, ...]]:
-    """The tokenizer in a local folder, None where there is none, and a remark if it could not be read."""
+    """The tokenizer in a local folder, None if there is none, and a note if it could not be read."""
     if not has_tokenizer(folder):
         return None, ()
     return read_tokenizer(str(folder), {"local_files_only": True, "config": config})
 
 
 def tokenizer_from(given: Any) -> Any:
-    """The tokenizer a caller named: one in memory, the folder it lies in, or a hub name.
+    """The tokenizer named by the caller: one in memory, its folder, or a hub name.
 
     Raises:
-        LoadError: a place that holds none.
-        InputError: something that does not turn text into ids.
+        LoadError: there is no tokenizer at that place.
+        InputError: it does not turn text into ids.
     """
     if isinstance(given, (str, Path)):
         return _tokenizer_at(given)
@@ -192,7 +192,7 @@ def _tokenizer_at(place: str | Path) -> Any:
 def read_tokenizer(
     where: str, arguments: Mapping[str, Any], *, trust_remote_code: bool = False
 ) -> tuple[Any | None, tuple[str, ...]]:
-    """The tokenizer in a folder or on the hub; None and a remark where its files are damaged.
+    """The tokenizer in a folder or on the hub; None and a note if its files are damaged.
 
     Raises:
         LoadError: its files are dangerous.
@@ -212,7 +212,7 @@ def read_tokenizer(
 
 
 def _tokenizer_folder(where: str, kept: Mapping[str, Any]) -> Path:
-    """Where a tokenizer's files lie: the folder itself, or the hub's cache once they have been fetched."""
+    """The folder of a tokenizer's files: the folder itself, or the hub's cache after downloading them."""
     if Path(where).is_dir():
         return Path(where)
     from transformers.utils import cached_file

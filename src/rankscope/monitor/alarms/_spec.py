@@ -1,4 +1,4 @@
-"""What an alarm declares about itself, and the decorator that declares it. No torch in this file."""
+"""The declaration of an alarm, and the decorator that registers one. This file does not import torch."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from rankscope._registry import Registry
 
 @dataclass(frozen=True)
 class LayerState:
-    """What the rule of an alarm sees: one layer now, at the start of the run, and what random tokens would read.
+    """The input of an alarm's rule: one layer now, at the start of the run, and for random tokens.
 
     Attributes:
         now: means over the probe, by metric.
         start: medians over the first readings of the run.
         null: means over random tokens of the same shape.
         largest_at_start: largest ``start`` over all layers of the stack.
-        undefined: metrics that were measured now and have no value in most sequences.
+        undefined: metrics that were measured now but have no value in most sequences.
     """
 
     now: Mapping[str, float]
@@ -35,11 +35,11 @@ class LayerState:
 
 @dataclass(frozen=True)
 class Judgement:
-    """How bad it is.
+    """The severity of a layer's state.
 
     Attributes:
-        severity: 1 where the alarm is raised; doubling it means twice as far beyond the threshold.
-        evidence: the numbers it rests on, by name.
+        severity: 1 at the threshold; 2 is twice as far beyond it.
+        evidence: the numbers it is based on, by name.
         words: the same in a few words.
     """
 
@@ -58,13 +58,13 @@ class AlarmSpec:
     Attributes:
         name: the function's name.
         summary: first line of its docstring.
-        metrics: what it reads.
-        title: how a sentence about it begins.
-        confirm: so many readings in a row must be beyond the threshold before it is raised, and below ``release``
+        metrics: the metrics it uses.
+        title: the beginning of its sentence.
+        confirm: number of consecutive readings beyond the threshold before it is raised, and below ``release``
             before it is cleared.
-        release: severity below which it is over; between ``release`` and 1 nothing changes.
-        blames: whether the ledger of skip adds can name the component.
-        cites: where it comes from.
+        release: severity below which it is cleared; between ``release`` and 1 nothing changes.
+        blames: whether the ledger of skip adds can identify the component.
+        cites: its sources.
         rule: the function.
     """
 
@@ -91,7 +91,7 @@ def alarm(
     blames: str | None = None,
     cites: tuple[Cite, ...] = (),
 ) -> Callable[[Rule], Rule]:
-    """Register a rule; ``blames`` names the component where the ledger is not asked."""
+    """Register a rule; ``blames`` names the component if the ledger is not used."""
 
     def register(rule: Rule) -> Rule:
         summary = (rule.__doc__ or "").strip().split("\n", 1)[0]
@@ -103,14 +103,14 @@ def alarm(
 
 
 def fallen(now: float, reference: float, factor: float) -> float:
-    """Severity of having fallen to ``factor`` times a reference: 1 there, 2 at half of that."""
+    """Severity of a fall to ``factor`` times a reference: 1 there, 2 at half of that."""
     if not math.isfinite(reference) or reference <= 0.0:
         return 0.0
     return math.inf if now <= 0.0 else factor * reference / now
 
 
 def share_above(share: float, null: float, limit: float) -> float:
-    """Severity of a share beyond what chance gives: 1 where it covers ``limit`` of the way from chance to all."""
+    """Severity of a share above chance: 1 if it is ``limit`` of the way from chance to everything."""
     if not math.isfinite(null) or null >= 1.0:
         return 0.0
     return max(0.0, (share - null) / (1.0 - null)) / limit

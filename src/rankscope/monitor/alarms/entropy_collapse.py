@@ -8,7 +8,7 @@ from rankscope._citations import Cite
 from rankscope.monitor.alarms._spec import Judgement, LayerState, alarm, fallen
 
 OF_NULL = 0.1
-"""Of the entropy of random scores of unit variance."""
+"""Fraction of the entropy of random scores of unit variance."""
 
 OF_START = 0.25
 OF_NULL_WITH_START = 0.3

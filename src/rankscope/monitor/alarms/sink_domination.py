@@ -9,10 +9,10 @@ from rankscope.monitor.alarms._spec import Judgement, LayerState, alarm, share_a
 from rankscope.verdicts.states import DOMINANT_SHARE
 
 LIMIT = DOMINANT_SHARE
-"""Of the way from chance to everything: the token then outweighs all others together."""
+"""Fraction of the way from chance to everything: the token then outweighs all others together."""
 
 GROWTH = 2.0
-"""Beside the run's own start: a model that had its massive token before is not reported for it."""
+"""Relative to the run's own start: a massive token that was there from the start is not reported."""
 
 
 @alarm(

@@ -26,14 +26,14 @@ def token_collapse(layer: LayerState) -> Judgement | None:
     pass through 0.11 in its first steps (24 layers with skips, five seeds).
     """
     if {"relative_residual", "largest_token_share"} <= layer.undefined:
-        # Only a stream of zeros has no largest token.
+        # Only a zero stream has no largest token.
         return Judgement(math.inf, {"relative_residual": math.nan}, "the stream is exactly zero")
     if not layer.has("relative_residual"):
         return None
     now = layer.now["relative_residual"]
     start, null = layer.start.get("relative_residual", math.nan), layer.null.get("relative_residual", math.nan)
     since_start = min(fallen(now, start, OF_START), fallen(now, null, OF_NULL_WITH_START))
-    # As in a verdict, a residual that one constant channel brought down is a collapse only if typical pairs agree.
+    # As in a verdict, a residual that one constant channel makes small is a collapse only if typical pairs agree.
     apart = max(now, layer.now.get("typical_residual", now))
     unsure = not layer.has("typical_residual") and layer.now.get("largest_channel_share", 0.0) > DOMINANT_SHARE
     caution = "; one channel dominates: add typical_residual to the metrics to see the others" if unsure else ""

@@ -9,7 +9,7 @@ from rankscope.monitor.alarms._spec import Judgement, LayerState, alarm, fallen
 
 OF_START = 0.02
 OF_LARGEST = 1e-3
-"""Of the ratio in the best layer at the start of the run: there is no random null for a gradient."""
+"""Fraction of the ratio in the best layer at the start of the run: gradients have no random baseline."""
 
 
 @alarm(

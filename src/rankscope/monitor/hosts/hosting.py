@@ -23,27 +23,27 @@ T = TypeVar("T")
 
 
 class HostedGauge:
-    """A gauge to be built once the host has put the model on its devices and started its processes.
+    """A gauge that is built once the host has placed the model on its devices and started its processes.
 
     Args:
-        probe: what the model is looked at with: texts, a tensor, keyword arguments of its forward, or None.
-        model: dotted name of the transformer inside the module the host trains, as ``named_modules`` has it; ``""``
+        probe: the inputs on which the model is measured: texts, a tensor, keyword arguments of its forward, or None.
+        model: dotted name of the transformer inside the module the host trains, as in ``named_modules``; ``""``
             when that module's own forward takes the probe.
         schedule: ``"1%"`` of the wall time, every so many steps (a whole number), ``"log"``, or a ``Schedule``.
-        metrics: names from ``rankscope ls metrics``; None for the cheap battery.
+        metrics: names from ``rankscope ls metrics``; None for the cheap default.
         alarms: names from ``ALARMS``; None for all of them, an empty tuple for none.
-        actions: ``"log"``, ``"warn"``, ``"stop"`` (ends training the host's own way), ``"raise"``, or functions.
-        sinks: further places to write to; the loggers of the host are found without being named.
+        actions: ``"log"``, ``"warn"``, ``"stop"`` (ends training through the host), ``"raise"``, or functions.
+        sinks: further sinks; the loggers of the host are found automatically.
         record: a folder for the record; None to keep none.
-        strict: raise errors of the gauge instead of reporting them and going on without it.
-        sequences: at most how many of the probe.
-        tokens: length at which texts are cut.
+        strict: raise errors of the gauge instead of reporting them and continuing without it.
+        sequences: maximum number of sequences of the probe.
+        tokens: length at which texts are truncated.
         tokens_policy: ``"content"``, ``"no-first"`` or ``"no-special"``.
-        blocks: names or patterns of the block modules, where discovery needs help.
-        stream: where the residual stream is, for a model that does not hold it as ``batch tokens dim`` or
+        blocks: names or patterns of the block modules, if discovery needs help.
+        stream: layout of the residual stream, for a model that does not hold it as ``batch tokens dim`` or
             ``tokens batch dim``: ``Stream("batch dim tokens")``, or the same as text; see ``rankscope.Stream``.
-        tokenizer: reads the texts of the probe; a ``Trainer``'s own is found without being named.
-        padding: which tokens of tensors do not count, as ``Gauge`` takes it.
+        tokenizer: reads the texts of the probe; that of a ``Trainer`` is found automatically.
+        padding: which tokens of tensors do not count, as for ``Gauge``.
         patience: seconds to wait for other ranks where a forward pass needs them.
 
     Attributes:
@@ -71,7 +71,7 @@ class HostedGauge:
         padding: Padding = None,
         patience: float = 60.0,
     ) -> None:
-        # What means nothing is said where it was written, not when training starts.
+        # Invalid arguments are reported where they were written, not when training starts.
         as_schedule(schedule), chosen_metrics(metrics), chosen_alarms(alarms), Actions(actions, speaks=False)
         self._probe, self._schedule, self._metrics, self._alarms = probe, schedule, metrics, alarms
         self._actions, self._sinks, self._record, self._strict = actions, tuple(sinks), record, strict
@@ -82,10 +82,10 @@ class HostedGauge:
         self.gauge: Gauge | None = None
 
     def _start(self, model: nn.Module, loggers: Sequence[Sink]) -> Gauge:
-        """Build the gauge; ``loggers`` are those of the host, which gets its scalars another way.
+        """Build the gauge; ``loggers`` are those of the host, which receives its scalars another way.
 
         Raises:
-            UnknownNameError: the trained module has no part of the name given.
+            UnknownNameError: the trained module has no submodule of that name.
         """
         parts = dict(model.named_modules())
         if self._model not in parts:
@@ -114,7 +114,7 @@ class HostedGauge:
         return self.gauge
 
     def _sinks_for(self, loggers: Iterable[T], sinks_of: Callable[[T], Iterator[Sink]]) -> tuple[Sink, ...]:
-        """Sinks for the loggers of the host; one that cannot be written to is reported and left out."""
+        """Sinks for the loggers of the host; one that cannot be used is reported and skipped."""
         found: list[Sink] = []
         for logger in loggers:
             try:
@@ -126,7 +126,7 @@ class HostedGauge:
         return tuple(found)
 
     def _tell_host(self, log: Callable[[], None]) -> None:
-        """Hand a reading to the host's own logging; once that fails the host gets no more of them."""
+        """Pass a reading to the host's own logging; if that fails once, no more are passed."""
         if self._deaf:
             return
         try:
@@ -135,11 +135,11 @@ class HostedGauge:
             if self._strict:
                 raise
             self._deaf = True
-            LOGGER.exception("The host could not log a reading and gets no more of them; the run goes on.")
+            LOGGER.exception("The host could not log a reading and gets no more of them; the run continues.")
 
 
 class WithoutScalars:
-    """A logger of the host that is handed heatmaps and alarms only: scalars go through the host itself.
+    """A logger of the host that receives heatmaps and alarms only: scalars go through the host itself.
 
     Args:
         logger: the sink that writes to it.
@@ -149,7 +149,7 @@ class WithoutScalars:
         self._logger = logger
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Nothing: the host logs them."""
+        """Does nothing: the host logs them."""
 
     def heatmap(self, step: int, heatmap: Heatmap) -> None:
         """Handed on."""

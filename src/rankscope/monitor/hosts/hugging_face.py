@@ -1,8 +1,8 @@
 """The gauge in a Hugging Face ``Trainer``.
 
-User callbacks run after the reporters, so that what they add to ``logs`` reaches none of them; and a callback does not
-know its trainer. :meth:`GaugeCallback.attach` settles both: values go through ``trainer.log``, on every process as the
-trainer itself does it, and the callback stands first in line, before reporters close their files.
+User callbacks run after the reporting callbacks, so what they add to ``logs`` is not reported; and a callback does not
+know its trainer. :meth:`GaugeCallback.attach` solves both: values go through ``trainer.log``, on every process as the
+trainer itself does it, and the callback runs first, before reporters close their files.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ __all__ = ["GaugeCallback"]
 
 
 class GaugeCallback(HostedGauge, TrainerCallback):
-    """Watches a ``Trainer``; its arguments are those of :class:`~rankscope.monitor.hosts.hosting.HostedGauge`.
+    """Monitors a ``Trainer``; its arguments are those of :class:`~rankscope.monitor.hosts.hosting.HostedGauge`.
 
-    Gradients are read after clipping and before the optimizer's step, which leaves the ratio of Q/K to V as it is.
+    Gradients are read after clipping and before the optimizer's step; clipping does not change the ratio of Q/K to V.
     Step numbers are ``state.global_step``, counted after the step. ``"stop"`` sets ``control.should_training_stop``.
 
     Example::
@@ -38,7 +38,7 @@ class GaugeCallback(HostedGauge, TrainerCallback):
     _running = False
 
     def attach(self, trainer: Trainer) -> GaugeCallback:
-        """Add the callback to the trainer, in front of the others, and log through it from now on."""
+        """Add the callback to the trainer, before the others, and log through it from now on."""
         if not isinstance(trainer, Trainer):
             raise InputError(f"attach() takes a transformers.Trainer, got {type(trainer).__name__}.")
         callbacks = trainer.callback_handler.callbacks
@@ -80,7 +80,7 @@ class GaugeCallback(HostedGauge, TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **facts: Any
     ) -> TrainerControl:
-        """Look, log, and stop if asked to."""
+        """Take a reading, log it, and stop if requested."""
         if self.gauge is None:
             return control
         reading = self.gauge.step(state.global_step)
@@ -99,7 +99,7 @@ class GaugeCallback(HostedGauge, TrainerCallback):
     def _log(self, reading: Reading, control: TrainerControl) -> None:
         if self._trainer is None:
             return
-        # Logging anything marks this step as logged, and its loss would be left out.
+        # Logging anything marks this step as logged, and its loss would not be logged.
         wanted = control.should_log
         self._trainer.log(dict(reading.scalars))
         control.should_log = wanted
@@ -110,7 +110,7 @@ class GaugeCallback(HostedGauge, TrainerCallback):
 
 
 def _sinks_of(callback: TrainerCallback) -> Iterator[Sink]:
-    """A sink for what this reporter writes to, if it is one that takes pictures."""
+    """A sink for this reporter's target, if it accepts images."""
     from transformers import integrations
 
     if isinstance(callback, integrations.TensorBoardCallback) and callback.tb_writer is not None:

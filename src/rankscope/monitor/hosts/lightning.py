@@ -1,6 +1,6 @@
 """The gauge in a Lightning ``Trainer``.
 
-``log_dict`` keeps to ``log_every_n_steps`` and would drop readings in between. So a reading goes straight to the
+``log_dict`` follows ``log_every_n_steps`` and would drop readings in between. So a reading goes directly to the
 loggers, at its own step, and through ``log_dict`` only to ``callback_metrics``, where ``ModelCheckpoint`` and
 ``EarlyStopping`` look for what they monitor.
 """
@@ -27,7 +27,7 @@ __all__ = ["GaugeCallback"]
 
 
 class GaugeCallback(HostedGauge, Callback):
-    """Watches a Lightning run; its arguments are those of :class:`~rankscope.monitor.hosts.hosting.HostedGauge`.
+    """Monitors a Lightning run; its arguments are those of :class:`~rankscope.monitor.hosts.hosting.HostedGauge`.
 
     A ``LightningModule`` often has no forward of its own: name the transformer in it with ``model``. Gradients are read
     before clipping. Step numbers are ``trainer.global_step``, counted after the step; with several optimizers Lightning
@@ -55,7 +55,7 @@ class GaugeCallback(HostedGauge, Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Look, log, and stop if asked to; a batch whose gradients are only added up is no step."""
+        """Take a reading, log it, and stop if requested; a batch that only accumulates gradients is not a step."""
         if self.gauge is None or trainer.global_step == self._stepped:
             return
         self._stepped = trainer.global_step
@@ -71,7 +71,7 @@ class GaugeCallback(HostedGauge, Callback):
             self.gauge.close()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """The run died; what was read is kept."""
+        """The run failed; what was read is kept."""
         if self.gauge is not None:
             self.gauge.close()
 
@@ -84,7 +84,7 @@ def _log(reading: Reading, trainer: Trainer, pl_module: LightningModule) -> None
 
 
 def _sinks_of(logger: Logger) -> Iterator[Sink]:
-    """A sink for what this logger writes to, if it is one that takes pictures."""
+    """A sink for this logger's target, if it accepts images."""
     if isinstance(logger, TensorBoardLogger):
         from rankscope.monitor.sinks.tensorboard import TensorBoardSink
 

@@ -1,1 +1,1 @@
-"""Places a gauge writes to beside its record: one file per tracker, each imported only when it is asked for."""
+"""Sinks of a gauge, in addition to its record: one file per tracker, each imported only when used."""

@@ -22,11 +22,11 @@ _MOST_LINES = 200
 
 
 class MlflowSink:
-    """Writes to a run by its id, through a client of its own: the active run is not touched.
+    """Writes to a run by its id, through its own client: the active run is not changed.
 
     Args:
-        run_id: of the run; None for the active one.
-        client: None for one of the current tracking store.
+        run_id: id of the run; None for the active one.
+        client: None for a client of the current tracking store.
 
     Raises:
         MissingExtraError: mlflow is not installed.
@@ -51,19 +51,19 @@ class MlflowSink:
         self._client.log_batch(self._run_id, metrics=metrics)
 
     def heatmap(self, step: int, heatmap: Heatmap) -> None:
-        """One file per metric, always the whole run so far: the newest replaces the one before."""
+        """One file per metric with the whole run so far; each replaces the previous one."""
         picture = self._paint(heatmap)
         if picture is not None:
             self._client.log_image(self._run_id, picture, artifact_name(heatmap.metric, heatmap.stack))
 
     def alarm(self, step: int, alarm: Alarm) -> None:
-        """A tag holds the last of its name, the text file all of them."""
+        """The last alarm of each name is a tag; the text file has all of them."""
         self._client.set_tag(self._run_id, TAG + alarm.name, alarm.sentence[:_LONGEST_TAG])
         self._lines = [*self._lines, alarm.sentence][-_MOST_LINES:]
         self._client.log_text(self._run_id, "\n".join(self._lines) + "\n", ALARM_FILE)
 
     def close(self) -> None:
-        """Nothing: the run is yours to end."""
+        """Does nothing: you end the run."""
 
 
 def _active_run_id() -> str:

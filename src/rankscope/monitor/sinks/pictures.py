@@ -1,4 +1,4 @@
-"""A heatmap as a picture: layers upward, readings to the right, alarms marked."""
+"""Heatmaps as images: layers upward, readings to the right, alarms marked."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Painter:
         self._silent = False
 
     def __call__(self, heatmap: Heatmap) -> Picture | None:
-        """Height x width x 3, or None when there is nothing to draw with or nothing to draw."""
+        """Height x width x 3, or None without matplotlib or without data."""
         if self._silent or not heatmap.layers:
             return None
         try:
@@ -44,7 +44,7 @@ class Painter:
 
 
 def draw(heatmap: Heatmap) -> Figure:
-    """One column per reading and one row per layer; the colour scale is logarithmic where values span decades."""
+    """One column per reading and one row per layer; the colour scale is logarithmic if values span decades."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=INCHES, dpi=DOTS_PER_INCH)
@@ -62,7 +62,7 @@ def draw(heatmap: Heatmap) -> Figure:
 
 
 def pixels(figure: Figure) -> Picture:
-    """The figure as red, green and blue, without touching the state of pyplot."""
+    """The figure as RGB values, without changing the state of pyplot."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     canvas = FigureCanvasAgg(figure)
@@ -71,7 +71,7 @@ def pixels(figure: Figure) -> Picture:
 
 
 def _colour_bar(figure: Figure, image: Any) -> None:
-    """Few plain numbers: fine ticks and powers set as formulas are most of what a picture costs."""
+    """A few plain numbers: fine ticks and math text would take most of the drawing time."""
     bar = figure.colorbar(image, cax=figure.add_axes((0.87, 0.165, 0.022, 0.725)), format="%.3g")
     bar.minorticks_off()
     bar.ax.tick_params(labelsize=10, length=3)
@@ -136,7 +136,7 @@ MARKS = {"raised": "\N{WARNING SIGN} raised", "cleared": "\N{CHECK MARK} cleared
 
 
 def title(alarm: Alarm) -> str:
-    """A few words for a list of notifications.
+    """A short title for a list of notifications.
 
     Example:
         >>> title(Alarm("token_collapse", "raised", 90, None, 7, "...", {}, "attention", ()))
@@ -154,5 +154,5 @@ def as_markdown(alarm: Alarm) -> str:
 
 
 def artifact_name(metric: str, stack: str | None) -> str:
-    """Name of a picture among the files of a run, ``rankscope/METRIC/layers.png``."""
+    """Name of an image among the files of a run, ``rankscope/METRIC/layers.png``."""
     return f"{scalar_name(metric, stack, 'layers')}.png"

@@ -20,8 +20,8 @@ class TensorBoardSink:
     """Writes event files.
 
     Args:
-        to: a folder, in which event files are begun and which is closed with the gauge; or a ``SummaryWriter`` that you
-            have, which is left open.
+        to: a folder for new event files, which are closed with the gauge; or your own ``SummaryWriter``,
+            which is left open.
 
     Raises:
         MissingExtraError: a folder is given and tensorboard is not installed.
@@ -33,7 +33,7 @@ class TensorBoardSink:
         self._paint = Painter()
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """One scalar per name, flushed: a reading is rare and should be seen."""
+        """One scalar per name, flushed: readings are rare and should be visible at once."""
         for name, value in values.items():
             self._writer.add_scalar(name, value, step)
         self._writer.flush()
@@ -51,7 +51,7 @@ class TensorBoardSink:
         self._writer.flush()
 
     def close(self) -> None:
-        """Close the files begun here."""
+        """Close the files opened here."""
         if self._owned:
             self._writer.close()
 

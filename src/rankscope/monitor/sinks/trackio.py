@@ -16,7 +16,7 @@ __all__ = ["TrackioSink"]
 
 
 class TrackioSink:
-    """Writes to a run of yours.
+    """Writes to your trackio run.
 
     Args:
         run: what ``trackio.init`` returned; None for the current run.
@@ -51,9 +51,9 @@ class TrackioSink:
             self._run.log({heatmap.name: self._image(picture)}, step=step)
 
     def alarm(self, step: int, alarm: Alarm) -> None:
-        """An alert, which trackio shows in its dashboard and can send on."""
+        """An alert, which trackio shows in its dashboard and can forward."""
         level = self._levels.WARN if alarm.state == "raised" else self._levels.INFO
         self._run.alert(title(alarm), alarm.sentence, level=level, step=step)
 
     def close(self) -> None:
-        """Nothing: the run is yours to finish."""
+        """Does nothing: you finish the run."""

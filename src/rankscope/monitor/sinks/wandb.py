@@ -19,11 +19,11 @@ _LONGEST_TITLE = 63
 
 
 class WandbSink:
-    """Adds to a run of yours without moving its step counter on.
+    """Adds to your W&B run without advancing its step counter.
 
-    W&B drops rows whose step lies behind its own counter, and every committed row moves that counter. So values are
-    added to the row that is open, which your next ``run.log`` commits; only when a second reading finds the first one
-    still uncommitted is that row committed here. Charts have the gauge's own ``rankscope/step`` as their axis.
+    W&B drops rows for steps before its own counter, and every committed row advances that counter. So values are
+    added to the current row, which your next ``run.log`` commits; only if a second reading finds the first one
+    still uncommitted is that row committed here. Charts use the gauge's own ``rankscope/step`` as their axis.
 
     Args:
         run: what ``wandb.init`` returned; None for the current run.
@@ -62,13 +62,13 @@ class WandbSink:
             self._add(step, {heatmap.name: self._image(picture)})
 
     def alarm(self, step: int, alarm: Alarm) -> None:
-        """An alert, which W&B can send on, and the sentence in the history."""
+        """An alert, which W&B can forward, and the sentence in the history."""
         level = "WARN" if alarm.state == "raised" else "INFO"
         self._run.alert(title(alarm)[:_LONGEST_TITLE], alarm.sentence, level=level, wait_duration=0)
         self._add(step, {f"{ALARM_NAME}/{alarm.name}": alarm.sentence})
 
     def close(self) -> None:
-        """Nothing: the run is yours to finish."""
+        """Does nothing: you finish the run."""
 
     def _add(self, step: int, values: dict[str, Any]) -> None:
         if self._step is not None and step != self._step and self._run.step == self._open_row:

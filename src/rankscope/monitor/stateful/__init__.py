@@ -6,8 +6,8 @@
     metric.update(hidden_states, attention_mask)    # batch after batch, on every rank
     metric.compute()                                # mean over all sequences of all ranks
 
-The classes are made from the registry when they are asked for; :mod:`~rankscope.monitor.stateful.functional` holds
-their twins without state. They need torchmetrics: ``pip install 'rankscope[torchmetrics]'``.
+The classes are created from the registry on demand; :mod:`~rankscope.monitor.stateful.functional` has
+the stateless versions. They need torchmetrics: ``pip install 'rankscope[torchmetrics]'``.
 """
 
 from __future__ import annotations

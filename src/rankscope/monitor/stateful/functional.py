@@ -1,7 +1,7 @@
 """The metrics without state: the mean over the sequences of one batch, ``functional.relative_residual(x, mask)``.
 
-Every registered metric is an attribute of this module. Those of :mod:`rankscope.metrics` give one value per sequence;
-these give what the class of the same metric gives after one ``update``.
+Every registered metric is an attribute of this module. Those of :mod:`rankscope.metrics` return one value per sequence;
+these return what the class of the same metric returns after one ``update``.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from rankscope.metrics import METRICS, MetricSpec
 
 @dataclass(frozen=True)
 class Sums:
-    """What of a batch is enough for the mean of any number of batches.
+    """The sums of a batch that are needed for the mean over any number of batches.
 
     Attributes:
         total: sum of the values that are defined, float64.
-        count: how many they are.
-        undefined: how many sequences (and heads) have no value.
+        count: number of defined values.
+        undefined: number of sequences (and heads) without a value.
     """
 
     total: Tensor
@@ -51,7 +51,7 @@ def attention_sums(
 
     Args:
         spec: a metric of attention.
-        probs: as the softmax gave them.
+        probs: probabilities returned by the softmax.
         attention_mask: ``(*batch, tokens)``; a token whose mask is zero is neither a query nor a key.
         support: booleans that broadcast to ``probs``, True where a query may see a key: pass the causal mask here.
     """
@@ -101,7 +101,7 @@ def _of_side(name: str, side: str) -> MetricSpec:
 
 
 def _as_bool(mask: Tensor | None) -> Tensor | None:
-    """Masks of tokenizers hold whole numbers."""
+    """A mask as booleans: masks of tokenizers are integers."""
     return None if mask is None else mask != 0
 
 

@@ -1,4 +1,4 @@
-"""Metrics with state: sums that add up over batches and ranks, and nothing of the size of a batch."""
+"""Stateful metrics: sums that accumulate over batches and ranks, independent of the batch size."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ except ImportError as error:
 class MeanOverSequences(Metric):
     """Mean of one metric over all sequences (and heads) seen, on all ranks.
 
-    **Exact**: states are a float64 sum and two counts, each added up over ranks. Sequences for which the metric is
-    undefined are counted in ``undefined`` and left out; NaN when none is left. On a device without float64, keep the
-    metric on the CPU: updates may come from anywhere.
+    **Exact**: the state is a float64 sum and two counts, each summed over ranks. Sequences for which the metric is
+    undefined are counted in ``undefined`` and excluded; NaN if none is left. On a device without float64, keep the
+    metric on the CPU: updates may come from any device.
     """
 
     is_differentiable = False

@@ -1,4 +1,4 @@
-"""A transformer without weights: the facts that decide how its tokens fare at initialisation."""
+"""A transformer without weights: the properties that determine its tokens at initialisation."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class Design:
     r"""A transformer at initialisation: Gaussian weights, no biases, norms with gain 1.
 
     Attributes:
-        depth: blocks.
-        width: of the stream.
+        depth: number of blocks.
+        width: width of the stream.
         heads: query heads.
         kv_heads: key and value heads; as many as heads by default.
         head_dim: width of a head; width / heads by default.
@@ -48,9 +48,9 @@ class Design:
         norm: kind of norm.
         norm_place: before a branch, after its sum with the stream, or nowhere.
         norm_eps: added to the mean square.
-        mlp: its activation, gated ones included; ``"none"`` for a block without MLP.
+        mlp: its activation, possibly gated; ``"none"`` for a block without MLP.
         mlp_width: inner width; four times the width by default.
-        attention_skip: gain of the stream where attention is added; 0 cuts the skip.
+        attention_skip: gain of the stream where attention is added; 0 removes the skip.
         mlp_skip: the same for the MLP.
         attention_scale: gain of the attention branch.
         mlp_scale: gain of the MLP branch.
@@ -63,7 +63,7 @@ class Design:
         embedding_std: of an entry of a token where it enters the first block, for designs without a norm there.
         embedding_norm: whether the first tokens are normed.
         initial_cosine: mean cosine of different tokens where they enter the first block.
-        remedy: name of a remedy the design carries, where one is applied to it; None for the design as it is.
+        remedy: name of the remedy applied to the design; None if there is none.
 
     Example:
         >>> round(Design(depth=12, width=768, heads=12).score_std, 4)
@@ -113,7 +113,7 @@ class Design:
 
     @property
     def value_gain(self) -> float:
-        """What W_V and W_O together make of a mean square."""
+        """The factor by which W_V and W_O together multiply a mean square."""
         return self.value_std**2 * self.width * self.output_std**2 * self.heads * self.head_dim
 
     @property
@@ -123,14 +123,14 @@ class Design:
 
     @property
     def is_position_free(self) -> bool:
-        """Whether scores depend on tokens alone."""
+        """Whether scores depend on tokens only."""
         return self.positions in ("none", "learned")
 
     def changed(self, **values: Any) -> Design:
-        """The same design with other values; ``skip_gain`` stands for both skips, ``weight_std`` for every matrix.
+        """The same design with other values; ``skip_gain`` sets both skips, ``weight_std`` every matrix.
 
         Raises:
-            InputError: a name that is no part of a design, or a value it cannot have.
+            InputError: a name that is not a parameter of a design, or an invalid value.
 
         Example:
             >>> Design(depth=2, width=8, heads=2).changed(skip_gain=0.0).mlp_skip
@@ -169,7 +169,7 @@ TOGETHER = {
 
 
 def parameter_names() -> tuple[str, ...]:
-    """Fields of a design, and the names that stand for several."""
+    """Fields of a design, and the names that set several of them."""
     return (*(field.name for field in dataclasses.fields(Design)), *TOGETHER)
 
 
@@ -199,10 +199,10 @@ def _check(design: Design) -> None:
 
 
 def narrowed(design: Design, width: int) -> Design:
-    r"""The design at another width, with every variance times its number of inputs kept.
+    r"""The design at another width, preserving the product of each variance and its number of inputs.
 
-    At large width tokens see a matrix only through that product: means are the same, fluctuations grow like
-    :math:`1/\sqrt{width}`. **Heuristic** at small width. A design that is no wider stays as it is.
+    At large width, tokens depend on a matrix only through that product: means are the same, fluctuations grow like
+    :math:`1/\sqrt{width}`. **Heuristic** at small width. A design that is not wider is returned unchanged.
 
     Example:
         >>> wide = Design(depth=2, width=1024, heads=8)

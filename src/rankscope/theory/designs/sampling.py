@@ -1,9 +1,9 @@
-r"""A design run without ever drawing its weights, exactly in law. Ours.
+r"""Simulates a design without drawing its weights, with exactly the same distribution. Ours.
 
 At initialisation each matrix W is used once, with iid Gaussian entries. Let the columns of B be an orthonormal basis of
-the span of the tokens X. Then :math:`XW = (XB)(B^TW)`, and :math:`B^TW` is itself iid Gaussian, of as many rows as
-there are tokens: n x d numbers instead of d x d, with the law of the real thing at its full width. Every matrix gets
-fresh numbers, so a model whose blocks share weights (ALBERT) is outside.
+the span of the tokens X. Then :math:`XW = (XB)(B^TW)`, and :math:`B^TW` is itself iid Gaussian, with as many rows as
+there are tokens: n x d numbers instead of d x d, with the distribution of the network at full width. Every matrix gets
+fresh numbers, so a model whose blocks share weights (ALBERT) is not covered.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.nn import functional as F
 from rankscope.theory.designs.design import Design
 
 Span = Callable[[Tensor], Tensor]
-"""Gives an orthonormal basis, ``(dim, rank)``, of the span of the rows of tokens ``(1, tokens, dim)``."""
+"""Returns an orthonormal basis, ``(dim, rank)``, of the span of the rows of tokens ``(1, tokens, dim)``."""
 
 
 def span_of_rows(x: Float[Tensor, "one tokens dim"]) -> Float[Tensor, "dim rank"]:
@@ -37,13 +37,13 @@ def span_of_rows(x: Float[Tensor, "one tokens dim"]) -> Float[Tensor, "dim rank"
 
 @dataclass
 class Sampler:
-    """Runs blocks of a design on one sequence, drawing what each weight matrix does to it.
+    """Runs blocks of a design on one sequence, sampling the effect of each weight matrix.
 
     Args:
-        design: what to run.
-        visible: booleans ``(tokens, tokens)``, True where a query sees a key; None where all see all.
-        generator: of the random numbers.
-        span: a basis of tokens; another one where tokens are not plain tensors.
+        design: the design to run.
+        visible: booleans ``(tokens, tokens)``, True where a query sees a key; None if all see all.
+        generator: generator of the random numbers.
+        span: returns a basis of the tokens; replace it if tokens are not plain tensors.
     """
 
     design: Design
@@ -140,7 +140,7 @@ GATED = {"swiglu": "silu", "geglu": "gelu"}
 
 
 def normed(x: Tensor, design: Design) -> Tensor:
-    """The design's norm, without gain and bias; the tokens themselves where it has none."""
+    """The design's norm, without gain and bias; the tokens themselves if it has none."""
     if design.norm == "layernorm":
         return F.layer_norm(x, (x.shape[-1],), eps=design.norm_eps)
     if design.norm == "rmsnorm":
@@ -157,7 +157,7 @@ def rotation(tokens: int, head_dim: int, base: float = 10_000.0) -> tuple[Tensor
 
 
 def rotated(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """Queries or keys turned by their positions."""
+    """Queries or keys rotated by their positions."""
     half = x.shape[-1] // 2
     turned = torch.cat((-x[..., half:], x[..., :half]), dim=-1)
     return x * cosines + turned * sines

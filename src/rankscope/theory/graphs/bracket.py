@@ -1,4 +1,4 @@
-"""A value that is known, or known to lie between two others, and how that is known."""
+"""A value that is known exactly or within an interval, and how it was found."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Bracket:
-    """A number that lies in ``[lower, upper]``, with the way it was found.
+    """A number in ``[lower, upper]``, and how it was found.
 
     Attributes:
-        lower: it is no smaller.
-        upper: it is no larger; infinite where it is, or where nothing is known.
+        lower: lower bound.
+        upper: upper bound; infinite if the number is, or if nothing is known.
         status: how it is known, or why it is not.
 
     Example:
@@ -37,7 +37,7 @@ class Bracket:
 
     @property
     def value(self) -> float | None:
-        """The number where it is known and finite, else None."""
+        """The number if it is known and finite, else None."""
         return self.lower if self.is_known and math.isfinite(self.lower) else None
 
     def to_json(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Who reaches whom: strongly connected parts, and the tokens from which all others are reached."""
+"""Strongly connected components, and the tokens from which all others are reached."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Connectivity:
-    """How the graph of a mask hangs together.
+    """The connectivity of the graph of a mask.
 
     Attributes:
-        labels: number of the strongly connected part of each token.
-        parts: how many there are.
-        closed: numbers of the parts whose tokens see nothing outside: where information starts.
-        centres: the tokens that reach every token, ascending; empty where there are none.
+        labels: number of the strongly connected component of each token.
+        parts: number of components.
+        closed: numbers of the components whose tokens see nothing outside: where information starts.
+        centres: the tokens that reach every token, ascending; empty if there are none.
     """
 
     labels: Ints
@@ -43,10 +43,10 @@ class Connectivity:
 
 
 def connectivity(sees: Any) -> Connectivity:
-    """Strongly connected parts and centre nodes of a mask, by Tarjan's algorithm. **Exact**.
+    """Strongly connected components and centre nodes of a mask, by Tarjan's algorithm. **Exact**.
 
-    Information flows against sight: from j to i when i sees j. A part that sees nothing outside gets nothing from
-    outside, so with two of them no token reaches all, and with one its tokens are the centres.
+    Information flows from j to i if i sees j. A component that sees nothing outside receives no information from
+    outside. With two of them, no token reaches all; with one, its tokens are the centres.
 
     Args:
         sees: scipy sparse matrix, entry (i, j) when i sees j.

@@ -2,7 +2,7 @@ r"""Radius and diameter of a large sparse graph: exact by bounds on all eccentri
 
 One search forward and one backward from a token bound the eccentricity of every other one,
 :math:`e(x) \ge e(s) - d(s, x)`, :math:`e(x) \ge d(x, v)` and :math:`e(x) \le d(x, s) + e(s)`, and the next search
-starts where the bounds leave most open. What they leave open at the end is searched for all tokens at once, bit by bit.
+starts where the bounds are widest. What is still open at the end is searched for all tokens at once, one bit per token.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def reach_of_many(sees: Any, sources: Ints, most_layers: int) -> Floats:
     Args:
         sees: scipy csr array, entry (i, j) when i sees j; no row is empty.
         sources: tokens to start from.
-        most_layers: after how many layers to stop.
+        most_layers: maximum number of layers.
 
     Example:
         >>> from scipy.sparse import csr_array
@@ -49,7 +49,7 @@ def reach_of_many(sees: Any, sources: Ints, most_layers: int) -> Floats:
 
 @dataclass(frozen=True, eq=False)
 class _PatternRows:
-    """A dense pattern row by row, as a csr array holds it."""
+    """A dense pattern with the row interface of a csr array."""
 
     indptr: Ints
     indices: Ints
@@ -60,7 +60,7 @@ def reach_of_all(edges: NDArray[np.bool_]) -> Floats:
     """For each token of a small dense pattern the layers after which every token holds something of it. **Exact**.
 
     Args:
-        edges: True at (i, j) when i sees j. What a token holds it keeps, whether it sees itself or not.
+        edges: True at (i, j) if i sees j. A token keeps what it holds, even if it does not see itself.
 
     Example:
         >>> reach_of_all(np.tril(np.ones((3, 3), dtype=bool))).tolist()
@@ -91,7 +91,7 @@ def _reach(sees: Any, sources: Ints, most_layers: int) -> Floats:
 
 
 def _seen_by(sees: Any, held: Words) -> Words:
-    """For each token the union over what it sees, some rows at a time so that the gathered rows stay small."""
+    """For each token the union over what it sees, a few rows at a time to keep the gathered rows small."""
     out = np.empty_like(held)
     bounds = sees.indptr.astype(np.int64)
     row = 0
@@ -106,18 +106,18 @@ def _seen_by(sees: Any, held: Words) -> Words:
 
 CITES = (Cite("borassi2015fast"), Cite("wu2024role"))
 EDGES_BUDGET = 1 << 28
-"""Edges that the searches may look at in all; some seconds."""
+"""Total number of edges that the searches may visit; takes some seconds."""
 WORDS_BUDGET = 1 << 31
-"""64-bit words that the search for all tokens at once may unite; some seconds."""
+"""Number of 64-bit words that the search for all tokens at once may process; takes some seconds."""
 NO_CENTRE = "infinite: no token reaches all others"
 NOT_STRONG = "infinite: some token is not reached by some other"
 
 
 def radius_and_diameter(sees: Any, how: Connectivity) -> tuple[Bracket, Bracket]:
-    """Least and largest eccentricity of the tokens of a mask, in layers.
+    """Smallest and largest eccentricity of the tokens of a mask, in layers.
 
-    **Exact** where the status says so, else a **Bound** on either side. The eccentricity of a token is the number of
-    layers after which what it holds has come to every token; the radius is the least over centre nodes, the diameter
+    **Exact** if the status says so, otherwise **Bounds** on both sides. The eccentricity of a token is the number of
+    layers after which its information has reached all tokens; the radius is the least over centre nodes, the diameter
     the largest over all tokens, infinite unless the graph is strongly connected.
 
     Args:
@@ -184,7 +184,7 @@ class _Search:
             self.high = np.minimum(self.high, high)
 
     def _next(self, turn: int) -> int | None:
-        """The token that leaves most open, for the radius and for the diameter in turn; None when both are known."""
+        """The token with the widest bounds, for the radius and the diameter in turn; None if both are known."""
         small, large = self._open_for_radius(), self._open_for_diameter()
         if len(small) and (turn % 2 == 0 or not len(large)):
             return int(small[np.lexsort((self.high[small], self.low[small]))[0]])
@@ -201,7 +201,7 @@ class _Search:
         if not len(places):
             return
         layers = int(self.high[places].max())
-        # the layers that will be needed are not known: take what the widest token needs at least, and one more
+        # the number of layers is not known: use the lower bound of the widest token, plus one
         expected = int(self.low[places].max()) + 1
         if self.sees.nnz * ((len(places) + 63) // 64) * expected > WORDS_BUDGET:
             return
@@ -231,7 +231,7 @@ def depths(edges: Any, source: int) -> Floats:
     order, parent = breadth_first_order(edges, source, directed=True, return_predecessors=True)
     above = np.where(parent < 0, np.arange(len(parent)), parent)
     steps = (parent >= 0).astype(np.int64)
-    # pointer doubling: after k rounds a pointer spans 2^k generations
+    # pointer doubling: after k rounds a pointer spans 2^k steps
     while bool(steps[above[order]].any()):
         steps, above = steps + steps[above], above[above]
     found = np.full(len(parent), np.inf)

@@ -1,7 +1,7 @@
 r"""Graphs in which each token sees one stretch of tokens around itself: everything in O(n log n), no edge listed. Ours.
 
 Let token i see :math:`[s_i, e_i)` with :math:`s_i \le i < e_i`, both ends non-decreasing in i: windows, causal masks,
-prefixes. What has been reached from a token is then a stretch [a, b] at every step, and its two ends move
+prefixes. The set reached from a token is then an interval [a, b] at every step, and its two ends move
 independently: a to the first i with :math:`e_i > a`, b to the last i with :math:`s_i \le b`.
 """
 
@@ -19,7 +19,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Intervals:
-    """Token i sees ``start[i] <= j < stop[i]``; see :func:`intervals_of` for what is promised."""
+    """Token i sees ``start[i] <= j < stop[i]``; see :func:`intervals_of` for the guarantees."""
 
     start: Ints
     stop: Ints
@@ -31,7 +31,7 @@ class Intervals:
 
     @property
     def lengths(self) -> Ints:
-        """How many tokens each token sees."""
+        """Number of tokens that each token sees."""
         return self.stop - self.start
 
     @property
@@ -50,14 +50,14 @@ class Intervals:
         return bool((self.start == 0).all() and (self.stop == self.tokens).all())
 
     def mean_over_seen(self, x: Any) -> Any:
-        """P0 x: each token's mean over what it sees, by sums from the left."""
+        """P0 x: each token's mean over what it sees, by prefix sums."""
         sums = np.concatenate([np.zeros((1, *x.shape[1:])), np.cumsum(x, axis=0)])
         seen = sums[self.stop] - sums[self.start]
         return seen / self.lengths.reshape(-1, *([1] * (x.ndim - 1)))
 
 
 def intervals_of(start: Ints, stop: Ints) -> Intervals | None:
-    """The intervals, where each holds its own token and both ends never go back; None otherwise.
+    """The intervals, if each contains its own token and both ends are non-decreasing; None otherwise.
 
     Example:
         >>> intervals_of(np.array([0, 0, 1]), np.array([1, 2, 3])) is None
@@ -72,7 +72,7 @@ def intervals_of(start: Ints, stop: Ints) -> Intervals | None:
 
 
 def eccentricities(graph: Intervals) -> Floats:
-    """Layers after which what a token holds has come to every token; inf where it never does. **Exact**.
+    """Layers after which a token's information has reached every token; inf if it never does. **Exact**.
 
     Example:
         Token 3 of seven in a row is three steps from both ends.
@@ -89,7 +89,7 @@ def eccentricities(graph: Intervals) -> Floats:
 
 
 def component_of(graph: Intervals) -> Ints:
-    """Number of the strongly connected stretch each token belongs to, from 0 in their order. **Exact**."""
+    """Number of the strongly connected interval of each token, from 0 in order. **Exact**."""
     own = np.arange(graph.tokens)
     stuck_left = np.searchsorted(graph.stop, own, side="right") == own
     stuck_right = np.searchsorted(graph.start, own, side="right") - 1 == own
@@ -98,7 +98,7 @@ def component_of(graph: Intervals) -> Ints:
 
 
 def _steps(towards_zero: Ints) -> Floats:
-    """Moves i -> towards_zero[i] <= i until 0 is reached; inf for those that stop before."""
+    """Number of moves i -> towards_zero[i] <= i until 0 is reached; inf for those that stop before."""
     steps = [0.0] * len(towards_zero)
     for place, after in enumerate(towards_zero.tolist()):
         if place:

@@ -1,7 +1,7 @@
-r"""Random tokens under a mask: what is left of their differences layer by layer, with uniform attention.
+r"""Random tokens under a mask with uniform attention: how their differences decay, layer by layer.
 
-:math:`X_t = P_0^tX_0`, no weights: the mask alone. The common part is kept apart from the differences, which are held
-as a direction and a log-scale, so that the curve goes on below the float floor.
+:math:`X_t = P_0^tX_0`, without weights: the mask alone. The common part is kept apart from the differences, stored
+as a direction and a log-scale, so that the curve continues below the float floor.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rankscope.theory.graphs.second_eigenvalue import SecondEigenvalue
 
 AGREEMENT = 1e-3
 NEAR = 0.02
-"""By what part of itself the log of a layer's factor may differ from the late one's and count as settled."""
+"""Relative difference between the logs of a layer's factor and the late factor up to which it counts as settled."""
 Floats = NDArray[np.float64]
 
 
@@ -27,9 +27,9 @@ class Decay:
     """Random tokens followed through layers of uniform attention.
 
     Attributes:
-        log10_relative: log10 of the relative residual, from the tokens themselves (layer 0) on.
+        log10_relative: log10 of the relative residual, starting with the tokens themselves (layer 0).
         log_residuals: natural log of the residual itself.
-        ended: whether the horizon ended the run, rather than agreement and a settled factor.
+        ended: whether the run ended at the horizon, rather than by agreement and a settled factor.
     """
 
     log10_relative: Floats
@@ -44,14 +44,14 @@ def followed(
     late_factor: float,
     layers: int,
 ) -> Decay:
-    """Follow ``start`` for at most ``layers``, and no longer than until tokens agree and the late factor shows.
+    """Follow ``start`` for at most ``layers``, or until tokens agree and the late factor is reached.
 
     Args:
         apply: multiplication by P0.
         start: random tokens.
-        anchor: a token that sees only itself, or None. Relative to it nothing needs to be subtracted, and each entry
-            keeps its own digits, which a long transient would otherwise bring back as rounding.
-        late_factor: modulus of the second eigenvalue, nan where unknown.
+        anchor: a token that sees only itself, or None. Relative to it, nothing needs to be subtracted, and each entry
+            keeps its own digits; otherwise a long transient would amplify the rounding error.
+        late_factor: modulus of the second eigenvalue, nan if unknown.
         layers: horizon.
     """
     common = start[anchor].copy() if anchor is not None else start.mean(axis=0)
@@ -79,8 +79,8 @@ def followed(
 def layers_to_agree(decay: Decay, second: SecondEigenvalue) -> Bracket:
     """Layers until the relative residual of random tokens is 1e-3.
 
-    Read from the run where it got there. Where it did not, from the late law: with the mode's own constant, or from the
-    end of the run once its factor is the late one. Else only a lower bound is given.
+    Read from the run if it got that far. Otherwise from the late law: with the mode's own constant, or from the
+    end of the run if its factor is the late one. Otherwise only a lower bound is given.
     """
     below = np.flatnonzero(decay.log10_relative <= math.log10(AGREEMENT))
     if len(below):
@@ -101,9 +101,9 @@ def layers_to_agree(decay: Decay, second: SecondEigenvalue) -> Bracket:
 
 
 def transient_layers(decay: Decay, second: SecondEigenvalue) -> Bracket:
-    """The last layer whose own factor is nearer to 1 than to the late one, in logs; 0 if none.
+    """The last layer whose factor is closer to 1 than to the late factor, in logs; 0 if none.
 
-    Before it the second eigenvalue says nothing of random tokens. A lower bound where the run ended in the transient.
+    Before it, the second eigenvalue says nothing about random tokens. A lower bound if the run ended in the transient.
     """
     if math.isnan(second.gap):
         return Bracket(0, math.inf, "unknown: no second eigenvalue")

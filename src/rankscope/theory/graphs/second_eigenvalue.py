@@ -1,4 +1,4 @@
-r"""The second eigenvalue of a mask of any size, part by part. Ours.
+r"""The second eigenvalue of a mask of any size, component by component. Ours.
 
 Number tokens so that each strongly connected part comes after what it sees: :math:`P_0` is block triangular and its
 eigenvalues are those of its parts. A token alone gives its own share 1/degree; a part that sees more than itself
@@ -31,14 +31,14 @@ POWERS = 200
 BACKWARD = 8.0
 """Backward error of a dense eigenvalue, in machine epsilons of the Frobenius norm times the root of the size."""
 ROOM = 4.0
-"""By how much more than the root of rounding eigenvalues that meet may move."""
+"""Safety factor on the root of rounding by which coinciding eigenvalues may move."""
 EXACT, WELL_KNOWN = 1e-9, 1e-6
-"""Parts of a modulus within which it has to be known to be called exact, and to be told as one number."""
+"""Relative accuracies at which a modulus is called exact, and is reported as one number."""
 MOST_EXACT = 1024
-"""Layers in exact arithmetic after which a matrix is taken not to average exactly."""
+"""Layers in exact arithmetic after which a matrix is assumed not to average exactly."""
 PRIMES = (2**31 - 1, 2**31 - 19)
 ISOLATED = 0.01
-"""Part of the gap that the residual of a mode may be for its vector, and so its constant, to be believed."""
+"""Largest residual of a mode, relative to the gap, for which its vector and its constant are trusted."""
 Floats = NDArray[np.float64]
 
 
@@ -48,10 +48,10 @@ class Mode:
 
     Attributes:
         modulus: of its eigenvalue.
-        gap: to 1, found without subtraction where that costs digits.
+        gap: distance of the modulus to 1, found without subtraction if that would cost digits.
         status: how they were found.
-        log_constant: log constant of the mode for random tokens; nan where it was not found.
-        error: by how much rounding may have moved the modulus; 0 where that is below a part in 1e6.
+        log_constant: log constant of the mode for random tokens; nan if it was not found.
+        error: how much rounding may have changed the modulus; 0 if that is below one part in 1e6.
     """
 
     modulus: float
@@ -62,12 +62,12 @@ class Mode:
 
 
 def dense_limit() -> int:
-    """Tokens up to which a part is handled as a dense matrix."""
+    """Number of tokens up to which a component is handled as a dense matrix."""
     return DENSE_TOKENS
 
 
 def open_part(P: Any) -> Mode:
-    """Largest eigenvalue of a part that also sees tokens outside: below 1, real and simple (Perron)."""
+    """Largest eigenvalue of a component that also sees tokens outside: below 1, real and simple (Perron)."""
     if P.shape[0] <= DENSE_TOKENS:
         return _conditioned(P.toarray())
     return _perron(P)
@@ -77,7 +77,7 @@ def _perron(P: Any) -> Mode:
     """Powers of a nonnegative matrix on a positive vector: its largest eigenvalue lies between the extreme ratios."""
     v = np.ones(P.shape[0])
     for _ in range(POWERS):
-        moved = P @ v + v  # with the identity added no eigenvalue but the largest has its modulus
+        moved = P @ v + v  # adding the identity makes the largest eigenvalue the only one of its modulus
         ratios = moved / v - 1
         low, high = float(ratios.min()), float(ratios.max())
         if high - low <= 1e-12 * high:
@@ -87,7 +87,7 @@ def _perron(P: Any) -> Mode:
 
 
 def closed_part(P: Any) -> Mode:
-    """Second eigenvalue of a part that sees only itself."""
+    """Second eigenvalue of a component that sees only itself."""
     tokens = P.shape[0]
     rounds = period(P)
     if rounds > 1:
@@ -102,7 +102,7 @@ def closed_part(P: Any) -> Mode:
         found = _conditioned(P.toarray() - P.toarray().mean(axis=0)) if tokens <= DENSE_TOKENS else None
         if found is not None and not found.error:
             return found
-        # a matrix that averages exactly after some layers has eigenvalue 0 only, and no digits of it survive rounding
+        # a matrix that averages exactly after some layers has only eigenvalues 0, whose digits rounding destroys
         layers = equal_after(P, min(tokens, MOST_EXACT)) if uniform else None
         if layers is not None:
             return Mode(0.0, 1.0, f"exact: equal rows after {layers} layers")
@@ -115,9 +115,9 @@ def closed_part(P: Any) -> Mode:
 
 
 def period(P: Any) -> int:
-    """Greatest common divisor of the lengths of all cycles of a strongly connected part. **Exact**.
+    """Greatest common divisor of the lengths of all cycles of a strongly connected component. **Exact**.
 
-    Above 1 the eigenvalues of modulus 1 are the roots of unity of that order: differences go round and never fade.
+    Above 1, the eigenvalues of modulus 1 are the roots of unity of that order: differences circulate and never decay.
 
     Example:
         >>> from scipy.sparse import csr_array
@@ -136,12 +136,12 @@ def period(P: Any) -> int:
 def equal_after(sees: Any, most: int) -> int | None:
     """The fewest layers after which uniform attention over what tokens see has all rows equal; None within ``most``.
 
-    **Exact**, in arithmetic modulo two primes on eight random vectors: rows that differ differ there but for a chance
-    of 1e-70, and rows that do not never do. Each layer is a sum over what a token sees, divided by their number.
+    **Exact**, in arithmetic modulo two primes on eight random vectors: unequal rows differ except with probability
+    1e-70, and equal rows never differ. Each layer is a sum over what a token sees, divided by the number of terms.
 
     Args:
         sees: scipy csr array whose pattern is the mask; no row is empty, and no row is longer than 2^31.
-        most: layers to look at.
+        most: number of layers to try.
 
     Example:
         Each of 4 tokens sees two that between them see all.
@@ -164,11 +164,11 @@ def equal_after(sees: Any, most: int) -> int | None:
 
 
 def _conditioned(A: Floats) -> Mode:
-    """Largest modulus of an eigenvalue, with what rounding may have done to it.
+    """Largest modulus of an eigenvalue, and how much rounding may have changed it.
 
     A backward error of LAPACK's size moves an eigenvalue by that over the cosine between its left and right vectors.
-    Where eigenvalues meet the cosine is zero to rounding, and the digits are gone: eigenvalue 0 of a nilpotent matrix
-    of index k comes out as the k-th root of rounding.
+    If eigenvalues coincide, the cosine is zero up to rounding and digits are lost: eigenvalue 0 of a nilpotent matrix
+    of index k appears as the k-th root of rounding.
     """
     from scipy.linalg import eig
 
@@ -176,7 +176,7 @@ def _conditioned(A: Floats) -> Mode:
     cosines = np.abs((left.conj() * right).sum(0)) / (np.linalg.norm(left, axis=0) * np.linalg.norm(right, axis=0))
     size = BACKWARD * math.sqrt(len(A)) * np.finfo(float).eps * np.linalg.norm(A)
     errors = size / np.maximum(cosines, np.finfo(float).tiny)
-    # where eigenvalues meet the first order says nothing, and they move by a root whose degree is how many meet at most
+    # if eigenvalues coincide, first order says nothing: they move by a root whose degree is at most their number
     meeting = int((errors > WELL_KNOWN).sum())
     if meeting:
         norm = np.linalg.norm(A, 2)
@@ -198,7 +198,7 @@ def _dense(P: Floats, degrees: Floats) -> Mode:
     values, vectors = np.linalg.eigh((symmetric + symmetric.T) / 2 - np.outer(fixed, fixed))
     top = int(np.abs(values).argmax())
     modulus = float(abs(values[top]))
-    # what is not distinguishable from rounding is zero: all rows are equal
+    # indistinguishable from rounding means zero: all rows are equal
     modulus = 0.0 if modulus <= 8 * np.finfo(float).eps else modulus
     constant = _log_constant(vectors[:, top], root) if modulus > 0 else math.nan
     return Mode(modulus, 1 - modulus, "exact: dense symmetric", constant)
@@ -230,7 +230,7 @@ def _factored(P: Any, degrees: Floats) -> Mode:
 
 
 def reversible_operator(apply: Callable[[Floats], Floats], degrees: Floats, restarts: int = 20) -> Mode:
-    """The same where the matrix is only applied: Lanczos iteration, stopped at a residual of 1e-7."""
+    """The same for a matrix that is only applied: Lanczos iteration, stopped at a residual of 1e-7."""
     from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
 
     tokens, root = len(degrees), np.sqrt(degrees)
@@ -254,7 +254,7 @@ def reversible_operator(apply: Callable[[Floats], Floats], degrees: Floats, rest
 
 
 def _restarted(apply: Callable[[Floats], Floats], tokens: int) -> Mode:
-    """Arnoldi iteration that keeps its best vector; ends with an estimate, however close eigenvalues lie."""
+    """Arnoldi iteration that keeps its best vector; returns an estimate, however close the eigenvalues are."""
     import torch
 
     from rankscope.theory.stability import stability_factor
@@ -301,11 +301,11 @@ TRIANGULAR = "exact: read from the diagonal"
 
 @dataclass(frozen=True, eq=False)
 class SecondEigenvalue:
-    r"""Modulus of the second eigenvalue of :math:`P_0` and, where the slowest mode is known, its constant.
+    r"""Modulus of the second eigenvalue of :math:`P_0` and, if the slowest mode is known, its constant.
 
     Attributes:
         modulus: :math:`|\lambda_2|`.
-        gap: :math:`1 - |\lambda_2|`, found without that subtraction where it is small.
+        gap: :math:`1 - |\lambda_2|`, found without that subtraction if it is small.
         log_constant: log of c where late in depth random tokens have relative residual :math:`c|\lambda_2|^t`; nan
             where it was not found.
     """
@@ -320,8 +320,8 @@ def second_eigenvalue(sees: Any, how: Connectivity) -> SecondEigenvalue:
 
     **Exact** (to rounding) for parts of a few hundred tokens, tokens alone, and masks of symmetric pattern; otherwise
     an **Estimate** whose status gives its residual. 1 for a part in which all cycles have a common divisor, and 0 for a
-    mask that averages exactly after some layers, are found in whole numbers. Where eigenvalues nearly meet, rounding
-    takes their digits, and only ends are given.
+    mask that averages exactly after some layers, are found in integer arithmetic. If eigenvalues nearly meet, rounding
+    destroys their digits, and only an interval is given.
 
     Args:
         sees: scipy csr array, entry (i, j) when i sees j; no row is empty.
@@ -348,7 +348,7 @@ def second_eigenvalue(sees: Any, how: Connectivity) -> SecondEigenvalue:
 
 
 def _slowest(modes: list[Mode]) -> SecondEigenvalue:
-    """The largest modulus; where that of another mode is not known and may be larger, only its ends."""
+    """The largest modulus; only an interval if that of another mode is unknown and may be larger."""
     top = max(modes, key=lambda mode: mode.modulus - mode.error)
     high = max(mode.modulus + mode.error for mode in modes)
     unsure = next((mode for mode in modes if mode.modulus + mode.error == high), top)
@@ -358,11 +358,11 @@ def _slowest(modes: list[Mode]) -> SecondEigenvalue:
 
 
 def second_eigenvalue_of_intervals(graph: Intervals, *, listed: bool = False) -> SecondEigenvalue | None:
-    r"""The same for masks whose pairs may be too many to list; None where it takes a list after all.
+    r"""The same for masks with too many pairs to list; None if the pairs are needed after all.
 
     Args:
         graph: the intervals.
-        listed: whether the pairs can be listed; the iteration that does without is then left to those that cannot.
+        listed: whether the pairs can be listed; the iteration without a list is used only if they cannot.
 
     Example:
         >>> own = np.arange(10**6)
@@ -396,14 +396,14 @@ def _is_symmetric(graph: Intervals) -> bool:
 
 
 def _alone(P: Any, how: Connectivity, sizes: NDArray[np.int64]) -> Mode:
-    """The largest share that a token alone in its part, and not the closed one, gives to itself."""
+    """The largest share that a token alone in its component, which is not the closed one, gives to itself."""
     alone = (sizes[how.labels] == 1) & (how.labels != how.closed[0])
     share = float(P.diagonal()[alone].max()) if alone.any() else 0.0
     return Mode(share, 1 - share, TRIANGULAR)
 
 
 def _of(mode: Mode, most: float = 0.0) -> SecondEigenvalue:
-    """``most``: as large as the modulus of another mode may be."""
+    """``most`` is an upper bound on the modulus of the other modes."""
     low, high = mode.modulus - mode.error, max(mode.modulus + mode.error, most)
     if low == high:
         return SecondEigenvalue(Bracket.exactly(mode.modulus, mode.status), mode.gap, mode.log_constant)

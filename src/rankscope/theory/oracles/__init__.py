@@ -1,1 +1,1 @@
-"""Predicted curves at initialisation: one file per oracle, each with the assumptions it rests on."""
+"""Predicted curves at initialisation: one file per oracle, each with its assumptions."""

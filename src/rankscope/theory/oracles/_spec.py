@@ -1,4 +1,4 @@
-"""What an oracle declares: its assumptions, each a test of a design, and one pure function."""
+"""The declaration of an oracle: its assumptions, each a test of a design, and one pure function."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Test = Callable[[Design, int], tuple[bool, Any]]
 
 @dataclass(frozen=True)
 class Assumption:
-    """A condition on a design and its tokens: words, and a test that gives whether it holds and the value found."""
+    """A condition on a design and its tokens: a description, and a test that returns whether it holds and the value."""
 
     words: str
     test: Test
@@ -31,8 +31,8 @@ class Oracle:
         name: file and key.
         summary: one line.
         assumptions: all must hold.
-        cites: where it comes from; empty for ours.
-        curve: mean squared relative residual by depth, from the first tokens on, or None where it gives no curve.
+        cites: its sources; empty for ours.
+        curve: mean squared relative residual by depth, starting with the first tokens; None if it gives no curve.
         values: other numbers, by name.
     """
 
@@ -48,12 +48,12 @@ ORACLES: Registry[Oracle] = Registry("oracle", "rankscope.theory.oracles")
 
 
 def consulted(design: Design, tokens: int, blocks: int) -> list[OracleAnswer]:
-    """Every oracle's answer for a design over so many tokens and blocks, or which of its assumptions fails."""
+    """The answer of every oracle for a design, tokens and blocks, or which of its assumptions fails."""
     return [answer_of(oracle, design, tokens, blocks) for oracle in ORACLES.values()]
 
 
 def answer_of(oracle: Oracle, design: Design, tokens: int, blocks: int) -> OracleAnswer:
-    """One oracle's answer; without curve and values where an assumption fails."""
+    """The answer of one oracle; without curve and values if an assumption fails."""
     tested = []
     for assumption in oracle.assumptions:
         holds, found = assumption.test(design, tokens)

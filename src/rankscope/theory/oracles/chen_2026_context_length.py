@@ -1,7 +1,7 @@
 r"""Cosine of two outputs of one attention layer whose scores grow with the logarithm of the context length.
 
-Scores are :math:`\gamma\log n` times cosines of tokens of pairwise cosine :math:`\rho`. As n grows a token sees all
-alike below :math:`\gamma_c = 1/(1-\rho)`, half of itself and half of all at it, and only itself above it.
+Scores are :math:`\gamma\log n` times cosines of tokens of pairwise cosine :math:`\rho`. As n grows, each attends to all
+equally below :math:`\gamma_c = 1/(1-\rho)`, half to itself and half to all at it, and only to itself above it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def output_cosine_at(gamma: float, cosine: float, tokens: int) -> float:
         >>> abs(output_cosine_at(2.0, 0.5, 10**9) - 0.8) < 1e-6
         True
     """
-    # each of the others against oneself
+    # each of the others relative to oneself
     ratio = math.exp(-gamma * (1 - cosine) * math.log(tokens))
     own = 1 / (1 + (tokens - 1) * ratio)
     other = ratio * own

@@ -1,4 +1,4 @@
-r"""Which way a residual attention layer filters: from the eigenvalues of the values and of attention.
+r"""Whether a residual attention layer smooths or sharpens, from the eigenvalues of the values and of attention.
 
 With fixed attention A and value matrix H the layer is :math:`I + H\otimes A` and depth L takes its power: the
 eigenvalue :math:`1 + \lambda_H\lambda_A` of largest modulus wins. For H in [-1, 0) that is an eigenvalue of A away from
@@ -18,11 +18,11 @@ from rankscope.theory.oracles._spec import COMPLETE, ORACLES, POSITION_FREE, Ora
 
 @dataclass(frozen=True)
 class Filtering:
-    """What wins over depth.
+    """Which modes dominate with depth.
 
     Attributes:
-        kind: ``"smooths"`` where the all-ones mode of attention wins, ``"sharpens"`` where another does, ``"neither"``
-            where both have the same modulus.
+        kind: ``"smooths"`` if the all-ones mode of attention dominates, ``"sharpens"`` if another does, ``"neither"``
+            if both have the same modulus.
         smooth: largest modulus among modes with attention eigenvalue 1.
         sharp: largest among the others.
     """
@@ -33,7 +33,7 @@ class Filtering:
 
 
 def filtering(value_eigenvalues: Sequence[complex], attention_eigenvalues: Sequence[complex]) -> Filtering:
-    r"""Which modes of :math:`I + H\otimes A` win. **Exact** for fixed attention and one value matrix.
+    r"""Which modes of :math:`I + H\otimes A` dominate. **Exact** for fixed attention and one value matrix.
 
     Args:
         value_eigenvalues: of H.
@@ -52,7 +52,7 @@ def filtering(value_eigenvalues: Sequence[complex], attention_eigenvalues: Seque
 
 
 def _values(design: Design, tokens: int) -> dict[str, float]:
-    """Radius of the disc of eigenvalues of W_V W_O, and what the two extremes make of the stream per block."""
+    """Radius of the disc of eigenvalues of W_V W_O, and the factors per block at its two extremes."""
     radius = design.value_gain**0.5
     return {"value_spectral_radius": radius, "smoothing_factor": 1 + radius, "sharpening_factor": 1.0}
 

@@ -1,7 +1,7 @@
 r"""Cosine of two tokens through post-norm blocks with a ReLU MLP, in the limit of many tokens and large width.
 
 Scores have standard deviation :math:`\beta\sqrt{\log T}`. Below :math:`\beta_c = \sqrt{2/(1-\rho)}` attention averages
-over all tokens; above it a few tokens win (a random energy model), and outputs keep norm.
+over all tokens; above it a few tokens dominate (a random energy model), and outputs keep their norm.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@ r"""Equiangular tokens with identity values, in continuous depth: how post- and 
 
 With n tokens of pairwise cosine :math:`\rho` on the sphere and attention :math:`a = e^{\beta\rho}/(e^\beta +
 (n-1)e^{\beta\rho})` to each other token, post-norm gives :math:`\dot\rho = 2a(1-\rho)(1+(n-1)\rho)`, so that
-:math:`1-\rho` falls like :math:`e^{-2t}`. In pre-norm the length r of a token grows and slows it, :math:`\dot\rho/r`,
+:math:`1-\rho` falls like :math:`e^{-2t}`. In pre-norm the length r of a token grows and slows this, :math:`\dot\rho/r`,
 and :math:`1-\rho` falls like :math:`1/t^2`.
 """
 
@@ -20,7 +20,7 @@ Place = Literal["pre", "post"]
 
 def rates(cosine: float, length: float, tokens: int, beta: float, place: Place) -> tuple[float, float]:
     """Time derivatives of the cosine and of the length of a token. **Exact** for equiangular tokens."""
-    # over e^beta, so that nothing overflows
+    # divided by e^beta, so that nothing overflows
     other = math.exp(beta * (cosine - 1)) / (1 + (tokens - 1) * math.exp(beta * (cosine - 1)))
     turning = 2 * other * (1 - cosine) * (1 + (tokens - 1) * cosine)
     if place == "post":

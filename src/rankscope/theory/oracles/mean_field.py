@@ -3,10 +3,10 @@ r"""Two numbers per block for any norm, skip and MLP: the mean square of a token
 At large width tokens are described by q, the mean square of an entry, and D = q - p with p the mean product of two
 tokens. With Gaussian scores of variance :math:`s^2` (for normed tokens) the shares of two rows of attention satisfy
 :math:`n\,\mathbb{E}\sum_jP_{ij}^2 \approx e^{s^2\delta}` and :math:`n\,\mathbb{E}\sum_jP_{ij}P_{i'j} \approx
-e^{s^2\rho\delta}`, :math:`\delta = D/q`, :math:`\rho = 1-\delta`. So attention makes :math:`D(e^{s^2\delta} -
-e^{s^2\rho\delta})/n` of D: of the order :math:`\delta^3`, the cubic law seen from the initialisation.
+e^{s^2\rho\delta}`, :math:`\delta = D/q`, :math:`\rho = 1-\delta`. So attention maps D to :math:`D(e^{s^2\delta} -
+e^{s^2\rho\delta})/n`, of order :math:`\delta^3`: the cubic law at initialisation.
 
-Second moments of an activation are taken on two correlated Gaussians, their difference without cancellation.
+Second moments of an activation are computed for two correlated Gaussians, and their difference without cancellation.
 For u, u' of variance v and correlation :math:`1-\delta`: the mean square :math:`\mathbb{E}\varphi(u)^2`, and
 :math:`\mathbb{E}\varphi(u)^2 - \mathbb{E}\varphi(u)\varphi(u') = \tfrac12\mathbb{E}(\varphi(u)-\varphi(u'))^2`.
 """
@@ -34,7 +34,7 @@ def kernel_of(mlp: str, variance: float, delta: float) -> tuple[float, float]:
     """Mean square of the activation and half the mean square of a difference. **Exact** to quadrature.
 
     Args:
-        mlp: name of the activation, gated ones included.
+        mlp: name of the activation, possibly gated.
         variance: of the inputs.
         delta: one minus their correlation.
 
@@ -54,7 +54,7 @@ def kernel_of(mlp: str, variance: float, delta: float) -> tuple[float, float]:
 
 
 def _relu_apart(delta: float) -> float:
-    """1 - arc-cosine kernel at 1 - delta; its first term for a tiny delta, where it is all that floats hold."""
+    """1 - arc-cosine kernel at 1 - delta; its first term for a tiny delta, where the rest is below rounding."""
     if delta < _TINY:
         return delta
     c = max(-1.0, 1 - delta)
@@ -99,7 +99,7 @@ _LARGEST_SCORE_STD = 0.5
 
 
 class Moments(NamedTuple):
-    """Mean square of an entry, and by how much the mean product of two tokens is smaller."""
+    """Mean square of an entry, and the difference between it and the mean product of two tokens."""
 
     q: float
     D: float
@@ -110,7 +110,7 @@ def after_attention(m: Moments, design: Design, tokens: int) -> Moments:
     delta = m.D / m.q
     variance = (design.score_std * m.q) ** 2
     own = min(float(tokens), math.exp(min(variance * delta, 50.0)))
-    # own share less shared share, exp(a) - exp(b) without cancellation
+    # own share minus shared share, exp(a) - exp(b) without cancellation
     apart = own * -math.expm1(-variance * delta * delta)
     gain = design.value_gain
     return Moments(gain * (m.q - m.D + m.D * own / tokens), gain * m.D * apart / tokens)
@@ -135,7 +135,7 @@ def next_moments(m: Moments, design: Design, tokens: int) -> Moments:
 
 
 def moments(design: Design, tokens: int, blocks: int) -> list[Moments]:
-    """Moments from the first tokens on, as long as scores are small.
+    """Moments by depth, starting with the first tokens, as long as scores are small.
 
     Example:
         >>> found = moments(Design(depth=2, width=64, heads=4), 16, 2)
@@ -152,7 +152,7 @@ def moments(design: Design, tokens: int, blocks: int) -> list[Moments]:
 
 
 def _scores_are_small(m: Moments, design: Design) -> bool:
-    """Without a norm a stream that grows leaves the range in which the moments are right, and later that of floats."""
+    """Without a norm, a growing stream leaves the range in which the moments are valid, and later that of floats."""
     return m.q > 0 and design.score_std * _before(m, design).q <= _LARGEST_SCORE_STD
 
 

@@ -1,8 +1,8 @@
 r"""At collapse the gradients of W_Q and W_K vanish exactly.
 
-Scores of equal tokens are equal along a row, and softmax does not see a constant: to first order in the residual R the
+Scores of equal tokens are equal along a row, and softmax ignores a constant: to first order in the residual R the
 gradient is :math:`\propto \|R\|`, since both the score's derivative and what attention mixes depend on differences of
-tokens; at R = 0 it is zero, whatever the loss.
+tokens; at R = 0 it is zero for any loss.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ def mean_cosine(
         (1.0, 0.0502)
     """
     C_0 = tokens * (1 + (tokens - 1) * initial_cosine)
-    # both sums over (1 + mlp_square)^L, which they share
+    # both sums divided by (1 + mlp_square)^L, which they share
     C = (1 + attention_square) ** blocks * C_0
     N = tokens + (C - C_0) / tokens
     return (C - N) / ((tokens - 1) * N)

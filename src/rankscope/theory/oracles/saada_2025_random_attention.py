@@ -1,7 +1,7 @@
 r"""Second singular value of attention with independent random scores: a random Markov matrix.
 
 Rows are iid positive numbers over their sum; with mean m and standard deviation s before that, :math:`\sigma = s/m` and
-:math:`s_2 \to 2\sigma/\sqrt{T}` while the first stays at 1: the gap opens with width of the context, and with it rank
+:math:`s_2 \to 2\sigma/\sqrt{T}` while the first stays at 1: the gap grows with the context length, and with it rank
 collapse in width.
 """
 
@@ -15,7 +15,7 @@ from rankscope.theory.oracles._spec import COMPLETE, ORACLES, POSITION_FREE, Ass
 
 
 def second_singular_value(sigma: float, tokens: int) -> float:
-    r""":math:`2\sigma/\sqrt{T}`. **Estimate**, right in the limit of many tokens.
+    r""":math:`2\sigma/\sqrt{T}`. **Estimate**, correct in the limit of many tokens.
 
     Example:
         >>> second_singular_value(1.0, 400)

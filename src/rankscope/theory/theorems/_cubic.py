@@ -1,4 +1,4 @@
-r"""The step that both collapse theorems repeat: :math:`\|res(SA(X))\| \le (4\gamma\beta H s)\|res(X)\|^3`."""
+r"""The step shared by both collapse theorems: :math:`\|res(SA(X))\| \le (4\gamma\beta H s)\|res(X)\|^3`."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ LARGEST_SPREAD = 1.2564312086261697
 
 
 def cubic_layer(network: Network, layer: LayerQuantities, heads: int, log_more: float = 0.0) -> LayerBound:
-    """One layer: the bound from the residual it was given, and what it made of it.
+    """One layer: the bound from its input residual, and the measured output residual.
 
-    ``log_more`` is the logarithm of what else multiplies the bound.
+    ``log_more`` is the logarithm of an additional factor on the bound.
     """
     log_weights = math.log(4 * heads * layer.scale) + log(layer.beta) + log_more
     if layer.passage is None:
@@ -40,7 +40,7 @@ def cubic_layer(network: Network, layer: LayerQuantities, heads: int, log_more: 
 
 
 def least_gamma(seen: Passage) -> float:
-    r"""Smallest :math:`\gamma` with which the proof goes through in every head; 0 where all scores are equal."""
+    r"""Smallest :math:`\gamma` for which the proof works in every head; 0 if all scores are equal."""
     found = [
         math.sqrt(total * most) / (2 * one)
         for total, most, one in zip(seen.spread_total, seen.spread, seen.score_one, strict=True)
@@ -50,9 +50,9 @@ def least_gamma(seen: Passage) -> float:
 
 
 def _sum_over_heads(layer: LayerQuantities, gamma: float, heads: int) -> float:
-    r"""What the composite of the sum over heads may be, over the H times the largest that the theorem puts there.
+    r"""Bound on the composite norm of the sum over heads, divided by H times the largest, which the theorem uses.
 
-    The composite has no triangle inequality. Its two norms have: the sum is at most
+    The composite norm has no triangle inequality, but its two norms do: the sum is at most
     :math:`2\sqrt{\sum_h(\sum_iD_{ii})\|W_h\|_1\cdot\sum_h(\max_iD_{ii})\|W_h\|_\infty}\,\|R\|_{1,\infty}`.
     """
     seen = layer.passage
@@ -64,7 +64,7 @@ def _sum_over_heads(layer: LayerQuantities, gamma: float, heads: int) -> float:
 
 
 def bilinear_attention(seen: Passage) -> tuple[Hypothesis, ...]:
-    """That attention is what its weights make it, tested on attention itself: no sink, cap, bias or temperature."""
+    """Whether attention is what its weights say, tested on attention itself: no sink, cap, bias or temperature."""
     return (
         rows_add_up(seen),
         Hypothesis("attention is the softmax of query times key", seen.score_gap, seen.score_rounding),
@@ -72,7 +72,7 @@ def bilinear_attention(seen: Passage) -> tuple[Hypothesis, ...]:
 
 
 def network_hypotheses(network: Network) -> tuple[Hypothesis, ...]:
-    """Those of all versions: nothing but attention, and scores that are bilinear in the tokens."""
+    """Hypotheses of all versions: nothing but attention, and scores that are bilinear in the tokens."""
     found = [claim("scores without positions or norms", network.bilinear)]
     if network.pure is not None:
         found.append(claim("attention alone (no skip, MLP or norm)", network.pure))
@@ -98,12 +98,12 @@ def cubic_depth(bounds: Sequence[LayerBound], layers: Sequence[LayerQuantities])
 
 
 def sum_of_rounding(layers: Sequence[LayerQuantities]) -> float:
-    """Over the depth rounding of every layer counts, and each later layer cubes it."""
+    """Rounding over the whole depth: every layer contributes, and each later layer cubes it."""
     return sum(3.0 ** min(len(layers) - 1 - n, 600) * x.passage.log_rounding for n, x in enumerate(layers) if x.passage)
 
 
 def cubic_sentence(bounds: Sequence[LayerBound], layers: Sequence[LayerQuantities]) -> str:
-    """In how many layers the bound says that the residual shrinks, and in how many it does."""
+    """A sentence: in how many layers the bound shows that the residual shrinks, and in how many it does."""
     if layers[0].passage is None:
         needed = [math.exp(-bound.log_factor / 2) for bound in bounds if bound.log_factor is not None]
         return (

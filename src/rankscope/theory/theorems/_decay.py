@@ -1,12 +1,12 @@
-r"""What the theorems on masks share: a rate per layer from the graph, and who may use it.
+r"""Shared by the theorems on masks: a rate per layer from the graph, and its hypotheses.
 
-Both LayerNorm theorems repeat one more step: on the unit sphere the least cosine rises.
+Both LayerNorm theorems share one more step: on the unit sphere, the smallest cosine increases.
 With tokens of unit length, orthogonal values and cosines at least 0, a window of r layers gives
 :math:`1 - \phi' \le (1 - m\epsilon^{2r})(1 - \phi)` for the least cosine :math:`\phi` and m tokens that reach all
-within it, since scaling back to unit length only raises a cosine that is not negative. And
+within it, because scaling back to unit length can only increase a cosine that is not negative. And
 :math:`\mu^2 = \frac1N\sum_{ij}(1 - \cos_{ij}) \le (N-1)(1 - \phi)`. Values that are orthogonal only to rounding, with
-singular values from a to b, stretch an angle by at most b/a: that factor is in the bound, squared, because a cosine of
-zero may fall below zero by as much.
+singular values from a to b, change an angle by at most b/a: that factor is in the bound, squared, because a cosine of
+zero may fall below zero by that much.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from rankscope.theory.theorems._spec import (
 )
 
 ORTHOGONAL = 1e-6
-"""How far singular values may lie from 1 for values to be called orthogonal."""
+"""How far singular values may be from 1 for the values to count as orthogonal."""
 
 
 def passages(layers: Sequence[LayerQuantities]) -> list[Passage]:
-    """Every layer's passage; the theorems on masks are not evaluated without."""
+    """The passage of every layer; the theorems on masks need them."""
     return [layer.passage for layer in layers if layer.passage is not None]
 
 
 def log_rate(least_edge: float, length: int, sources: int = 1, power: int = 1) -> float:
-    r""":math:`\log(1 - m\epsilon^{pr})`: the logarithm of what is left after r layers.
+    r""":math:`\log(1 - m\epsilon^{pr})`: the logarithm of the factor for r layers.
 
     Example:
         >>> round(math.exp(log_rate(0.5, 1)), 12), log_rate(0.0, 3)
@@ -53,12 +53,12 @@ def log_rate(least_edge: float, length: int, sources: int = 1, power: int = 1) -
 
 @dataclass(frozen=True)
 class Window:
-    """Layers, one after the other, within which what some tokens hold comes to every token.
+    """Consecutive layers within which information from some tokens reaches every token.
 
     Attributes:
-        last: position of the last of them among the layers given.
-        length: how many there are.
-        sources: how many tokens reach all.
+        last: position of the last of them among the given layers.
+        length: number of layers.
+        sources: number of tokens that reach all.
     """
 
     last: int
@@ -67,22 +67,22 @@ class Window:
 
 
 def windows(seen: Sequence[Passage], first: int = 0, *, all_sources: bool = False) -> list[Window]:
-    """The layers from ``first`` on cut into windows, each as short as it can be; what is left at the end is left out.
+    """Divide the layers from ``first`` on into windows, each as short as possible; a remainder at the end is dropped.
 
     The graphs are multiplied in the order of the layers. Under one mask for all of them each window is as long as the
-    radius of its graph (the diameter with ``all_sources``); under masks that change, the radii of the single graphs
+    radius of its graph (the diameter with ``all_sources``); if masks change, the radii of the individual graphs
     say nothing about a window.
 
     Args:
         seen: the layers.
-        first: where to begin.
-        all_sources: end a window where every token has reached all, and not where one has.
+        first: the first layer.
+        all_sources: end a window when every token has reached all, and not when one has.
     """
     found: list[Window] = []
     reach, length = None, 0
     for position in range(first, len(seen)):
         edges = seen[position].graph.edges()
-        # float32 holds the counts of up to 2^24 tokens exactly, and goes through BLAS
+        # float32 represents counts of up to 2^24 tokens exactly, and uses BLAS
         reach = edges if reach is None else (edges.astype(np.float32) @ reach.astype(np.float32)) > 0
         length += 1
         sources = int(reach.all(0).sum())
@@ -93,13 +93,13 @@ def windows(seen: Sequence[Passage], first: int = 0, *, all_sources: bool = Fals
 
 
 def window_rates(cut: Sequence[Window], least_edge: float, *, power: int = 1) -> dict[int, float]:
-    """At the last layer of each window the logarithm of what it leaves: see :func:`log_rate`."""
+    """The log-factor of each window, at its last layer: see :func:`log_rate`."""
     counted = [(w, w.sources if power == 2 else 1) for w in cut]
     return {w.last: log_rate(least_edge, w.length, sources, power) for w, sources in counted}
 
 
 def mean_rate(cut: Sequence[Window], rates: Mapping[int, float]) -> float:
-    """The logarithm of what a layer leaves, on average over the windows; 0 without any."""
+    """The mean log-factor per layer, over the windows; 0 without any."""
     return sum(rates.values()) / sum(w.length for w in cut) if cut else 0.0
 
 
@@ -116,7 +116,7 @@ def slowest(cut: Sequence[Window], least_edge: float, *, power: int = 1) -> str:
 
 
 def structure(network: Network) -> tuple[Hypothesis, ...]:
-    """One head, and layers without skip and MLP."""
+    """Hypotheses: one head, and layers without skip and MLP."""
     return (Hypothesis("one head", network.heads, 1),)
 
 
@@ -127,7 +127,7 @@ def orthogonality(layers: Sequence[LayerQuantities]) -> Hypothesis:
 
 
 def graph_claims(seen: Passage, *, strong: bool) -> tuple[Hypothesis, ...]:
-    """Self-loops, a token that reaches all (or all that reach all), and attention above zero on every edge."""
+    """Hypotheses: self-loops, a token (or all tokens) that reaches all, and positive attention on every edge."""
     reached = claim("strongly connected mask", seen.graph.strongly_connected)
     if not strong:
         reached = claim("a token that reaches every other", seen.graph.radius is not None)
@@ -157,7 +157,7 @@ def sphere_decay(
         log_upper = 0.5 * math.log(passage.tokens)
         log_rounding += passage.log_rounding
         if number == since:
-            # 1 - phi is half the squared distance, which keeps its digits where cosines are one to rounding
+            # 1 - phi is half the squared distance, which keeps its digits if cosines are one up to rounding
             log_bound = 0.5 * math.log((passage.tokens - 1) / 2) + log(passage.stream_in.farthest)
         if since is not None and number >= since:
             log_bound += 0.5 * rates.get(number, 0.0) + 2 * log_stretch(layer)
@@ -194,6 +194,6 @@ def sphere_decay(
 
 
 def log_stretch(layer: LayerQuantities) -> float:
-    """Logarithm of the largest over the least singular value of the values; 0 where they are not orthogonal at all."""
+    """Logarithm of the ratio of the largest to the smallest singular value; 0 if the values are far from orthogonal."""
     head = layer.heads[0]
     return log(head.value_spectral / head.value_least) if head.value_least > 0.5 else 0.0

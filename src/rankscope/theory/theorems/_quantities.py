@@ -1,4 +1,4 @@
-"""What theorems are evaluated on: plain numbers of one network, layer by layer, for one sequence."""
+"""The inputs of theorems: plain numbers of one network, layer by layer, for one sequence."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from rankscope.theory.contraction import LayerGains
 from rankscope.theory.lipschitz import LipschitzConstants
 
 MOST_ROUNDING = 0.5
-"""Share of a residual that may be rounding before it counts as nothing else."""
+"""Fraction of a residual that may be rounding before it counts as rounding only."""
 
 
 @dataclass(frozen=True)
 class Network:
-    """Facts about the whole.
+    """Properties of the whole network.
 
     Attributes:
-        depth: attention layers.
-        heads: per layer; the largest where layers differ.
-        width: of the stream.
-        pure: nothing but attention: no skip, no MLP, no norm. None where only weights were read.
+        depth: number of attention layers.
+        heads: heads per layer; the largest number if layers differ.
+        width: width of the stream.
+        pure: nothing but attention: no skip, no MLP, no norm. None if only weights were read.
         only_mlp: attention and an MLP in every layer, no skip and no norm.
-        has_skip: a skip passes attention.
+        has_skip: there is a skip around attention.
         row_scaling: every layer ends with scaling tokens to unit length and nothing else is done to them.
         bilinear: scores are query times key and nothing else: no positions in them, no norm of queries or keys.
-        notes: what the weights do not tell.
+        notes: what cannot be determined from the weights.
     """
 
     depth: int
@@ -88,44 +88,43 @@ class Passage:
 
     Attributes:
         tokens: how many count.
-        composite_in: :math:`\|R\|_{1,\infty}` of what attention reads, about the mean.
-        composite_out: of what attention gives, as the model computed it; NaN where that was not seen.
-        frobenius_in: :math:`\|R\|_F` of what attention reads.
-        frobenius_out: of what attention gives, as the model computed it; NaN where that was not seen.
+        composite_in: :math:`\|R\|_{1,\infty}` of the input of attention, about the mean.
+        composite_out: the same for the output of attention, as the model computed it; NaN if that was not seen.
+        frobenius_in: :math:`\|R\|_F` of the input of attention.
+        frobenius_out: the same for the output of attention, as the model computed it; NaN if that was not seen.
         spread: per head :math:`\max_iD_{ii}`.
         spread_total: per head :math:`\sum_iD_{ii}`.
         score_one: per head :math:`\|E\|_1`.
-        graph: who reaches whom.
-        least_edge: the smallest attention on an edge, over heads; 0 where it underflows.
+        graph: which tokens reach which.
+        least_edge: the smallest attention on an edge, over heads; 0 if it underflows.
         least_entropy: per head the smallest entropy of a row that sees two tokens or more.
         entropy_tokens: per head how many tokens that row sees.
         logit_size: per head a bound on the norm of that row's logits, from weights and tokens.
         stream_in: the stream before the layer.
-        stream_out: and after it.
+        stream_out: the stream after the layer.
         log_cubic: lower and upper bound of the cubic law on the log of the residual after attention; None with
             positions in the scores or a mask.
-        gains: of the attention branch; None when not computed.
-        sum_gains: of stream plus branch, where attention reads the stream itself.
-        sum_out: :math:`\|R\|_F` of stream plus branch, as the model computed it; NaN where ``sum_gains`` is None.
-        at_floor: the residual before attention is rounding, or what attention leaves of it is.
-        rounding: relative error that the float format leaves in the residual after attention, that of the scores
-            included.
-        sum_rounding: the same of stream plus branch.
-        heads_gap: by how much the residual that the model computed departs from the one that attention, values and
-            outputs make up, relative to it.
-        row_gap: how far a row of attention is from adding up to one.
+        gains: gains of the attention branch; None if not computed.
+        sum_gains: gains of stream plus branch, if attention reads the stream itself.
+        sum_out: :math:`\|R\|_F` of stream plus branch, as the model computed it; NaN if ``sum_gains`` is None.
+        at_floor: the residual before or after attention is only rounding.
+        rounding: relative error of the residual after attention due to the float format, including that of the scores.
+        sum_rounding: the same for stream plus branch.
+        heads_gap: relative difference between the residual that the model computed and that which attention, values and
+            outputs give.
+        row_gap: how far a row sum of attention is from one.
         outside: the largest share of a row that goes to tokens that do not count (padding).
         score_gap: how far attention is from the softmax of scale times query times key, entry by entry.
-        score_rounding: how far the rounding of the scores may move it.
+        score_rounding: how much the rounding of the scores may change it.
         logit_spread: per head a lower bound on the norm of the logits of the row of ``least_entropy``, read off
             attention itself.
-        alone_gap: how far the block is from giving back attention of the stream and nothing else, relative.
-        sphere_gap: how far it is from giving back attention of the stream with every token scaled to unit length; the
+        alone_gap: relative difference between the output of the block and attention of the stream alone.
+        sphere_gap: difference between its output and attention of the stream with all tokens scaled to unit length; the
             stream before it counts too.
         bias: norm of what value and output biases add to each token.
-        unit: the rounding of the model's format, against which the gaps are held.
-        entropy_floor: entropy at and below which a row is one-hot to rounding.
-        stream_at_floor: what tells the tokens of the stream after the layer apart is rounding.
+        unit: the rounding of the model's dtype, with which the gaps are compared.
+        entropy_floor: entropy at and below which a row is one-hot up to rounding.
+        stream_at_floor: the differences between tokens of the stream after the layer are only rounding.
     """
 
     tokens: int
@@ -165,12 +164,12 @@ class Passage:
 
     @property
     def log_rounding(self) -> float:
-        """By how much rounding may have moved the logarithm of the residual after attention."""
+        """How much rounding may have changed the logarithm of the residual after attention."""
         return log_of_rounding(self.rounding)
 
 
 def log_of_rounding(relative: float) -> float:
-    """By how much a relative error may have moved a logarithm, up or down; infinite from 1 on.
+    """How much a relative error may have changed a logarithm, in either direction; infinite from 1 on.
 
     Example:
         >>> log_of_rounding(0.0), round(math.exp(-log_of_rounding(0.25)), 12)
@@ -187,9 +186,9 @@ class LayerQuantities:
         layer: number of the block.
         heads: norms per head.
         scale: factor on query times key.
-        mlp: certified Lipschitz constants of the MLP that follows; None where it was not read.
+        mlp: certified Lipschitz constants of the MLP that follows; None if it was not read.
         mlp_note: why the MLP was not read.
-        passage: None where only weights were read.
+        passage: None if only weights were read.
     """
 
     layer: int

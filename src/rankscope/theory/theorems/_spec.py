@@ -1,4 +1,4 @@
-"""What a theorem declares about itself, and the decorator that declares it."""
+"""The declaration of a theorem, and the decorator that registers one."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Hypothesis:
     """A condition of a theorem, tested.
 
     Attributes:
-        name: in a few words.
-        value: what was found; NaN where it could not be told.
-        threshold: what it is held against.
+        name: a short description.
+        value: the value found; NaN if it could not be determined.
+        threshold: the value it is compared with.
         sense: ``"at most"`` or ``"at least"``.
     """
 
@@ -30,7 +30,7 @@ class Hypothesis:
 
     @property
     def margin(self) -> float:
-        """By how much it holds; below zero it fails. NaN where the value is not known.
+        """By how much it holds; negative if it fails. NaN if the value is not known.
 
         Example:
             >>> Hypothesis("spread", 1.0, 1.256).margin > 0, Hypothesis("rank", 3, 4, "at least").margin
@@ -42,12 +42,12 @@ class Hypothesis:
 
     @property
     def holds(self) -> bool:
-        """Whether it is met; a value that is not known is not met."""
+        """Whether it holds; False if the value is not known."""
         return self.margin >= 0
 
 
 def claim(name: str, holds: bool) -> Hypothesis:
-    """A condition that is met or not, as one or zero, held against one half."""
+    """A yes-or-no condition, as one or zero, compared with one half."""
     return Hypothesis(name, float(holds), 0.5, "at least")
 
 
@@ -57,13 +57,13 @@ class LayerBound:
 
     Attributes:
         layer: number of the block; None for the whole depth.
-        log_upper: upper bound, None where the theorem gives none.
-        log_lower: lower bound, None where it gives none.
-        log_measured: the quantity itself, None where it was not measured.
+        log_upper: upper bound, None if the theorem gives none.
+        log_lower: lower bound, None if it gives none.
+        log_measured: the quantity itself, None if it was not measured.
         hypotheses: those of this layer.
-        log_factor: what the bound multiplies by, where that is apart from the state of the tokens.
-        at_floor: the measured value is rounding of the float format.
-        log_rounding: by how much rounding may have moved ``log_measured``.
+        log_factor: the factor in the bound that does not depend on the tokens, if there is one.
+        at_floor: the measured value is only rounding.
+        log_rounding: how much rounding may have changed ``log_measured``.
     """
 
     layer: int | None
@@ -77,7 +77,7 @@ class LayerBound:
 
     @property
     def log_slack(self) -> float | None:
-        """How far the measured value lies inside: below the upper bound, or above the lower where there is no upper."""
+        """Distance of the measured value to the upper bound, or to the lower bound if there is no upper."""
         if self.log_measured is None:
             return None
         if self.log_upper is not None:
@@ -86,12 +86,12 @@ class LayerBound:
 
     @property
     def log_width(self) -> float | None:
-        """From lower to upper bound; inf where the lower bound is zero."""
+        """Distance from the lower to the upper bound; inf if the lower bound is zero."""
         return None if self.log_upper is None or self.log_lower is None else self.log_upper - self.log_lower
 
     @property
     def holds(self) -> bool:
-        """Whether every hypothesis of this layer is met."""
+        """Whether every hypothesis of this layer holds."""
         return all(hypothesis.holds for hypothesis in self.hypotheses)
 
     @property
@@ -111,10 +111,10 @@ class Evaluation:
         theorem: its name.
         quantity: what is bounded, in words.
         layers: one entry per layer.
-        depth: the whole network; None where the theorem speaks of single layers only.
+        depth: the whole network; None if the theorem is about single layers only.
         hypotheses: those on the network as a whole.
-        sentence: what it comes to.
-        cumulative: the bound of a layer rests on every layer before it too.
+        sentence: the result in one sentence.
+        cumulative: the bound of a layer also depends on every layer before it.
     """
 
     theorem: str
@@ -127,7 +127,7 @@ class Evaluation:
 
     @property
     def violated(self) -> tuple[LayerBound, ...]:
-        """Bounds that the measured value breaks although every hypothesis they rest on is met. There must be none.
+        """Bounds that the measured value violates although every hypothesis holds. There must be none.
 
         Such a bound is wrong, or one of its hypotheses is not tested, or the model was read wrongly.
         """
@@ -144,24 +144,24 @@ class Evaluation:
 
     @property
     def applies(self) -> bool:
-        """Whether every hypothesis is met, of the network and of every layer."""
+        """Whether every hypothesis holds, of the network and of every layer."""
         return all(h.holds for h in self.hypotheses) and all(layer.holds for layer in self.layers)
 
     @property
     def failed(self) -> tuple[str, ...]:
-        """Names of hypotheses that are not met, each once."""
+        """Names of hypotheses that do not hold, each once."""
         found = [h.name for h in self.hypotheses if not h.holds]
         found += [h.name for layer in self.layers for h in layer.hypotheses if not h.holds]
         return tuple(dict.fromkeys(found))
 
 
 def log(value: float) -> float:
-    """Natural logarithm; -inf of zero."""
+    """Natural logarithm; -inf for zero."""
     return math.log(value) if value > 0 else (-math.inf if value == 0 else math.nan)
 
 
 def log_ratio(above: float, below: float) -> float:
-    """Logarithm of a quotient of two lengths, past the range of floats; NaN of 0 / 0.
+    """Logarithm of a quotient of two lengths, also beyond the range of floats; NaN for 0 / 0.
 
     Example:
         >>> log_ratio(1e-300, 1e300) < -1380, log_ratio(0.0, 1.0)
@@ -184,12 +184,12 @@ def powers_of_ten(log_value: float) -> str:
 
 
 def rows_add_up(seen: Passage) -> Hypothesis:
-    """No sink outside the sequence and no attention to padding: else what tokens share does not cancel."""
+    """Hypothesis: no sink outside the sequence and no attention to padding, so that what tokens share cancels."""
     return Hypothesis("rows of attention add up to one", max(seen.row_gap, seen.outside), 4 * seen.unit)
 
 
 def heads_make_it_up(seen: Passage) -> tuple[Hypothesis, ...]:
-    """Attention stays among the tokens that count, and its output is what its heads make of them."""
+    """Hypotheses: attention stays among the tokens that count, and its output is the sum over its heads."""
     return (
         Hypothesis("attention stays within the tokens that count", seen.outside, 4 * seen.unit),
         Hypothesis("what attention gives is the sum of its heads", seen.heads_gap, max(seen.rounding, 4 * seen.unit)),
@@ -197,12 +197,12 @@ def heads_make_it_up(seen: Passage) -> tuple[Hypothesis, ...]:
 
 
 def alone(seen: Passage) -> Hypothesis:
-    """The block gives back attention of the stream and nothing else."""
+    """Hypothesis: the block returns attention of the stream and nothing else."""
     return Hypothesis("the block is attention alone", seen.alone_gap, 4 * seen.unit)
 
 
 def on_the_sphere(seen: Passage) -> tuple[Hypothesis, ...]:
-    """The block gives back attention of tokens of unit length, scaled to unit length."""
+    """Hypothesis: the block returns attention of tokens of unit length, scaled to unit length."""
     return (
         Hypothesis("the block is attention and scaling to unit length", seen.sphere_gap, 4 * seen.unit),
         Hypothesis("no value or output bias", seen.bias, 0.0),
@@ -216,17 +216,17 @@ Evaluate = Callable[[Network, Sequence[LayerQuantities]], Evaluation]
 
 @dataclass(frozen=True)
 class Theorem:
-    """A statement: facts that the run, the tests, the documentation and the command line read, and one pure function.
+    """A statement: one pure function, and the facts that runs, tests, documentation and the command line use.
 
     Attributes:
         name: the function's name.
-        cites: where it is stated; empty for ours.
+        cites: its sources; empty for ours.
         statement: in one formula, LaTeX.
-        hypotheses: under which it holds, in words.
-        needs: the least it can be evaluated on.
+        hypotheses: the conditions under which it holds, in words.
+        needs: the minimum input for an evaluation.
         sides: which side it bounds.
         summary: first line of its docstring.
-        function: from a network's numbers to an evaluation.
+        function: maps a network's numbers to an evaluation.
     """
 
     name: str

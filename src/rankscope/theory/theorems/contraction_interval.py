@@ -1,4 +1,4 @@
-"""Two-sided, from the layer's own attention and values: how much a residual is stretched or shrunk. Ours."""
+"""Two-sided bounds on how much attention changes a residual, from the layer's own attention and values. Ours."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from rankscope.theory.theorems._spec import (
     sides="two-sided",
 )
 def contraction_interval(network: Network, layers: Sequence[LayerQuantities]) -> Evaluation:
-    r"""Between what and what attention multiplies a residual, given its attention and its values.
+    r"""Lower and upper bound on the factor by which attention changes the residual, given its attention and values.
 
-    **Bound**, both ways and certified, on :math:`\|R'\|_F/\|R\|_F` from what attention reads to what it gives, both as
-    the model computed them: the attention branch, whatever stands around it. Rows of attention need not add up to one:
-    with a sink, rows hold different amounts of what all tokens share, and that leak :math:`\ell` widens both ends (see
+    **Bound**, two-sided and certified, on :math:`\|R'\|_F/\|R\|_F` from the input of attention to its output, both as
+    the model computed them: the attention branch, whatever surrounds it. Rows of attention need not sum to one:
+    with a sink, rows contain different amounts of what all tokens share. This leak :math:`\ell` widens both ends (see
     :mod:`rankscope.theory.contraction`). The upper end is the least of this, the bound for any residual, and the
-    one that Lanczos gives but for a chance of 1e-12. Over the depth the ends multiply; with skips, MLPs or norms
+    one that Lanczos gives except with probability 1e-12. Over the depth the ends multiply; with skips, MLPs or norms
     between, the product is that of the branches.
     """
     bounds = tuple(_layer(layer) for layer in layers)
@@ -75,7 +75,7 @@ def _layer(layer: LayerQuantities) -> LayerBound:
 
 
 def narrowest(gains: LayerGains) -> tuple[float, float]:
-    """The largest lower and the smallest upper end known of this residual."""
+    """The largest known lower end and the smallest known upper end for this residual."""
     uppers = [gains.any_residual.upper, gains.given_values.upper]
     if gains.ends is not None:
         uppers.append(gains.ends.likely_upper + gains.leak)

@@ -1,4 +1,4 @@
-"""Two-sided near collapse: the cubic law with its remainder. Ours."""
+"""Two-sided bounds near collapse: the cubic law with its remainder. Ours."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from rankscope.theory.theorems._spec import Evaluation, LayerBound, claim, log, 
     sides="two-sided",
 )
 def cubic_law_interval(network: Network, layers: Sequence[LayerQuantities]) -> Evaluation:
-    r"""Between what and what the residual after attention lies, by the cubic law and its remainder.
+    r"""Lower and upper bound on the residual after attention, from the cubic law and its remainder.
 
-    **Bound**, both ways, on :math:`\|R'\|_F` after attention; see :func:`rankscope.theory.cubic_law.cubic_interval`.
-    Narrow near collapse; far from it the remainder swallows the lower end, which is then 0.
+    **Bound**, two-sided, on :math:`\|R'\|_F` after attention; see :func:`rankscope.theory.cubic_law.cubic_interval`.
+    Narrow near collapse; far from it the remainder exceeds the leading term, and the lower end is 0.
     """
     bounds = tuple(_layer(layer) for layer in layers)
     known = [b for b in bounds if b.log_upper is not None and not b.at_floor]

@@ -24,7 +24,7 @@ def dong_2021_mlp(network: Network, layers: Sequence[LayerQuantities]) -> Evalua
 
     **Bound** on the composite residual after attention and MLP, without skips and norms. :math:`\lambda` is certified
     from the weights: the slope of the activation times the composite norm of :math:`|W_1||W_2|`, since the composite
-    residual is what it multiplies. The spectral constant, for the Frobenius residual, stands beside it in
+    residual is what it multiplies. The spectral constant, for the Frobenius residual, is also in
     ``LayerQuantities.mlp``. Measured only in a network without skips and norms: elsewhere there is no such state.
     """
     bounds = tuple(_layer(network, layer) for layer in layers)
@@ -51,7 +51,7 @@ def dong_2021_mlp(network: Network, layers: Sequence[LayerQuantities]) -> Evalua
 
 
 def _layer(network: Network, layer: LayerQuantities) -> LayerBound:
-    # without norms nothing keeps the tokens within the radius of a gated MLP
+    # without norms, nothing bounds the tokens by the radius of a gated MLP
     certified = layer.mlp is not None and (layer.mlp.radius is None or not network.only_mlp)
     known = claim("MLP with a certified Lipschitz constant", certified)
     if layer.mlp is None:

@@ -29,8 +29,8 @@ def dong_2021_multi_head(network: Network, layers: Sequence[LayerQuantities]) ->
     r"""Attention alone with H heads collapses doubly exponentially, in the composite norm.
 
     **Bound** as for one head, times H, with :math:`\beta = \max_h\|W_{QK,h}\|_1\|W_h\|_{1,\infty}`. The composite has
-    no triangle inequality, so that "H times the largest head" is a hypothesis of its own here: it is tested with the
-    two norms apart, and it fails for heads of which one is large in the 1-norm and another in the inf-norm.
+    no triangle inequality, so "H times the largest head" is a separate hypothesis here: it is tested with the
+    two norms separately, and fails if one head is large in the 1-norm and another in the inf-norm.
     """
     bounds = tuple(cubic_layer(network, layer, heads=len(layer.heads)) for layer in layers)
     return Evaluation(

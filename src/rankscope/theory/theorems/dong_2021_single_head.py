@@ -30,8 +30,8 @@ def dong_2021_single_head(network: Network, layers: Sequence[LayerQuantities]) -
 
     **Bound** on the residual after attention; per layer :math:`(4\gamma\beta/\sqrt{d_{qk}})\|res(X)\|^3` with
     :math:`\beta = \|W_{QK}\|_1\|W_V\|_{1,\infty}`, over the depth composed from the first layer's residual with each
-    layer's own factor, which is sharper than one :math:`\beta` for all. :math:`\gamma` is the smallest with which the
-    proof goes through. Of a layer with several heads the formula takes the largest :math:`\beta`, and the hypothesis of
+    layer's own factor, which is sharper than a single :math:`\beta`. :math:`\gamma` is the smallest for which the
+    proof works. For a layer with several heads the formula uses the largest :math:`\beta`, and the hypothesis of
     one head says that it fails.
     """
     bounds = tuple(cubic_layer(network, layer, heads=1) for layer in layers)

@@ -48,7 +48,7 @@ class SkipExample:
 def skip_example(beta: float, tokens: int = TOKENS) -> SkipExample:
     r"""Parameters with this :math:`\beta` under which the residual grows at every layer (**Exact**).
 
-    Tokens :math:`e_1, \dots, e_n` see each other alike, so that attention is :math:`pI + q11^T` with p at least 0 in
+    Tokens :math:`e_1, \dots, e_n` attend to each other equally, so attention is :math:`pI + q11^T` with p at least 0 in
     every layer, and the residual is multiplied by :math:`1 + cp \ge 1`.
 
     Raises:
@@ -74,8 +74,8 @@ def skip_example(beta: float, tokens: int = TOKENS) -> SkipExample:
 def dong_2021_skip(network: Network, layers: Sequence[LayerQuantities]) -> Evaluation:
     r"""With skips there are parameters, of any :math:`\beta`, that keep the residual at any depth.
 
-    **Exact**: an existence claim, so the parameters are built, with the depth and the :math:`\beta` of the network at
-    hand, and run. A bound on this network it is not.
+    **Exact**: an existence claim, so the parameters are constructed, with the depth and the :math:`\beta` of the given
+    network, and run. It is not a bound on this network.
     """
     beta = max(layer.beta for layer in layers)
     example = skip_example(beta if 0 < beta < math.inf else 1.0)

@@ -1,4 +1,4 @@
-"""Two-sided for stream plus attention, where attention reads the stream itself. Ours."""
+"""Two-sided bounds for stream plus attention, if attention reads the stream itself. Ours."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from rankscope.theory.theorems.contraction_interval import narrowest
     sides="two-sided",
 )
 def skip_interval(network: Network, layers: Sequence[LayerQuantities]) -> Evaluation:
-    r"""Between what and what the skip and attention together multiply a residual.
+    r"""Lower and upper bound on the factor by which skip plus attention changes the residual.
 
-    **Bound**, both ways, on :math:`\|R'\|_F/\|R\|_F` from the stream to the stream plus attention, before any
-    post-norm, both as the model computed them. The leak of rows that do not add up to one is in both ends, as in
-    ``contraction_interval``. Where a norm stands before attention the sum is not a function of the residual alone, and
-    nothing is said.
+    **Bound**, two-sided, on :math:`\|R'\|_F/\|R\|_F` from the stream to the stream plus attention, before any
+    post-norm, both as the model computed them. The leak of rows that do not sum to one is included in both ends, as in
+    ``contraction_interval``. With a norm before attention, the sum is not a function of the residual alone, and
+    the theorem makes no statement.
     """
     bounds = tuple(_layer(layer) for layer in layers)
     known = [b for b in bounds if b.log_upper is not None]

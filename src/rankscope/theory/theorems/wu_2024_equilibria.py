@@ -24,11 +24,11 @@ def equilibrium_values(tokens: int, weight: float) -> Float[Tensor, "dim dim"]:
 
 
 def equilibrium(tokens: int, rank: int, weight: float | None = None) -> Float[Tensor, "tokens dim"]:
-    r"""Tokens of unit length and of this rank that causal attention with :math:`W_Q = W_K = 0` leaves as they are.
+    r"""Tokens of unit length and of this rank that causal attention with :math:`W_Q = W_K = 0` leaves unchanged.
 
     **Exact** to rounding. The first N - k + 1 tokens are :math:`e_d`; from there each solves
-    :math:`X_{i+1}(I - W_V) = X_i` (the first one :math:`(N-k+1)e_d` on the right), which fixes all its entries but the
-    last, and unit length fixes that: then :math:`(X_1 + \dots + X_{i+1})W_V = X_{i+1}`.
+    :math:`X_{i+1}(I - W_V) = X_i` (the first one :math:`(N-k+1)e_d` on the right), which determines all entries but the
+    last, and unit length determines that: then :math:`(X_1 + \dots + X_{i+1})W_V = X_{i+1}`.
 
     Args:
         tokens: N, and the width.
@@ -36,7 +36,7 @@ def equilibrium(tokens: int, rank: int, weight: float | None = None) -> Float[Te
         weight: w above the diagonal of the values; None for N, which is enough for every rank.
 
     Raises:
-        InputError: a rank or a weight for which there is none.
+        InputError: there is no equilibrium for this rank or weight.
 
     Example:
         >>> int(torch.linalg.matrix_rank(equilibrium(5, 3)))
@@ -77,8 +77,8 @@ def attended(X: Float[Tensor, "tokens dim"], W_V: Float[Tensor, "dim dim"]) -> F
 def wu_2024_equilibria(network: Network, layers: Sequence[LayerQuantities]) -> Evaluation:
     """With LayerNorm there are equilibria of every rank, so that collapse is not the only end.
 
-    **Exact**: an existence claim, so the equilibria are built for 6 tokens and every rank, and put through the layer.
-    Says nothing of the network at hand.
+    **Exact**: an existence claim, so equilibria are constructed for 6 tokens and every rank, and run through the layer.
+    It says nothing about the given network.
     """
     W = equilibrium_values(SIZE, SIZE)
     found = [equilibrium(SIZE, rank) for rank in range(1, SIZE + 1)]

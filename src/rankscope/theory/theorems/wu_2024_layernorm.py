@@ -26,7 +26,7 @@ from rankscope.theory.theorems._spec import Evaluation, Hypothesis, theorem
 def wu_2024_layernorm(network: Network, layers: Sequence[LayerQuantities]) -> Evaluation:
     r"""With LayerNorm (scaling to unit length) and orthogonal values, independent tokens collapse exponentially.
 
-    **Bound** on :math:`\mu` of the tokens scaled to unit length. The paper leaves C open, and with it the layers it
+    **Bound** on :math:`\mu` of the tokens scaled to unit length. The paper gives neither C nor the number of layers it
     takes until no cosine is negative; here the bound starts at that layer, with
     :math:`C = \sqrt{(N-1)(1-\phi)}` for the least cosine :math:`\phi` there, and before it is :math:`\sqrt N`. That
     all N tokens reach all within a window is what the N in the rate needs: under one mask r is its diameter.

@@ -47,8 +47,8 @@ from rankscope.theory.theorems._spec import (
 def wu_2024_masks(network: Network, layers: Sequence[LayerQuantities]) -> Evaluation:
     r"""Under a mask in which one token reaches all, attention alone collapses exponentially.
 
-    **Bound** on :math:`\mu` of the stream after t layers. The paper leaves C open; the one here comes from its proof:
-    the layers are cut into windows, each as short as it can be so that some token reaches all within it; a window of
+    **Bound** on :math:`\mu` of the stream after t layers. The paper does not give C; the one here comes from its proof:
+    the layers are divided into windows, each as short as possible so that some token reaches all in it; a window of
     r layers multiplies the range of every column by at most :math:`1 - \epsilon^r`, and
     :math:`\mu \le \frac{\sqrt n}{2}\sqrt{\sum_j\mathrm{range}_j^2}`, so that
 
@@ -58,7 +58,7 @@ def wu_2024_masks(network: Network, layers: Sequence[LayerQuantities]) -> Evalua
        \prod_{\text{windows}}(1 - \epsilon^r)\prod_l\|W^{(l)}\|_2 .
 
     Under one mask r is the radius of its graph, and the product :math:`(1 - \epsilon^r)^{\lfloor t/r\rfloor}` as in the
-    paper. Under masks that change from layer to layer the radii of the single graphs do not bound a window: the graphs
+    paper. If masks change from layer to layer, the radii of the individual graphs do not bound a window: the graphs
     are multiplied instead.
     """
     seen = passages(layers)

@@ -1,4 +1,4 @@
-"""Attention entropy from below, by the size of the weights."""
+"""Lower bound on attention entropy from the size of the weights."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _layer(layer: LayerQuantities) -> LayerBound:
         seen_well or found, key=lambda row: row[0] - row[1] if row[1] > -math.inf else math.inf
     )
     known = claim("norm of the logits is known", not math.isnan(size))
-    # a logit read off attention is off by a unit of itself, and one more for the normalisation
+    # a logit read off attention has an error of one rounding unit, and one more for the normalisation
     within = Hypothesis("logits stay within sigma", spread, size + seen.unit * (size + math.sqrt(tokens)))
     tested = (known,) if math.isnan(size) else (known, within)
     return LayerBound(

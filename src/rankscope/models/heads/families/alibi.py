@@ -1,4 +1,4 @@
-"""Causal models whose positions are a linear bias on the scores, and Falcon, which can do either."""
+"""Causal models with positions as a linear bias on the scores, and Falcon, which supports both kinds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""BART, OPT and the fairseq line: four matrices with biases, positions outside attention."""
+"""BART, OPT and other fairseq models: four matrices with biases, positions outside attention."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""BERT and its kin: query, key, value and output as four matrices of one attention module."""
+"""BERT and related models: query, key, value and output as four matrices of one attention module."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GPT-2 and the causal models around it: fused or separate projections, learned or rotary positions."""
+"""GPT-2 and related causal models: fused or separate projections, learned or rotary positions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Llama and its kin: four matrices without fusion, rotary positions, key-value heads shared by groups."""
+"""Llama and related models: four separate matrices, rotary positions, key-value heads shared by groups."""
 
 from __future__ import annotations
 

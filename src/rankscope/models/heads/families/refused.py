@@ -1,4 +1,4 @@
-"""Architectures that are known and whose attention cannot be written as heads with one query, key and value matrix."""
+"""Known architectures whose attention cannot be written as heads with one query, key and value matrix."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""T5 and its kin: no scale, no biases, a learned bias of relative positions."""
+"""T5 and related models: no scale, no biases, a learned bias for relative positions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Vision and contrastive text encoders: pre-norm blocks, no position term in attention unless said."""
+"""Vision and contrastive text encoders: pre-norm blocks, no position term in attention unless noted."""
 
 from __future__ import annotations
 
