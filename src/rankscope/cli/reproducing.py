@@ -92,9 +92,9 @@ def _so_far(keep: Path | None) -> str:
 
 
 def _list(*, as_json: bool) -> None:
-    from rankscope.papers._recipe import RECIPES
+    from rankscope.papers._spec import REPRODUCTIONS
 
-    entries = [recipe.facts() for recipe in RECIPES.values()]
+    entries = [entry.facts() for entry in REPRODUCTIONS.values()]
     if as_json:
         from rankscope.runs.provenance import SCHEMA
 

@@ -1,11 +1,11 @@
-"""What the figures of the reproductions share: type, colours that survive grey print, the float floor."""
+"""What the figures of the reproductions share: type, colours that survive printing in grey, the float floor."""
 
 from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,13 +18,19 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 INK, FAINT, FLOOR_GREY = "#222222", "#8a8a8a", "#bdbdbd"
+BLACK, VERMILION, BLUE, GREEN, PURPLE, ORANGE, SKY = COLOURS = (
+    "#000000", "#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9",
+)  # fmt: skip
+MARKERS = "os^DvPX"
+Look = dict[str, Any]
+"""Keyword arguments of a matplotlib function."""
 PANEL_INCHES = (3.15, 2.35)
 TYPE = {"font.size": 8.5, "font.family": "DejaVu Sans", "axes.linewidth": 0.7, "hatch.linewidth": 0.5}
 
 
 @dataclass(frozen=True)
 class Style:
-    """How one network is drawn; colour, marker and dash each tell it apart."""
+    """How one network is drawn; colour, marker and dash each distinguish it."""
 
     colour: str
     marker: str
@@ -41,7 +47,7 @@ def figure_with_head(
     panel: tuple[float, float] = PANEL_INCHES,
     legend_rows: int = 1,
 ) -> tuple[Figure, list[list[Axes]]]:
-    """A grid of panels under a title and one line of explanation, with room for a legend of so many rows below.
+    """A grid of panels below a title and an explanation, with room for ``legend_rows`` rows of legend.
 
     Raises:
         MissingExtraError: without matplotlib.
@@ -87,17 +93,14 @@ def draw_line(
 def draw_printed(axes: Axes, values: NDArray[np.float64], style: Style, *, aside: float) -> None:
     """Published values as hollow marks, moved ``aside`` so that curves that coincide stay visible."""
     known = np.isfinite(values)
-    axes.plot(
-        np.arange(values.size)[known] + aside,
-        values[known],
-        linestyle="none",
-        marker=style.marker,
-        markersize=4.6,
-        markerfacecolor="white",
-        markeredgecolor=style.colour,
-        markeredgewidth=0.9,
-        zorder=4,
-    )
+    look: Look = {
+        "markersize": 4.6,
+        "markerfacecolor": "white",
+        "markeredgecolor": style.colour,
+        "markeredgewidth": 0.9,
+    }
+    place = np.arange(values.size)[known] + aside
+    axes.plot(place, values[known], linestyle="none", marker=style.marker, zorder=4, **look)
 
 
 def draw_floor(axes: Axes, floor: float, dtype: str) -> None:
@@ -106,17 +109,15 @@ def draw_floor(axes: Axes, floor: float, dtype: str) -> None:
     if floor <= low:
         return
     axes.axhspan(low, floor, facecolor="#f4f4f4", edgecolor=FLOOR_GREY, hatch="////", linewidth=0, zorder=0)
-    axes.text(
-        0.985,
-        (low**2 * floor) ** (1 / 3),
-        f"{dtype} rounding, below {number(floor)}",
-        transform=axes.get_yaxis_transform(),
-        ha="right",
-        va="center",
-        size=6.8,
-        color="#444444",
-        bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.9},
-    )
+    words, height = f"{dtype} rounding, below {number(floor)}", (low**2 * floor) ** (1 / 3)
+    note(axes, 0.985, height, words, va="center", pad=0.8, alpha=0.9)
+
+
+def note(axes: Axes, x: float, y: float, words: str, *, va: str, pad: float, alpha: float, zorder: float = 3) -> None:
+    """A small remark that ends at ``x`` (a share of the width of the panel) and keeps clear of the lines behind it."""
+    box: Look = {"facecolor": "white", "edgecolor": "none", "pad": pad, "alpha": alpha}
+    look: Look = {"transform": axes.get_yaxis_transform(), "ha": "right", "size": 6.8, "color": "#444444"}
+    axes.text(x, y, words, va=va, zorder=zorder, bbox=box, **look)
 
 
 def settle_axes(axes: Axes, deepest: int) -> None:
@@ -158,13 +159,6 @@ def legend_below(figure: Figure, styles: Sequence[Style], *, printed: str | None
         hollow = Line2D([], [], linestyle="none", marker="o", markersize=4.6, label=printed)
         hollow.set(markerfacecolor="white", markeredgecolor=INK, markeredgewidth=0.9)
         handles.append(hollow)
-    figure.legend(
-        handles=handles,
-        loc="lower center",
-        ncols=-(-len(handles) // rows),
-        frameon=False,
-        fontsize=8,
-        labelcolor=INK,
-        columnspacing=1.4,
-        handletextpad=0.5,
-    )
+    columns = -(-len(handles) // rows)
+    look: Look = {"frameon": False, "fontsize": 8, "labelcolor": INK, "columnspacing": 1.4, "handletextpad": 0.5}
+    figure.legend(handles=handles, loc="lower center", ncols=columns, **look)

@@ -1,0 +1,282 @@
+"""Accuracy by path length in both meanings of a path, and whether short paths carry the signal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from rankscope.papers._curves import MeanInterval, has_line, markdown_table, mean_interval, published, select
+from rankscope.papers._drawing import (
+    BLACK,
+    BLUE,
+    FAINT,
+    GREEN,
+    INK,
+    ORANGE,
+    PURPLE,
+    SKY,
+    VERMILION,
+    Style,
+    draw_line,
+    figure_with_head,
+    legend_below,
+    note,
+    settle_axes,
+)
+from rankscope.runs.text import number
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from rankscope.runs.run import Run
+
+OFFSET, AS_PUBLISHED = "frozen, offset set right", "whole, trained as published"
+STYLES = {
+    ("recomputed", "5"): Style(ORANGE, "v", "recomputed, 5", ":"),
+    ("recomputed", "20"): Style(VERMILION, "s", "recomputed, 20"),
+    ("frozen", "5"): Style(SKY, "^", "frozen, 5", ":"),
+    ("frozen", "20"): Style(BLUE, "o", "frozen, 20"),
+    ("frozen", "all"): Style(BLACK, "D", "frozen, all paths", "--"),
+    (OFFSET, "all"): Style(FAINT, "P", "all, offset set right", "-."),
+}
+"""The lines: what is judged, and how many paths."""
+NEAR_CHANCE = 0.05
+"""A path length "barely beats chance" when it is at most so much above it."""
+CANCELS = 10.0
+"""Times the output's size, from which on lengths are said to cancel."""
+CANCELLING = "Sums so much larger than the output cancel each other: no length is the signal by itself."
+AFTERWARDS = (
+    "Chosen after results were seen: the line with the offset set right, and the marks for the verdict, when the "
+    "convex hull had come out. The claim is said to hold when a length of at most 2 does best, more than "
+    f"{2 * NEAR_CHANCE:g} above one answer for all, and the longest paths are at most {NEAR_CHANCE:g} above it. Steps "
+    "and rate were picked in single trial trainings, looking at the whole network's accuracy on the same held-out "
+    "data, and cut down once to save time."
+)
+NAMES = {"recomputed": "attention recomputed along the path", "frozen": "attention frozen (theorem 2.1)"}
+GUESSES = {
+    "constant": ("one answer for all tokens", "one answer for all"),
+    "position": ("the best answer for each position", "best answer per position"),
+    "token alone": ("the best answer for each token by itself", "best answer per token alone"),
+    "twins": (
+        "the most any network without positions can reach, because equal tokens of a sentence get equal answers",
+        "most a model without positions can reach",
+    ),
+}
+"""The baselines in the text, and in the figure."""
+DIFFERS = {
+    "sort": (
+        "A network that knows only where a token stands already has the per-position line, so that chance in the "
+        "sense of the paper is too easy to beat for paths of length 0."
+    ),
+    "memory": (
+        "The sentences are a stand-in drawn from Zipf's law (the paper's are not to be had), and the authors' run had "
+        "MLPs by a slip; this one has none. The per-token line is what a table of words would reach without any "
+        "attention. Paths are judged on {judged} of the sentences."
+    ),
+    "hull": "One answer for all gets {chance:.2f} on these data, more than the published chance.",
+}
+
+
+def lengths(run: Run) -> list[int]:
+    """0 to the number of layers."""
+    return list(range(int(run.extra["layers"]) + 1))
+
+
+def seeds(run: Run) -> int:
+    """Number of networks trained."""
+    return len(np.unique(run.table["seed"].to_numpy()))
+
+
+def published_facts(task: str) -> Mapping[str, float]:
+    """What the paper says about a task."""
+    facts: Mapping[str, float] = published("dong2021_paths")["tasks"][task]
+    return facts
+
+
+def by_seed(run: Run, metric: str, *, layer: int = 0, **where: str) -> list[float]:
+    """One value per network, repeats averaged."""
+    rows = select(run.table, {"metric": metric, "layer": layer, **where})
+    seed, value = rows["seed"].to_numpy(), rows["value"].to_numpy()
+    return [float(value[seed == one].mean()) for one in np.unique(seed)]
+
+
+def over_seeds(run: Run, metric: str, *, layer: int = 0, **where: str) -> MeanInterval:
+    """Mean and interval over networks."""
+    return mean_interval(by_seed(run, metric, layer=layer, **where))
+
+
+def curve(run: Run, metric: str, of: str, paths: str) -> list[MeanInterval]:
+    """One line over path lengths."""
+    return [over_seeds(run, metric, layer=length, of=of, paths=paths) for length in lengths(run)]
+
+
+def guess(run: Run, of: str) -> MeanInterval | None:
+    """One of the horizontal lines, if the task has it."""
+    return over_seeds(run, "accuracy", of=of) if has_line(run.table, metric="accuracy", of=of) else None
+
+
+def _best(found: list[MeanInterval]) -> tuple[int, MeanInterval]:
+    length = max(range(len(found)), key=lambda index: found[index].mean)
+    return length, found[length]
+
+
+def _chance(run: Run) -> float:
+    return over_seeds(run, "accuracy", of="constant").mean
+
+
+def judge(run: Run) -> str:
+    """Accuracy of the whole network, of the best path length and of the longest."""
+    parts = []
+    for of, words in NAMES.items():
+        found = curve(run, "accuracy", of, "20")
+        length, best = _best(found)
+        parts.append(f"length {length} alone {best.mean:.2f}, length {lengths(run)[-1]} {found[-1].mean:.2f} ({words})")
+    whole = over_seeds(run, "accuracy", of="whole", paths="all")
+    return f"{run.extra['task']}: whole network {whole.mean:.3f}; 20 paths of {'; '.join(parts)}."
+
+
+def describe(run: Run) -> str:
+    """Training, lines to beat, the table, the claim in both meanings, what differs."""
+    found = {name: value.mean for name in GUESSES if (value := guess(run, name)) is not None}
+    told = "; ".join(f"{GUESSES[name][0]} {value:.3f}" for name, value in found.items())
+    head = [f"{of}, {'all' if paths == 'all' else paths + ' paths'}" for of, paths in STYLES]
+    columns = [[str(one) for one in curve(run, "accuracy", *key)] for key in STYLES]
+    columns += [
+        [number(one.mean) for one in curve(run, metric, "frozen", "all")]
+        for metric in ("size_over_output", "relative_residual")
+    ]
+    rows = [(str(length), *(column[length] for column in columns)) for length in lengths(run)]
+    return "\n\n".join(
+        [
+            f"**What we see.** {_training(run)} To be held against, from the data themselves: {told}.",
+            markdown_table(["length", *head, "size over output", "residual"], rows),
+            f"**Does the claim hold?** {_holds(run, 'recomputed')} {_holds(run, 'frozen')} {_collapse(run)}",
+            f"**Where it differs.** {_differs(run)}",
+        ]
+    )
+
+
+def _training(run: Run) -> str:
+    facts, plan = run.extra, run.extra["plan"]
+    words = (
+        f"{seeds(run)} networks ({facts['layers']} layers, {facts['heads']} heads, width {facts['width']}), each on "
+        f"data of its own ({facts['train']} sequences to learn, {facts['held']} to judge), trained for "
+        f"{plan['steps']} steps of {plan['batch']} sequences with AdamW, highest rate {plan['rate']:g}, linear "
+        f"rise and cosine fall: whole network {over_seeds(run, 'accuracy', of='whole', paths='all')} "
+        f"(published {published_facts(str(facts['task']))['whole']:.2f})."
+    )
+    as_published = guess(run, AS_PUBLISHED)
+    return words if as_published is None else f"{words} Trained as published, one seed: {as_published.mean:.3f}."
+
+
+def _holds(run: Run, of: str) -> str:
+    chance, found = _chance(run), curve(run, "accuracy", of, "20")
+    length, best = _best(found)
+    short = length <= 2 and best.mean - chance > 2 * NEAR_CHANCE
+    verdict = "holds" if short and found[-1].mean - chance <= NEAR_CHANCE else "does not hold"
+    alone = guess(run, "token alone")
+    table = "" if alone is None else f" and {_by(best.mean - alone.mean)} the best answer for each token by itself"
+    return (
+        f"With {NAMES[of]} it {verdict}: of 20 paths of one length those of length {length} do best ({best}), "
+        f"{_by(best.mean - chance)} one answer for all{table}; those of length {lengths(run)[-1]} reach {found[-1]}, "
+        f"{_by(found[-1].mean - chance)} one answer for all."
+    )
+
+
+def _by(difference: float) -> str:
+    return f"{abs(difference):.2f} {'above' if difference >= 0 else 'below'}"
+
+
+def _collapse(run: Run) -> str:
+    length, best = _best(curve(run, "accuracy", "frozen", "all"))
+    residual = curve(run, "relative_residual", "frozen", "all")
+    size = curve(run, "size_over_output", "frozen", "all")
+    drawn = curve(run, "accuracy", "frozen", "20")[length].mean
+    few = "; a length acts as a sum, and a few of its paths do not stand for it" if best.mean > drawn + 0.02 else ""
+    largest, last = max(one.mean for one in size), lengths(run)[-1]
+    offset = curve(run, "accuracy", OFFSET, "all")
+    right, reached = _best(offset)
+    return (
+        f"All paths of length {length} together, attention frozen, reach {best}, against {drawn:.3f} for 20 of "
+        f"them{few}. With one constant per class and one factor set right for each length, the best is length {right} "
+        f"with {reached}, and length {last} reaches {offset[-1]}: what a length says beyond its offset. From length 0 "
+        f"to length {last} the size of the sum goes from {number(size[0].mean)} to {number(size[-1].mean)} of the "
+        f"output's, at most {number(largest)}, and its relative residual from {number(residual[0].mean)} to "
+        f"{number(residual[-1].mean)}." + (f" {CANCELLING}" if largest > CANCELS else "")
+    )
+
+
+def _differs(run: Run) -> str:
+    task = str(run.extra["task"])
+    facts, judged = published_facts(task), run.extra["judged"] or run.extra["held"]
+    return (
+        f"The paper's chance line is {facts['chance']:.2f}; it says that paths of length 1 reach about "
+        f"{facts['length_1']:.2f}. The scores of the paths drawn are averaged before the answer is taken; the same "
+        "draws serve both meanings, five repeats each, averaged per network; ± is a 95% interval over networks. "
+        f"{DIFFERS[task].format(judged=judged, chance=_chance(run))} {AFTERWARDS}"
+    )
+
+
+TITLES = {
+    "sort": "Sorting 8 symbols",
+    "hull": "Corners of the convex hull of 10 points",
+    "memory": "Learning bits by heart",
+}
+SUM_STYLES = {
+    "size_over_output": Style(GREEN, "o", "size over output"),
+    "relative_residual": Style(PURPLE, "s", "relative residual"),
+}
+
+
+def draw(run: Run) -> dict[str, Figure]:
+    """Accuracies, and size and residual of the sums."""
+    figure, ((left, right),) = figure_with_head(
+        1,
+        2,
+        f"{TITLES[str(run.extra['task'])]}: what is left when only paths of one length are kept?",
+        f"{run.extra['layers']} attention layers, {run.extra['heads']} heads, width {run.extra['width']}, skips and "
+        f"LayerNorm, no MLP; means over {seeds(run)} trained networks. Bands: 95% interval of the mean for 20 paths "
+        "(left), range over networks (right). Attention frozen as the whole network has it (theorem 2.1), or "
+        "recomputed from what a path carries.",
+        panel=(4.1, 3.1),
+        legend_rows=2,
+    )
+    for key, style in STYLES.items():
+        mean, half = np.array([(point.mean, point.half) for point in curve(run, "accuracy", *key)]).T
+        band = (mean - half, mean + half) if key[1] == "20" and np.isfinite(half).all() else None
+        draw_line(left, np.arange(mean.size), mean, band, style, least=None)
+    _horizontals(left, run)
+    left.set_ylabel("accuracy")
+    left.set_ylim(0.0, 1.04)
+    for metric, style in SUM_STYLES.items():
+        values = np.array([by_seed(run, metric, layer=length, of="frozen", paths="all") for length in lengths(run)])
+        band = (values.min(axis=1), values.max(axis=1))
+        draw_line(right, np.arange(len(values)), values.mean(axis=1), band, style, least=1e-12)
+    right.set_yscale("log")
+    right.set_ylabel("of the sum of all paths of the length")
+    shown = [right.lines[index] for index in (0, 2)]
+    right.legend(shown, [style.label for style in SUM_STYLES.values()], loc="best", frameon=False, fontsize=7.5)
+    for axes in (left, right):
+        axes.set_xlabel("length of the path (attention layers entered)")
+        settle_axes(axes, lengths(run)[-1])
+    legend_below(figure, list(STYLES.values()), rows=2)
+    return {"figure": figure}
+
+
+def _horizontals(axes: Axes, run: Run) -> None:
+    whole = over_seeds(run, "accuracy", of="whole").mean
+    told = f"whole network {whole:.3f} (published {published_facts(str(run.extra['task']))['whole']:.2f})"
+    axes.axhline(whole, color=INK, linewidth=1.0)
+    note(axes, 0.99, whole - 0.008, told, va="top", pad=0.4, alpha=0.75, zorder=5)
+    least = min(point.mean for key in STYLES for point in curve(run, "accuracy", *key))
+    for name, (_, words) in GUESSES.items():
+        found = guess(run, name)
+        if found is not None:
+            axes.axhline(found.mean, color=FAINT, linewidth=0.8, linestyle=(0, (4, 3)))
+            below = name == "constant"
+            height = min(found.mean, least - 0.02) - 0.008 if below else found.mean + 0.008
+            va, told = "top" if below else "bottom", f"{words} {found.mean:.2f}"
+            note(axes, 0.99, height, told, va=va, pad=0.4, alpha=0.75, zorder=5)
