@@ -15,9 +15,10 @@ from pathlib import Path
 import rankscope as rs
 from rankscope.models.loading import load, load_initialised_twin
 from rankscope.models.pretrained import PRETRAINED, cache_folder, pretrained_folder
+from rankscope.runs.decompose_show import plot_side_by_side
 from rankscope.runs.decomposition import SHARE, by_length
-from rankscope.runs.decomposition_figure import draw_decompositions
 from rankscope.runs.run import Run
+from rankscope.views.figures import draw
 
 TRAINED_HERE = "gpt2-moby-dick"
 MODELS = ("minilm", "reaction-albert", "smollm2-135m", TRAINED_HERE)
@@ -56,7 +57,7 @@ def main(folder: Path, names: Sequence[str]) -> None:
             name: rs.decompose(trained, texts, **options),
             "random initialisation": rs.decompose(load_initialised_twin(trained, seed=0), texts, **options),
         }
-        draw_decompositions(runs).savefig(folder / f"{name}.svg")
+        draw(plot_side_by_side(runs)).savefig(folder / f"{name}.svg")
         numbers[name] = {which: summary(run) for which, run in runs.items()}
         print(name, f"{time.perf_counter() - started:.1f} s", flush=True)
         if name == TRAINED_HERE:

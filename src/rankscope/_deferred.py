@@ -14,7 +14,7 @@ def resolve(place: str) -> Any:
     """What lies at ``module:name``; the module's name starts at the package, ``rankscope``.
 
     Example:
-        >>> resolve("runs.text:number")(0.4567)
+        >>> resolve("views:number")(0.4567)
         '0.457'
 
     Raises:
@@ -30,7 +30,7 @@ def deferred(place: str) -> Callable[..., Any]:
     """A function that imports the one at ``place`` when it is called, and calls it.
 
     Example:
-        >>> deferred("runs.text:number")(0.4567)
+        >>> deferred("views:number")(0.4567)
         '0.457'
     """
 

@@ -67,7 +67,7 @@ def _record_seeds() -> tuple[bytes, ...]:
 
 
 def _record(data: bytes, folder: Path) -> None:
-    from rankscope.reporting.page.training import training_chapter
+    from rankscope.reporting.page.gauge_chapter import training_chapter
     from rankscope.runs.gauge_record import read_record
 
     (folder / "readings-00000.jsonl").write_bytes(data)

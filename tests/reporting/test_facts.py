@@ -11,10 +11,9 @@ from scripts.write_facts import TARGET, written
 
 import rankscope
 from rankscope.metrics import METRICS
-from rankscope.reporting.page.facts import FACTS, markup
+from rankscope.reporting.page.facts import FACTS, OWN_TERMS, markup
 from rankscope.reporting.page.mathml import mathml
-from rankscope.reporting.page.terms import OWN_TERMS
-from rankscope.reporting.page.wording import clipped, paragraphs, slug, split_verdict, visible
+from rankscope.reporting.page.safe_text import clipped, paragraphs, slug, split_verdict, visible
 
 
 def test_the_file_is_what_the_declarations_say() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rankscope.reporting.page.heads import head_grid
+from rankscope.reporting.page.charts import head_grid
 from rankscope.reporting.page.ledger import ledger_section, ledger_steps
 from rankscope.runs.rows import RowWriter
 from tests.reporting.runs import add_heads

@@ -8,9 +8,9 @@ import math
 import pytest
 from rich.console import Console
 
-from rankscope.reporting.sparklines import sparkline
 from rankscope.reporting.terminal import print_doctor, print_entries, print_run
 from rankscope.runs.checks import Check, DoctorReport
+from rankscope.views.trends import sparkline
 from tests.runs.builders import SMOLLM2_RESIDUAL, SMOLLM2_TOKEN, make_run, profile
 
 ESCAPE = "\x1b["

@@ -11,8 +11,8 @@ import pytest
 
 import rankscope
 from rankscope._errors import ResultError
-from rankscope.reporting.page.parts import Chart
-from rankscope.reporting.page.training import training_chapter
+from rankscope.reporting.page.charts import Chart
+from rankscope.reporting.page.gauge_chapter import training_chapter
 from rankscope.runs.gauge_record import Record, read_record
 from rankscope.runs.readings import LOSS, Alarm, LayerValue, Reading
 

@@ -13,8 +13,8 @@ from scipy import stats
 from rankscope import Run, compare, measure
 from rankscope._errors import InputError, UnknownNameError
 from rankscope.runs.bootstrap import resampled_differences, widening
+from rankscope.runs.comparison import by_sequence
 from rankscope.runs.rows import RowWriter
-from rankscope.runs.sequences import by_sequence
 from tests.runs.builders import make_run, profile
 
 OPTIONS = {"draws": 2000, "level": 0.95, "seed": 0}

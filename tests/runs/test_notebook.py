@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 import rankscope as rs
-from rankscope.runs.courses import levels
-from rankscope.runs.notebook import curve_svg
-from rankscope.runs.presenting import tables_of
+from rankscope.runs.presenting import document_of
+from rankscope.views.documents import tables_in
+from rankscope.views.notebook import curve_svg
+from rankscope.views.trends import levels
 from tests.runs.builders import make_run, profile
 
 KINDS = {
@@ -58,18 +59,19 @@ def read(html: str) -> Tags:
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_shows_its_verdict_tables_and_curves(kind: str) -> None:
     run = KINDS[kind]()
-    tables = tables_of(run)
+    tables = tables_in(document_of(run).parts)
     assert tables
     html = run._repr_html_()
     tags = read(html)
     assert run.verdict in tags.text
     assert html.count("<table") == len(tables)
-    courses = sum(line is not None and bool(np.isfinite(line).any()) for t in tables for line in (*t.down, *t.across))
-    assert courses
-    assert html.count("<svg") == courses
+    trends = [line for t in tables for line in (*(column.trend for column in t.head), *t.row_trends)]
+    drawn = sum(line is not None and bool(np.isfinite(line).any()) for line in trends)
+    assert drawn
+    assert html.count("<svg") == drawn
     for table in tables:
-        assert all(len(row) == len(table.head) for row in table.rows)
-        assert all(word in tags.text for row in table.rows for word in row)
+        assert all(len(row) == len(table.head) for row in table.body)
+        assert all(str(cell) in tags.text for row in table.body for cell in row)
 
 
 def test_words_of_others_are_escaped() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from rankscope._errors import UnknownNameError
 from rankscope.runs.summary import shown_lines, summarise
-from rankscope.runs.text import number
+from rankscope.views import number
 from tests.runs.builders import make_run, profile
 
 GOLDEN = Path(__file__).parents[1] / "golden"

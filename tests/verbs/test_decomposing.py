@@ -11,7 +11,8 @@ import torch
 
 from rankscope._errors import InputError, UnknownNameError
 from rankscope.models.loading import load
-from rankscope.runs.decomposition import by_length, only, through_heads
+from rankscope.runs.decomposition import by_length, through_heads
+from rankscope.runs.rows import only
 from rankscope.runs.run import Run, load_run
 from rankscope.surgery.operating import operate
 from rankscope.verbs.decomposing import decompose

@@ -13,8 +13,7 @@ import pytest
 import rankscope
 from rankscope._errors import InputError, RankscopeError
 from rankscope.masks import MASKS, parse_mask
-from rankscope.runs.mask_facts import masks_as_text
-from rankscope.runs.mask_figure import draw_masks
+from rankscope.runs.masks_show import plot as plot_masks
 
 
 @pytest.mark.parametrize(
@@ -74,7 +73,7 @@ def test_a_number_that_is_not_known_is_a_range_with_a_reason() -> None:
     assert lower is not None
     assert "not reached" in found.statuses["layers_to_1e-3"]
     assert "extrapolation" in found.notes[0]
-    assert "or more" in masks_as_text([found])
+    assert "or more" in str(found)
 
 
 def test_the_reason_is_given_where_nothing_agrees() -> None:
@@ -102,7 +101,7 @@ def test_refusals_say_what_to_do(mask: str, tokens: int | None) -> None:
 
 def test_the_figure_needs_a_mask() -> None:
     with pytest.raises(InputError, match="No mask"):
-        draw_masks([])
+        plot_masks([])
 
 
 @pytest.mark.slow

@@ -26,13 +26,14 @@ def masks_command(
 ) -> None:
     """What does a mask do to collapse? Centre nodes, radius, diameter, second eigenvalue, layers to agree."""
     import rankscope
-    from rankscope.runs.mask_facts import masks_as_text
+    from rankscope.runs.masks_show import document, plot
+    from rankscope.views.text import document_text
 
     graphs = [rankscope.mask_graph(mask, tokens, seed=seed) for mask in masks]
     if figure is not None:
-        from rankscope.runs.mask_figure import draw_masks
+        from rankscope.views.figures import draw
 
-        save_figure(draw_masks(graphs), figure)
+        save_figure(draw(plot(graphs), "The figure of masks"), figure)
     if as_json:
         answers = [graph.to_json() for graph in graphs]
         print_json(answers[0] if len(answers) == 1 else {"kind": "masks", "masks": answers})
@@ -40,4 +41,4 @@ def masks_command(
         for graph in graphs:
             typer.echo(f"{graph.mask}: {graph.verdict}")
     else:
-        typer.echo(masks_as_text(graphs))
+        typer.echo(document_text(document(graphs)))

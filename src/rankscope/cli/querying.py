@@ -58,7 +58,7 @@ def _print_csv(answer: pa.Table) -> None:
 
 def _print_table(answer: pa.Table, *, quiet: bool) -> None:
     from rankscope.reporting.terminal import print_entries
-    from rankscope.runs.text import number
+    from rankscope.views import number
 
     def words(value: object) -> str:
         return number(value) if isinstance(value, float) else "" if value is None else str(value)

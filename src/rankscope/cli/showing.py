@@ -65,7 +65,7 @@ def save_figure(drawn: Figure, place: Path) -> None:
     Raises:
         InputError: a format matplotlib does not write, or a place that cannot be written to.
     """
-    from rankscope.runs.sheet import drawing_style
+    from rankscope.views.figures import drawing_style
 
     try:
         with drawing_style("--figure", {}):

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.runs.sheet import drawing_style
-from rankscope.runs.text import number
+from rankscope.views import number
+from rankscope.views.figures import drawing_style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

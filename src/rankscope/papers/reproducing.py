@@ -10,8 +10,8 @@ from pathlib import Path
 
 from rankscope.papers._spec import REPRODUCTIONS, Reproduction, Settings
 from rankscope.runs.run import Run
-from rankscope.runs.sheet import drawing_style
 from rankscope.runs.storage import write_page
+from rankscope.views.figures import drawing_style
 
 DOTS_PER_INCH = 150
 TEXT = "text.md"

@@ -7,6 +7,7 @@ from typing import Any
 
 from rankscope.playground.choices import NO_REMEDY, OPTIONS, RANGES, Choices
 from rankscope.remedies import REMEDIES
+from rankscope.views.palette import DARK, LIGHT
 
 LABELS: Mapping[str, tuple[str, str | None]] = {
     "skip_gain": ("skip gain", "What each skip adds of the stream. 0 cuts the skips."),
@@ -66,21 +67,21 @@ def theme_of(gradio: Any) -> Any:
     mono = ("ui-monospace", "SF Mono", "Menlo", "Consolas", "DejaVu Sans Mono", "monospace")
     base = gradio.themes.Base(primary_hue="sky", neutral_hue="stone", font=sans, font_mono=mono, text_size="sm")
     return base.set(
-        body_background_fill="#faf9f6",
-        body_background_fill_dark="#14171b",
-        body_text_color="#1d2126",
-        body_text_color_dark="#ebe8e2",
-        block_background_fill="#ffffff",
-        block_background_fill_dark="#1b1f24",
-        block_border_color="#e4e1da",
-        block_border_color_dark="#31373f",
-        block_info_text_color="#565c65",
-        block_info_text_color_dark="#b0b5bd",
-        block_label_text_color="#1d2126",
-        block_title_text_color="#1d2126",
-        block_title_text_color_dark="#ebe8e2",
-        slider_color="#00629a",
-        slider_color_dark="#7cc0ee",
-        input_background_fill="#f4f2ec",
-        input_background_fill_dark="#252b32",
+        body_background_fill=LIGHT["bg"],
+        body_background_fill_dark=DARK["bg"],
+        body_text_color=LIGHT["ink"],
+        body_text_color_dark=DARK["ink"],
+        block_background_fill=LIGHT["card"],
+        block_background_fill_dark=DARK["card"],
+        block_border_color=LIGHT["line"],
+        block_border_color_dark=DARK["line"],
+        block_info_text_color=LIGHT["soft"],
+        block_info_text_color_dark=DARK["soft"],
+        block_label_text_color=LIGHT["ink"],
+        block_title_text_color=LIGHT["ink"],
+        block_title_text_color_dark=DARK["ink"],
+        slider_color=LIGHT["accent"],
+        slider_color_dark=DARK["accent"],
+        input_background_fill=LIGHT["field"],
+        input_background_fill_dark=DARK["field"],
     )

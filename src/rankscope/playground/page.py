@@ -15,7 +15,7 @@ from rankscope.playground.controls import controls_of, theme_of
 from rankscope.playground.rendering import refusal, rendered
 from rankscope.playground.scenes import SCENES
 from rankscope.playground.simulating import simulate
-from rankscope.playground.writing import asset
+from rankscope.playground.writing import asset, style_sheet
 
 LOCAL = "127.0.0.1"
 AT_ONCE = 2
@@ -136,7 +136,7 @@ def _launch(page: Any, gradio: Any, host: str, port: int | None, browser: bool) 
         pwa=False,
         max_file_size=1,
         theme=theme_of(gradio),
-        head=f"<style>{asset('play.css')}</style>",
+        head=f"<style>{style_sheet()}</style>",
     )
 
 

@@ -10,19 +10,30 @@ from rankscope._errors import ResultError
 from rankscope.playground.picture import Picture
 from rankscope.playground.rendering import rendered
 from rankscope.runs.storage import write_page
+from rankscope.views.palette import DARK, LIGHT, css_variables
 
 _BEFORE = """const element = document, watch = () => {};
 document.body.classList.toggle("dark", matchMedia("(prefers-color-scheme: dark)").matches);
 """
-_FRAME = """body { margin: 0; background: #faf9f6; font-family: system-ui, -apple-system, "Segoe UI", sans-serif; }
-body.dark { background: #14171b; }
-.gradio-container { padding: 1rem; box-sizing: border-box; }
+_FRAME = f"""body {{ margin: 0; background: {LIGHT["bg"]}; }}
+body {{ font-family: system-ui, -apple-system, "Segoe UI", sans-serif; }}
+body.dark {{ background: {DARK["bg"]}; }}
+.gradio-container {{ padding: 1rem; box-sizing: border-box; }}
 """
 
 
 def asset(name: str) -> str:
     """The text of a file that belongs to the page."""
     return (files("rankscope.playground") / "assets" / name).read_text(encoding="utf-8")
+
+
+def style_sheet() -> str:
+    """The style of the page, with the colours of both themes; their names begin with ``p-``, apart from Gradio's."""
+    light, dark = (css_variables({f"p-{name}": value for name, value in theme.items()}) for theme in (LIGHT, DARK))
+    return (
+        f".gradio-container {{ {light} }}\n"
+        f".dark .gradio-container, .gradio-container.dark {{ {dark} }}\n{asset('play.css')}"
+    )
 
 
 def standalone(picture: Picture) -> str:
@@ -33,7 +44,7 @@ def standalone(picture: Picture) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
         f"<title>rankscope play: {escape(picture.choices.call())}</title>"
-        f'<style>{_FRAME}{asset("play.css")}</style></head><body><main class="gradio-container">'
+        f'<style>{_FRAME}{style_sheet()}</style></head><body><main class="gradio-container">'
         f"{asset('head.html')}{rendered(picture)}</main>"
         f"<script>(() => {{{_BEFORE}{asset('play.js')}}})();</script></body></html>"
     )

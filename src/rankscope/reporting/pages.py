@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rankscope._errors import InputError, ResultError
 from rankscope._types import path_of
-from rankscope.reporting.page.chapters import chapter_of
-from rankscope.reporting.page.overview import run_names, side_by_side
-from rankscope.reporting.page.rendering import render
-from rankscope.reporting.page.training import training_chapter
-from rankscope.reporting.page.wording import visible
+from rankscope.reporting.page.chapters import chapter_of, is_plain, model_name
+from rankscope.reporting.page.charts import Chart, line_view, metric_and_site, metrics_in_order, sites_in_order
+from rankscope.reporting.page.gauge_chapter import training_chapter
+from rankscope.reporting.page.rendering import Chapter, render
+from rankscope.reporting.page.safe_text import visible
+from rankscope.runs.curves import Curve
 from rankscope.runs.gauge_record import Record, holds_record, read_record
+from rankscope.runs.measure_show import lines_by_stack
 from rankscope.runs.run import Run, load_run
 from rankscope.runs.storage import write_page
+from rankscope.views import Section
 
 if TYPE_CHECKING:
-    from rankscope.reporting.page.parts import Chapter, Section
     from rankscope.runs.comparison import Comparison
 
 LARGEST = 6 * 10**6
@@ -97,7 +99,7 @@ def _page(runs: Sequence[Reported], title: str, command: str, comparison: Compar
     together: list[Section] = [] if shared is None else [shared]
     if comparison is None:
         return render(title, chapters, together, visible(command))
-    from rankscope.reporting.page.differences import comparison_chapter
+    from rankscope.reporting.page.compare_chapter import comparison_chapter
 
     first = comparison_chapter(comparison, together, detail)
     return render(title, [first, *chapters], [], visible(command))
@@ -114,3 +116,41 @@ def _title(runs: Sequence[Reported]) -> str:
     names = run_names([run for run in runs if isinstance(run, Run)])
     names += [run.name or str(run.facts.get("model")) for run in runs if isinstance(run, Record)]
     return ", ".join(dict.fromkeys(name.rpartition(" (")[0] or name for name in names))
+
+
+MOST_RUNS = 12
+
+
+def side_by_side(runs: Sequence[Run], detail: int) -> Section | None:
+    """A metric over depth for every run that has it; None where no two runs share one."""
+    plain = [run for run in runs if is_plain(run) and run.table.num_rows][:MOST_RUNS]
+    if len(plain) < 2:
+        return None
+    names = run_names(plain)
+    views: dict[tuple[str, ...], Mapping[str, Any]] = {}
+    for metric in dict.fromkeys(name for run in plain for name in metrics_in_order(run.table)):
+        sites = dict.fromkeys(site for run in plain for site in sites_in_order(run.table, metric))
+        for site in list(sites)[: None if detail > 0 else 1]:
+            lines = _lines_by_run(plain, names, metric, site)
+            if len({name for name, _ in lines}) > 1:
+                views[metric, site] = line_view(metric, lines)
+    if not views:
+        return None
+    chart = Chart("lines", "The same metric in each run", "Mean over sequences; the band is 10% to 90%.",
+                  metric_and_site(views), views)  # fmt: skip
+    return Section("Side by side", "", (chart,))
+
+
+def run_names(runs: Sequence[Run]) -> list[str]:
+    """A short name for each run, numbered where two would be the same."""
+    names = [model_name(run) for run in runs]
+    return [f"{name} ({position + 1})" if names.count(name) > 1 else name for position, name in enumerate(names)]
+
+
+def _lines_by_run(runs: Sequence[Run], names: Sequence[str], metric: str, site: str) -> list[tuple[str, Curve]]:
+    found = []
+    for run, name in zip(runs, names, strict=True):
+        if metric in metrics_in_order(run.table):
+            lines = lines_by_stack(run.table, metric, site)
+            found += [(f"{name} {stack}".strip(), line) for stack, line in lines]
+    return found

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from rankscope.runs.curves import Curve, curve, names_in
 from rankscope.runs.not_finite import Lost, first_not_finite
+from rankscope.runs.rows import of_stack, only
 from rankscope.runs.summary import stacks_of
 
 MEASURE = "relative_residual"
@@ -32,17 +32,11 @@ def arms(table: pa.Table, metric: str = MEASURE, site: str = "block.out") -> Ite
     for weights in names_in(table, "weights"):
         for mask in names_in(table, "mask"):
             for variant in names_in(table, "variant"):
-                rows = _only(table, weights=weights, mask=mask, variant=variant)
+                rows = only(table, weights=weights, mask=mask, variant=variant)
                 for stack in stacks_of(rows) if rows.num_rows else ():
-                    mine = rows if stack is None else _only(rows, stack=stack)
+                    mine = of_stack(rows, stack)
                     if metric in names_in(mine, "metric") and site in names_in(mine, "site"):
                         yield Arm(weights, mask, stack, variant, curve(mine, metric, site), mine)
-
-
-def _only(table: pa.Table, **wanted: str) -> pa.Table:
-    for column, value in wanted.items():
-        table = table.filter(pc.fill_null(pc.equal(table[column], value), False))
-    return table
 
 
 @dataclass(frozen=True)
@@ -68,6 +62,6 @@ def lost_networks(table: pa.Table) -> list[LostNetwork]:
     for weights in names_in(table, "weights"):
         for variant in names_in(table, "variant"):
             for mask in names_in(table, "mask"):
-                lost = first_not_finite(_only(table, weights=weights, mask=mask, variant=variant))
+                lost = first_not_finite(only(table, weights=weights, mask=mask, variant=variant))
                 found += [] if lost is None else [LostNetwork(weights, mask, variant, lost)]
     return found

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rankscope.runs.curves import names_in
+from rankscope.runs.rows import of_stack, only
 from rankscope.runs.summary import stacks_of
 
 OURS = "contraction_interval"
@@ -63,9 +63,7 @@ def theorems_in(table: pa.Table) -> list[str]:
 
 def rows_of(table: pa.Table, theorem: str, scope: str, stack: str | None = None) -> pa.Table:
     """Rows of one theorem and scope."""
-    keep = pc.and_(pc.equal(table["theorem"], theorem), pc.equal(table["scope"], scope))
-    found = table.filter(pc.fill_null(keep, False))
-    return found if stack is None else found.filter(pc.fill_null(pc.equal(found["stack"], stack), False))
+    return of_stack(only(table, theorem=theorem, scope=scope), stack)
 
 
 def grid_of(table: pa.Table, theorem: str, scope: str = "layer", stack: str | None = None) -> TheoremGrid:

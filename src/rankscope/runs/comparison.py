@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,19 +9,26 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from rankscope._errors import InputError, UnknownNameError
 from rankscope.runs._frozen import freeze, thaw
 from rankscope.runs.bootstrap import Resampled, resampled_differences
-from rankscope.runs.curves import names_in
+from rankscope.runs.curves import USABLE, names_in
+from rankscope.runs.document import facts_line
 from rankscope.runs.provenance import SCHEMA
+from rankscope.runs.rows import FIXED_COLUMNS, only
 from rankscope.runs.run import Run, load_run
-from rankscope.runs.sequences import SequenceTable, by_sequence
-from rankscope.runs.text import facts_line, number
+from rankscope.views import number
+from rankscope.views.figures import draw
+from rankscope.views.notebook import document_html
+from rankscope.views.text import document_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+ALWAYS = ("metric", "site", "stack", "layer")
 DRAWS = 2000
 LEVEL = 0.95
 
@@ -59,17 +65,19 @@ class Comparison:
 
     def plot(self, metrics: Sequence[str] | None = None, site: str | None = None) -> Figure:
         """A matplotlib figure (extra ``plot``): one panel per metric, the difference by block with its interval."""
-        from rankscope.runs.comparison_figure import draw_comparison
+        from rankscope.runs.compare_show import plot
 
-        return draw_comparison(self, metrics=metrics, site=site)
+        return draw(plot(self, metrics=metrics, site=site), "Comparison.plot")
 
     def __str__(self) -> str:
-        from rankscope.runs.comparison_text import comparison_as_text
+        from rankscope.runs.compare_show import document
 
-        return comparison_as_text(self)
+        return document_text(document(self))
 
     def _repr_html_(self) -> str:
-        return f"<p><b>{html.escape(self.verdict)}</b></p><pre>{html.escape(str(self))}</pre>"
+        from rankscope.runs.compare_show import document
+
+        return document_html(document(self))
 
     def __repr__(self) -> str:
         return f"<Comparison of {self.table.num_rows} values. {self.verdict}>"
@@ -223,3 +231,48 @@ def _main_difference(table: pa.Table, row: int) -> str:
 
 def _held(run: Run) -> str:
     return f"{', '.join(names_in(run.table, 'metric')[:4])} at {', '.join(names_in(run.table, 'site')[:4])}"
+
+
+@dataclass(frozen=True, eq=False)
+class SequenceTable:
+    """Usable values by key and sequence; heads averaged, NaN where there is none.
+
+    Args:
+        columns: names of the parts of a key: metric, site, stack, layer, then the verb's own columns.
+        keys: in the order of the rows.
+        sequences: numbers of the sequences, ascending.
+        values: shape ``(keys, sequences)``.
+    """
+
+    columns: tuple[str, ...]
+    keys: tuple[tuple[Any, ...], ...]
+    sequences: tuple[int, ...]
+    values: NDArray[np.float64]
+
+    @property
+    def position(self) -> dict[tuple[Any, ...], int]:
+        """Row of each key."""
+        return {key: row for row, key in enumerate(self.keys)}
+
+
+def by_sequence(table: pa.Table, *, metrics: Sequence[str] | None = None, site: str | None = None) -> SequenceTable:
+    """Gather the usable values of a table; see :class:`SequenceTable`."""
+    if metrics is not None:
+        table = table.filter(pc.is_in(pc.cast(table["metric"], pa.string()), value_set=pa.array(list(metrics))))
+    if site is not None:
+        table = only(table, site=site)
+    own = [name for name in table.column_names if name not in FIXED_COLUMNS and table[name].null_count < table.num_rows]
+    columns = (*ALWAYS, *own)
+    parts = [table[name].to_pylist() for name in columns]
+    position: dict[tuple[Any, ...], int] = {}
+    row = np.array([position.setdefault(key, len(position)) for key in zip(*parts, strict=True)], dtype=np.int64)
+    sequences, column = np.unique(table["sequence"].to_numpy(), return_inverse=True)
+    listed = pc.is_in(pc.cast(table["status"], pa.string()), value_set=pa.array(USABLE)).to_numpy().astype(np.bool_)
+    value = table["value"].to_numpy()
+    usable = listed & np.isfinite(value)
+    shape = (len(position), sequences.size)
+    total, count = np.zeros(shape), np.zeros(shape)
+    np.add.at(total, (row[usable], column[usable]), value[usable])
+    np.add.at(count, (row[usable], column[usable]), 1.0)
+    values = np.divide(total, count, out=np.full(shape, np.nan), where=count > 0)
+    return SequenceTable(columns, tuple(position), tuple(int(number) for number in sequences), values)

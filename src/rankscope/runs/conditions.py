@@ -11,12 +11,12 @@ from typing import Literal, get_args
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from rankscope._errors import InputError, UnknownNameError
 from rankscope.runs.curves import curve, names_in
+from rankscope.runs.rows import of_stack, only
 from rankscope.runs.summary import stacks_of
-from rankscope.runs.text import number
+from rankscope.views import number
 
 Quantifier = Literal["any", "all", "last"]
 OPERATORS: Mapping[str, Callable[[float, float], bool]] = {
@@ -80,9 +80,9 @@ class Condition:
         return f"{self} holds at {f'{stack} ' if stack else ''}block {layer} ({number(value)}){more}"
 
     def _values(self, table: pa.Table) -> Iterator[tuple[str | None, int, float]]:
-        rows = table.filter(pc.and_(pc.equal(table["metric"], self.metric), pc.equal(table["site"], self.site)))
+        rows = only(table, metric=self.metric, site=self.site)
         for stack in stacks_of(rows):
-            mine = rows if stack is None else rows.filter(pc.fill_null(pc.equal(rows["stack"], stack), False))
+            mine = of_stack(rows, stack)
             if mine.num_rows == 0:
                 continue
             line = curve(mine, self.metric, self.site)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from rankscope._errors import InputError, UnknownNameError
 from rankscope._types import Status
-from rankscope.runs.rows import STATUSES
+from rankscope.runs.rows import STATUSES, of_stack, only
 
 Reduce = Literal["mean", "median"]
 BAND = (0.1, 0.9)
@@ -75,10 +75,7 @@ def where(table: pa.Table, *, metric: str, site: str, stack: str | None = None) 
     for kind, name in (("metric", metric), ("site", site), ("stack", stack)):
         if name is not None and name not in (known := names_in(table, kind)):
             raise UnknownNameError(f"{kind} in this run", name, known)
-    keep = pc.and_(pc.equal(table["metric"], metric), pc.equal(table["site"], site))
-    if stack is not None:
-        keep = pc.and_(keep, pc.fill_null(pc.equal(table["stack"], stack), False))
-    return table.filter(keep)
+    return of_stack(only(table, metric=metric, site=site), stack)
 
 
 def curve(table: pa.Table, metric: str, site: str, *, stack: str | None = None, reduce: Reduce = "mean") -> Curve:

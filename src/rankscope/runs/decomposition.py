@@ -12,8 +12,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rankscope.runs.curves import USABLE
+from rankscope.runs.rows import only
 from rankscope.runs.summary import stacks_of
-from rankscope.runs.text import number
+from rankscope.views import number
 
 SHARE = "projection_share"
 HALF = 0.5
@@ -28,14 +29,6 @@ class ByLength:
     mean: NDArray[np.float64]
     low: NDArray[np.float64]
     high: NDArray[np.float64]
-
-
-def only(table: pa.Table, **wanted: str | int | None) -> pa.Table:
-    """Rows whose columns hold these values; None asks for an empty cell."""
-    for column, value in wanted.items():
-        match = pc.is_null(table[column]) if value is None else pc.fill_null(pc.equal(table[column], value), False)
-        table = table.filter(match)
-    return table
 
 
 def last_place(table: pa.Table, stack: str | None) -> tuple[str, int]:

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from rankscope._types import Status
+from rankscope.runs.rows import only
 
 VALUE, BOUND = "attention_contraction", "attention_contraction_bound"
 
 
 def notes_on_estimates(table: pa.Table) -> tuple[str, ...]:
     """One sentence where a value of the table is an estimate, with the interval that holds it if that was measured."""
-    estimated = table.filter(pc.equal(table["status"], str(Status.ESTIMATE)))
-    lower = estimated.filter(pc.equal(estimated["metric"], VALUE))
+    estimated = only(table, status=str(Status.ESTIMATE))
+    lower = only(estimated, metric=VALUE)
     if lower.num_rows == 0:
         return ()
-    every = table.filter(pc.equal(table["metric"], VALUE)).num_rows
+    every = only(table, metric=VALUE).num_rows
     said = (
         f"{VALUE} is a lower estimate in {lower.num_rows} of {every} matrices, which are too long to iterate upon to "
         "convergence (marked ~, status 'estimated')"
     )
-    upper = estimated.filter(pc.equal(estimated["metric"], BOUND))
+    upper = only(estimated, metric=BOUND)
     if upper.num_rows == lower.num_rows:
         # Both were written from one view, in the same order.
         ratio = upper["value"].to_numpy() / lower["value"].to_numpy()

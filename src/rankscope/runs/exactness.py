@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from rankscope.runs.curves import Curve, curve, names_in
+from rankscope.runs.rows import of_stack, only
 
 SMALL = -3.0
 """log10 of the relative residual below which the leading term dominates, so that order and factor have their meaning.
@@ -17,12 +17,10 @@ NEAR = 0.05
 
 def exact_curves(table: pa.Table, metric: str, stack: str | None, site: str = "block.out") -> dict[str, Curve]:
     """``metric`` over depth for each arithmetic that has it."""
-    rows = table.filter(pc.equal(table["metric"], metric))
+    rows = only(table, metric=metric)
     found = {}
     for arithmetic in names_in(rows, "arithmetic"):
-        mine = rows.filter(pc.fill_null(pc.equal(rows["arithmetic"], arithmetic), False))
-        if stack is not None:
-            mine = mine.filter(pc.fill_null(pc.equal(mine["stack"], stack), False))
+        mine = of_stack(only(rows, arithmetic=arithmetic), stack)
         if site in names_in(mine, "site"):
             found[arithmetic] = curve(mine, metric, site)
     return found

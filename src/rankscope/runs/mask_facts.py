@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from rankscope.runs._frozen import freeze, thaw
+from rankscope.views.text import document_text
 
 AGREEMENT_KEY = "layers_to_1e-3"
 
@@ -94,7 +95,9 @@ class MaskGraph:
         }
 
     def __str__(self) -> str:
-        return masks_as_text([self])
+        from rankscope.runs.masks_show import document
+
+        return document_text(document([self]))
 
     @property
     def verdict(self) -> str:
@@ -108,7 +111,7 @@ class MaskGraph:
             plural = "" if self.layers_to_agreement == 1 else "s"
             return f"Tokens agree to 1e-3 after {self.layers_to_agreement:,} layer{plural}; {late}."
         lower, upper = self.ranges[AGREEMENT_KEY]
-        ends = f"more than {_count(lower)}" if upper is None else f"{_count(lower)} to {_count(upper)}"
+        ends = f"more than {count_words(lower)}" if upper is None else f"{count_words(lower)} to {count_words(upper)}"
         return f"Tokens agree to 1e-3 after {ends} layers; {late}."
 
 
@@ -127,65 +130,8 @@ def _late(graph: MaskGraph) -> str:
     return f"late in depth each layer multiplies their differences by {factor}{before}"
 
 
-def masks_as_text(graphs: Sequence[MaskGraph]) -> str:
-    """A mask on each line, facts across, and a sentence for each."""
-    head = [
-        "mask",
-        "tokens",
-        "pairs",
-        "centres",
-        "connected",
-        "radius",
-        "diameter",
-        "|lambda_2|",
-        "gap",
-        "transient",
-        "to 1e-3",
-    ]
-    rows = [head, *(_row(graph) for graph in graphs)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
-    lines = [
-        "  ".join([row[0].ljust(widths[0]), *(w.rjust(n) for w, n in zip(row[1:], widths[1:], strict=True))]).rstrip()
-        for row in rows
-    ]
-    sentences = [f"{graph.mask}: {graph.verdict}" for graph in graphs]
-    unsure = [
-        f"{graph.mask}, {name}: {status}."
-        for graph in graphs
-        for name, status in graph.statuses.items()
-        if name in graph.ranges or not status.startswith(("exact", "simulated", "infinite", "no late"))
-    ]
-    notes = [f"Note: {graph.mask}: {note}" for graph in graphs for note in graph.notes]
-    return "\n".join([*lines, "", *sentences, *unsure, *notes])
-
-
-def _row(graph: MaskGraph) -> list[str]:
-    connected = "strongly" if graph.strongly_connected else "quasi" if graph.quasi_strongly_connected else "no"
-    return [
-        graph.mask,
-        f"{graph.tokens:,}",
-        f"{graph.edges:,}",
-        f"{graph.centres:,}",
-        connected,
-        _known(graph, "radius", graph.radius),
-        _known(graph, "diameter", graph.diameter),
-        _known(graph, "lambda_2", graph.lambda_2),
-        "unknown" if graph.spectral_gap is None else f"{graph.spectral_gap:.6g}",
-        _known(graph, "transient", graph.transient),
-        _known(graph, AGREEMENT_KEY, graph.layers_to_agreement),
-    ]
-
-
-def _known(graph: MaskGraph, name: str, value: float | None) -> str:
-    if value is not None:
-        return f"{value:,}" if isinstance(value, int) else f"{value:.10g}"
-    if name not in graph.ranges:
-        return "infinite" if graph.statuses.get(name, "").startswith("infinite") else "unknown"
-    lower, upper = graph.ranges[name]
-    return f"{_count(lower)} or more" if upper is None else f"{_count(lower)} to {_count(upper)}"
-
-
-def _count(value: float | None) -> str:
+def count_words(value: float | None) -> str:
+    """A count with its thousands apart; a question mark where it is not known."""
     if value is None or not math.isfinite(value):
         return "?"
     return f"{int(value):,}" if value == int(value) else f"{value:.6g}"

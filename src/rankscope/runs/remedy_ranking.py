@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from rankscope.runs.curves import curve, names_in
+from rankscope.runs.rows import of_stack, only
 from rankscope.runs.summary import stacks_of
 
 NONE = "none"
@@ -34,8 +34,7 @@ def ranked(table: pa.Table, facts: Sequence[Mapping[str, Any]]) -> list[dict[str
 
 
 def _of(table: pa.Table, remedy: str, stack: str | None) -> pa.Table:
-    rows = table.filter(pc.equal(table["remedy"], remedy))
-    return rows if stack is None else rows.filter(pc.fill_null(pc.equal(rows["stack"], stack), False))
+    return of_stack(only(table, remedy=remedy), stack)
 
 
 def _worst_stack(table: pa.Table) -> str | None:

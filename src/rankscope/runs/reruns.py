@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from rankscope.runs.curves import names_in
 from rankscope.runs.run import Run
-from rankscope.runs.text import number
+from rankscope.views import number
 
 
 @dataclass(frozen=True)

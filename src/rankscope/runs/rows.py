@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rankscope._errors import ResultError
@@ -26,6 +29,41 @@ FIXED_COLUMNS: Mapping[str, pa.DataType] = {
     "value": pa.float64(),
     "status": NAMES,
 }
+
+_REMARKS = b"remarks"
+_PIECES = pa.schema(
+    {
+        "metric": pa.string(),
+        "site": pa.string(),
+        "stack": pa.string(),
+        "layer": pa.int32(),
+        "first_sequence": pa.int64(),
+        "sequences": pa.int64(),
+        "heads": pa.int64(),
+        "values": pa.binary(),
+        "statuses": pa.binary(),
+        "coordinates": pa.string(),
+    }
+)
+
+
+def only(table: pa.Table, **wanted: str | int | None) -> pa.Table:
+    """Rows whose columns hold these values; None asks for an empty cell.
+
+    Example:
+        >>> table = pa.table({"stack": ["encoder", None], "layer": [0, 1]})
+        >>> only(table, stack="encoder").num_rows, only(table, stack=None)["layer"].to_pylist()
+        (1, [1])
+    """
+    for column, value in wanted.items():
+        match = pc.is_null(table[column]) if value is None else pc.fill_null(pc.equal(table[column], value), False)
+        table = table.filter(match)
+    return table
+
+
+def of_stack(table: pa.Table, stack: str | None) -> pa.Table:
+    """Rows of one stack; all rows for None, the name of the only stack of a model."""
+    return table if stack is None else only(table, stack=stack)
 
 
 @dataclass(frozen=True)
@@ -188,3 +226,64 @@ def _coordinate(labels: list[str | int | None], sizes: NDArray[np.int64]) -> pa.
         absent = np.array([label is None for label in labels], dtype=np.bool_)
         return pa.array(np.repeat(numbers, sizes), mask=np.repeat(absent, sizes))
     return _names([None if label is None else str(label) for label in labels], sizes)
+
+
+def rows_to_bytes(pieces: Iterable[Piece], remarks: Mapping[str, Any]) -> bytes:
+    """Pieces of a table, and JSON remarks that go with them, as one Arrow stream.
+
+    Example:
+        >>> piece = Piece("mean_cosine", "block.out", None, 0, 4, np.array([0.1]), np.array([0], dtype=np.int8), ())
+        >>> found, remarks = rows_from_bytes(rows_to_bytes([piece], {"rank": 1}))
+        >>> found[0].first_sequence, found[0].values.tolist(), remarks
+        (4, [0.1], {'rank': 1})
+    """
+    rows = [_piece_facts(piece) for piece in pieces]
+    schema = _PIECES.with_metadata({_REMARKS: json.dumps(dict(remarks)).encode()})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, schema) as stream:
+        stream.write_table(pa.Table.from_pylist(rows, schema=schema))
+    found: bytes = sink.getvalue().to_pybytes()
+    return found
+
+
+def rows_from_bytes(data: bytes) -> tuple[list[Piece], dict[str, Any]]:
+    """What :func:`rows_to_bytes` was given.
+
+    Raises:
+        ResultError: when these bytes are nothing that it wrote.
+    """
+    try:
+        table = pa.ipc.open_stream(data).read_all()
+        remarks = json.loads(table.schema.metadata[_REMARKS])
+        return [_piece_from(row) for row in table.to_pylist()], remarks
+    except (pa.ArrowException, KeyError, TypeError, ValueError) as error:
+        raise ResultError(f"Another process sent {len(data)} bytes that are no rows: {error}.") from error
+
+
+def _piece_facts(piece: Piece) -> dict[str, Any]:
+    return {
+        "metric": piece.metric,
+        "site": piece.site,
+        "stack": piece.stack,
+        "layer": piece.layer,
+        "first_sequence": piece.first_sequence,
+        "sequences": piece.values.shape[0],
+        "heads": piece.values.shape[1] if piece.values.ndim == 2 else None,
+        "values": piece.values.astype("<f8", copy=False).tobytes(),
+        "statuses": piece.statuses.astype(np.int8, copy=False).tobytes(),
+        "coordinates": json.dumps(piece.coordinates),
+    }
+
+
+def _piece_from(row: Mapping[str, Any]) -> Piece:
+    shape = (row["sequences"],) if row["heads"] is None else (row["sequences"], row["heads"])
+    return Piece(
+        metric=row["metric"],
+        site=row["site"],
+        stack=row["stack"],
+        layer=row["layer"],
+        first_sequence=row["first_sequence"],
+        values=np.frombuffer(row["values"], dtype="<f8").reshape(shape),
+        statuses=np.frombuffer(row["statuses"], dtype=np.int8).reshape(shape),
+        coordinates=tuple(json.loads(row["coordinates"])),
+    )

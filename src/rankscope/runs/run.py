@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from rankscope._errors import MissingExtraError, ResultError
 from rankscope._types import Status
@@ -19,7 +18,7 @@ from rankscope.runs._frozen import freeze, thaw
 from rankscope.runs.curves import Curve, Reduce, curve
 from rankscope.runs.presenting import figure_of, notebook_of, text_of
 from rankscope.runs.provenance import SCHEMA, Provenance
-from rankscope.runs.rows import FIXED_COLUMNS
+from rankscope.runs.rows import FIXED_COLUMNS, only
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -122,11 +121,7 @@ class Run:
         """Rows that match every coordinate given."""
         wanted = {"metric": metric, "site": site, "stack": stack, "layer": layer}
         wanted["status"] = None if status is None else str(Status(status))
-        table = self.table
-        for column, value in wanted.items():
-            if value is not None:
-                table = table.filter(pc.fill_null(pc.equal(table[column], value), False))
-        return table
+        return only(self.table, **{column: value for column, value in wanted.items() if value is not None})
 
     def curve(self, metric: str, site: str, stack: str | None = None, reduce: Reduce = "mean") -> Curve:
         """``metric`` by layer, over sequences and heads; values that are undefined or not finite are left out."""

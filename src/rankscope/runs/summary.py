@@ -8,11 +8,12 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rankscope._errors import UnknownNameError
 from rankscope.runs.curves import curve, names_in, where
+from rankscope.runs.rows import of_stack, only
+from rankscope.views import Cell, measured
 
 HEADLINE = (
     "relative_residual",
@@ -59,6 +60,13 @@ class Summary:
         """Which lines are blocks, and not the ends of the stream."""
         return np.array([label.isdigit() for label in self.labels], dtype=np.bool_)
 
+    def cell(self, line: int, column: int) -> Cell:
+        """A value with its marks; empty if it was not measured."""
+        if not self.measured[line, column]:
+            return Cell("")
+        at = line, column
+        return measured(float(self.values[at]), floor=bool(self.floor[at]), estimate=bool(self.estimate[at]))
+
 
 def stacks_of(table: pa.Table) -> list[str | None]:
     """The stacks in a table, in the order of the rows; ``[None]`` for a model that has one."""
@@ -67,7 +75,7 @@ def stacks_of(table: pa.Table) -> list[str | None]:
 
 def main_site(table: pa.Table, metric: str) -> str:
     """The site at which a metric is shown when none is named."""
-    sites = names_in(table.filter(pc.equal(table["metric"], metric)), "site")
+    sites = names_in(only(table, metric=metric), "site")
     return min(sites, key=lambda site: MAIN_SITES.index(site) if site in MAIN_SITES else len(MAIN_SITES))
 
 
@@ -123,13 +131,13 @@ class _Point(NamedTuple):
 
 
 def _column(table: pa.Table, stack: str | None, metric: str, place: str) -> list[_Point]:
-    mine = table if stack is None else table.filter(pc.fill_null(pc.equal(table["stack"], stack), False))
+    mine = of_stack(table, stack)
     if metric not in names_in(mine, "metric") or place not in names_in(mine, "site"):
         return []
     lines = _points(mine, metric, place)
     if place != "block.out":
         return lines
-    here = set(names_in(mine.filter(pc.equal(mine["metric"], metric)), "site"))
+    here = set(names_in(only(mine, metric=metric), "site"))
     if "block.in" in here:
         entries = [point for point in _points(mine, metric, "block.in") if point.label == "0"]
         lines = [point._replace(label="in") for point in entries] + lines

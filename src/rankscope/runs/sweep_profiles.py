@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from rankscope._errors import ResultError
 from rankscope.runs.curves import Curve, curve, names_in
+from rankscope.runs.rows import of_stack, only
 from rankscope.runs.summary import HEADLINE, MAIN_SITES, stacks_of
 from rankscope.runs.sweep_folder import Expected, SweepFolder
 
@@ -80,10 +80,10 @@ def read_rows(path: str | os.PathLike[str]) -> pa.Table:
 def _curves(table: pa.Table) -> Iterator[tuple[tuple[str, str | None], Curve]]:
     known = names_in(table, "metric")
     for metric in (*(name for name in HEADLINE if name in known), *(name for name in known if name not in HEADLINE)):
-        mine = table.filter(pc.equal(table["metric"], metric))
+        mine = only(table, metric=metric)
         sites = names_in(mine, "site")
         site = next((name for name in MAIN_SITES if name in sites), sites[0])
         for stack in stacks_of(mine):
-            here = mine if stack is None else mine.filter(pc.fill_null(pc.equal(mine["stack"], stack), False))
+            here = of_stack(mine, stack)
             if site in names_in(here, "site"):
                 yield (metric, stack), curve(here, metric, site)

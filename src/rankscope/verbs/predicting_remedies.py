@@ -11,10 +11,10 @@ from rankscope._errors import UnsupportedOperationError
 from rankscope.models.designs import design_of
 from rankscope.remedies import REMEDIES, remedied
 from rankscope.runs.run import Run
-from rankscope.runs.text import number
 from rankscope.theory.designs.design import Design
 from rankscope.verbs.predicting import predict
 from rankscope.verbs.remedy_words import parsed_remedy
+from rankscope.views import number
 
 
 def predict_remedies(

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from rankscope.linalg.tokens import Tokens
 from rankscope.metrics import METRICS
+from rankscope.views import Column, Table
+from rankscope.views.text import table_text
 
 SEED = 1
 TOKENS, DIM = 128, 64
@@ -65,12 +67,11 @@ class SelfTest:
         return {"passed": self.passed, "differences": list(self.differences), "rows": rows}
 
     def __str__(self) -> str:
-        first = max(map(len, PRINTED))
-        widths = [len(title) for title in COLUMNS.values()]
-        lines = [" " * first + "".join(f"  {title}" for title in COLUMNS.values())]
-        for kind, printed in PRINTED.items():
-            cells = [as_printed(v, digits) for v, digits in zip(self.values[kind], printed, strict=True)]
-            lines.append(kind.ljust(first) + "".join(f"  {c:>{w}}" for c, w in zip(cells, widths, strict=True)))
+        rows = [
+            [kind, *(as_printed(v, digits) for v, digits in zip(self.values[kind], printed, strict=True))]
+            for kind, printed in PRINTED.items()
+        ]
+        lines = [table_text(Table([Column("", align="left"), *COLUMNS.values()], rows), rule=False)]
         lines.append("No single number tells these five apart: a verdict needs the battery.")
         lines.append("All 40 values agree with the published table." if self.passed else "\n".join(self.differences))
         return "\n".join(lines)

@@ -21,8 +21,7 @@ from rankscope.models.stream import Stream
 from rankscope.models.view import ModelView
 from rankscope.processes.meeting import Meeting, meeting
 from rankscope.processes.sharded import Spread
-from rankscope.runs.pieces import packed, unpacked
-from rankscope.runs.rows import RowWriter
+from rankscope.runs.rows import RowWriter, rows_from_bytes, rows_to_bytes
 from rankscope.stream.tracer import Observer
 from rankscope.stream.viewing import view_of
 from rankscope.verbs.reader import SiteReader
@@ -147,7 +146,7 @@ class Share:
         if self._together is None:
             return [dict(remarks)]
         own = {"seen": reader.seen(), "remarks": dict(remarks)}
-        found = [unpacked(data) for data in self._together.gather(packed(writer.pieces, own))]
+        found = [rows_from_bytes(data) for data in self._together.gather(rows_to_bytes(writer.pieces, own))]
         pieces = [pieces for pieces, _ in found]
         if self._way == "tensor":
             gathered = self._watch is not None and self._watch.gathered_heads

@@ -16,8 +16,7 @@ from rankscope._errors import InputError, UnsupportedConfigError
 from rankscope.models.inputs import Prepared
 from rankscope.models.loading import LoadedModel
 from rankscope.models.stream import Stream, stream_of
-from rankscope.runs.pieces import packed, unpacked
-from rankscope.runs.rows import Piece, RowWriter
+from rankscope.runs.rows import Piece, RowWriter, rows_from_bytes, rows_to_bytes
 from rankscope.shards.budget import parse_size
 from rankscope.shards.planning import plan_walk
 from rankscope.shards.skeleton import Skeleton, open_skeleton
@@ -155,11 +154,11 @@ class RowProgress:
         """The rows of the block that just ended."""
         new, self._kept = self._writer.pieces[self._kept :], len(self._writer.pieces)
         similar = None if self._likeness is None else self._likeness.stored()
-        return packed(new, {"seen": self._reader.seen(), "similarity": similar, "rest": self._rest()})
+        return rows_to_bytes(new, {"seen": self._reader.seen(), "similarity": similar, "rest": self._rest()})
 
     def restore(self, added: bytes) -> None:
         """Rows an earlier process has written."""
-        pieces, remarks = unpacked(added)
+        pieces, remarks = rows_from_bytes(added)
         self._writer.replace((*self._writer.pieces, *pieces))
         self._kept = len(self._writer.pieces)
         self._reader.learn(remarks["seen"])

@@ -10,12 +10,12 @@ import pyarrow as pa
 
 from rankscope.runs.ablation import MEASURE, Arm, LostNetwork, arms, lost_networks
 from rankscope.runs.not_finite import CODE, Lost
-from rankscope.runs.text import number
 from rankscope.verdicts.battery import read_battery
 from rankscope.verdicts.reading import Reading, read
 from rankscope.verdicts.sentences import in_words
 from rankscope.verdicts.states import COLLAPSED_RESIDUAL, State
 from rankscope.verdicts.verdict import Verdict
+from rankscope.views import number
 
 COMPONENTS = {"+norm": "norms", "+skip": "skips", "+mlp": "MLPs", "+norm+skip": "norms with skips"}
 GONE = (State.FLOOR, State.COLLAPSED, State.VANISHED)

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rankscope.runs.curves import Cells, cells, names_in
+from rankscope.runs.rows import of_stack, only
 from rankscope.verdicts.states import DOMINANT_SHARE
 
 Floats = NDArray[np.float64]
@@ -105,10 +105,9 @@ def read_battery(
         lengths: number of tokens of each sequence: what one token in n holds by chance depends on it.
         dim: width of the stream.
     """
-    if stack is not None:
-        table = table.filter(pc.fill_null(pc.equal(table["stack"], stack), False))
+    table = of_stack(table, stack)
     for site in STREAM_SITES:
-        here = table.filter(pc.equal(table["site"], site))
+        here = only(table, site=site)
         known = names_in(here, "metric")
         played = {part: next((n for n in names if n in known), None) for part, names in PARTS.items()}
         grids = {part: cells(here, name, site) for part, name in played.items() if name is not None}

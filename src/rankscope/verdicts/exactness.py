@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rankscope._types import Status
 from rankscope.runs.exactness import exact_curves, order_of
+from rankscope.runs.rows import of_stack, only
 from rankscope.runs.summary import stacks_of
 from rankscope.verdicts.battery import Battery, Flags, Floats, residual_battery
 from rankscope.verdicts.reading import Reading, read
@@ -56,11 +56,7 @@ def _battery(table: pa.Table, stack: str | None) -> tuple[Battery, Floats]:
 
 
 def _grid(table: pa.Table, stack: str | None, metric: str) -> tuple[NDArray[np.int64], Floats, Flags]:
-    keep = pc.and_(pc.equal(table["metric"], metric), pc.equal(table["site"], "block.out"))
-    keep = pc.and_(keep, pc.fill_null(pc.equal(table["arithmetic"], "exact"), False))
-    if stack is not None:
-        keep = pc.and_(keep, pc.fill_null(pc.equal(table["stack"], stack), False))
-    rows = table.filter(keep)
+    rows = of_stack(only(table, metric=metric, site="block.out", arithmetic="exact"), stack)
     layers, row = np.unique(rows["layer"].to_numpy(), return_inverse=True)
     sequences, column = np.unique(rows["sequence"].to_numpy(), return_inverse=True)
     values = np.full((layers.size, sequences.size), np.nan)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pyarrow.compute as pc
 
+from rankscope.runs.rows import only
 from rankscope.runs.run import Run
 from rankscope.verdicts.battery import Floats, residual_battery
 from rankscope.verdicts.reading import Reading, read
@@ -16,7 +17,7 @@ from rankscope.verdicts.sentences import in_words
 def with_state(run: Run, depth: int) -> Run:
     """A prediction that also names its state within ``depth`` blocks, extrapolated to the context where it was."""
     curve = "extrapolated" if "extrapolated" in run.table["curve"].to_pylist() else "sampled"
-    rows = run.table.filter(pc.and_(pc.equal(run.table["curve"], curve), pc.equal(run.table["site"], "block.out")))
+    rows = only(run.table, curve=curve, site="block.out")
     rows = rows.filter(pc.less(rows["layer"], depth))
     seeds, column = np.unique(rows["sequence"].to_numpy(), return_inverse=True)
     logs = np.full((depth, seeds.size), np.nan)

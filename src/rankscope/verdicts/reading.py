@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope.runs.text import number
 from rankscope.verdicts.battery import Battery, Flags, Floats
 from rankscope.verdicts.classifying import Trend, classify, headline, overall, segments, trends
 from rankscope.verdicts.states import State
+from rankscope.views import number
 
 BESIDE_NULL = ("spread", "centred_dimension")
 SEEN_OR_NOT = (State.COLLAPSED, State.FLOOR)

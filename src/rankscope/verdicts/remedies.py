@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from rankscope.runs.remedy_ranking import NONE, or_zero
-from rankscope.runs.text import number
 from rankscope.verdicts.battery import residual_battery
 from rankscope.verdicts.reading import read
 from rankscope.verdicts.states import State
 from rankscope.verdicts.verdict import Verdict
+from rankscope.views import number
 
 NOTICEABLE = 1.1
 """A relative residual is called higher when it is at least a tenth higher."""

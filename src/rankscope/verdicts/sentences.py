@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from rankscope.runs.text import number
 from rankscope.verdicts.reading import SEEN_OR_NOT, Reading
 from rankscope.verdicts.states import COLLAPSED_RESIDUAL, SHARED_RESIDUAL, State
+from rankscope.views import number
 
 LOOKALIKES: Mapping[str, str] = {
     "token_share": "one huge token",

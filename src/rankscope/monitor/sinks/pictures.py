@@ -9,9 +9,10 @@ import numpy.typing as npt
 
 from rankscope._errors import MissingExtraError
 from rankscope.monitor.acting import LOGGER
-from rankscope.runs.figure import FAINT, INK
 from rankscope.runs.readings import Heatmap
-from rankscope.runs.sheet import drawing_style
+from rankscope.views import spans_decades
+from rankscope.views.figures import drawing_style
+from rankscope.views.palette import FAINT, INK, UNKNOWN, VERMILION
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
 Picture = npt.NDArray[np.uint8]
 
 INCHES, DOTS_PER_INCH = (6.4, 3.2), 100
-LOG_DECADES = 2.0
-UNKNOWN_GREY, ALARM_RED = "#d9d9d9", "#D55E00"
 
 
 class Painter:
@@ -80,7 +79,7 @@ def _colour_bar(figure: Figure, image: Any) -> None:
 def _placed(columns: int, values: npt.NDArray[np.float64]) -> dict[str, Any]:
     from matplotlib import colormaps
 
-    colours = colormaps["viridis"].with_extremes(bad=UNKNOWN_GREY)
+    colours = colormaps["viridis"].with_extremes(bad=UNKNOWN)
     extent = (-0.5, columns - 0.5, -0.5, len(values) - 0.5)
     return {"aspect": "auto", "origin": "lower", "interpolation": "nearest", "cmap": colours, "extent": extent}
 
@@ -89,7 +88,7 @@ def _norm(known: npt.NDArray[np.float64]) -> Any:
     from matplotlib.colors import LogNorm, Normalize
 
     least, most = float(known.min()), float(known.max())
-    if least > 0.0 and np.log10(most / least) > LOG_DECADES:
+    if least > 0.0 and spans_decades((least, most)):
         return LogNorm(least, most)
     if least >= 0.0 and most <= 1.0:
         return Normalize(0.0, 1.0)
@@ -106,7 +105,7 @@ def _mark_alarms(axes: Axes, heatmap: Heatmap) -> None:
                 rows[layer],
                 marker="^",
                 s=90,
-                color=ALARM_RED,
+                color=VERMILION,
                 edgecolors="white",
                 linewidths=1.2,
                 clip_on=False,
@@ -128,4 +127,4 @@ def _dress(axes: Axes, heatmap: Heatmap) -> None:
     title = heatmap.metric.replace("_", " ") + ("" if heatmap.stack is None else f", {heatmap.stack}")
     axes.set_title(title, loc="left", size=12.5, weight="bold", color=INK)
     if heatmap.alarms:
-        axes.set_title("\N{BLACK UP-POINTING TRIANGLE} alarm raised", loc="right", size=11, color=ALARM_RED)
+        axes.set_title("\N{BLACK UP-POINTING TRIANGLE} alarm raised", loc="right", size=11, color=VERMILION)

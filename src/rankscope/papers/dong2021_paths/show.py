@@ -25,7 +25,7 @@ from rankscope.papers._drawing import (
     note,
     settle_axes,
 )
-from rankscope.runs.text import number
+from rankscope.views import number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -24,7 +24,7 @@ from rankscope.papers._drawing import (
     plain_axes,
     settle_axes,
 )
-from rankscope.runs.text import number
+from rankscope.views import number
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

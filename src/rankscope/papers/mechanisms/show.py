@@ -13,8 +13,8 @@ from rankscope._types import Status
 from rankscope.papers._curves import markdown_table
 from rankscope.papers._drawing import BLUE, GREEN, INK, TYPE, Look, plain_axes
 from rankscope.papers.mechanisms.rows import GROUPS, MECHANISMS, Mechanism
-from rankscope.runs.sheet import drawing_style
-from rankscope.runs.text import number
+from rankscope.views import number
+from rankscope.views.figures import drawing_style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -28,7 +28,7 @@ from rankscope.papers._drawing import (
 )
 from rankscope.papers.training_fights_collapse.arms import LONG, OWN, TrainedArm
 from rankscope.runs.exactness import SMALL
-from rankscope.runs.text import number
+from rankscope.views import number
 
 if TYPE_CHECKING:
     import pyarrow as pa

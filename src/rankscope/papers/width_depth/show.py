@@ -14,7 +14,7 @@ from rankscope.papers._curves import Array, markdown_table
 from rankscope.papers._drawing import BLUE, FAINT, GREEN, INK, ORANGE, PURPLE, Look, figure_with_head, plain_axes
 from rankscope.papers.width_depth.ranks import BootstrapInterval, area_under_curve, rank_correlation, with_interval
 from rankscope.runs.prediction import AGREEMENT
-from rankscope.runs.text import number
+from rankscope.views import number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -21,7 +21,7 @@ from rankscope.papers._drawing import (
     settle_axes,
 )
 from rankscope.runs.curves import names_in
-from rankscope.runs.text import number
+from rankscope.views import number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

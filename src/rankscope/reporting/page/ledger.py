@@ -10,12 +10,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rankscope.reporting.page.parts import Cell, Chart, Choice, Section, Table, plain
-from rankscope.reporting.page.wording import spoken, visible
+from rankscope.reporting.page.charts import Chart, Choice, plain
+from rankscope.reporting.page.safe_text import spoken, visible
 from rankscope.runs.curves import cells, names_in
-from rankscope.runs.decomposition import only
+from rankscope.runs.rows import of_stack, only
 from rankscope.runs.run import Run
 from rankscope.runs.summary import stacks_of
+from rankscope.views import Cell, Row, Section, Table
 
 STREAM_METRICS = ("relative_residual", "residual", "mu", "effective_rank", "stable_rank")
 """What the ledger is kept in; the first one measured opens."""
@@ -75,8 +76,7 @@ def ledger_section(run: Run, detail: int) -> Section | None:
 
 def ledger_steps(table: pa.Table, metric: str, stack: str | None) -> list[Step]:
     """The steps of all blocks in order; empty where no site inside a block was measured."""
-    mine = table if stack is None else only(table, stack=stack)
-    mine = only(mine, metric=metric)
+    mine = of_stack(only(table, metric=metric), stack)
     sites = names_in(mine, "site")
     inside = [site for site in SUMS if site in sites]
     if not inside:
@@ -129,16 +129,16 @@ def _view(metric: str, steps: Sequence[Step]) -> dict[str, Any]:
 
 def _totals(metric: str, steps: Sequence[Step], stack: str | None) -> Table:
     """Decades over all blocks, by part."""
-    rows: list[Sequence[str | Cell]] = []
+    rows: list[Row] = []
     for who in dict.fromkeys(step.who for step in steps):
         moves = [_mean(step.after - step.before) for step in steps if step.who == who]
         known = [move for move in moves if np.isfinite(move)]
         down, up = sum(move for move in known if move < 0), sum(move for move in known if move > 0)
-        rows.append([who, str(len(moves)), Cell(f"{down:+.3f}", mark="down"), Cell(f"{up:+.3f}", mark="up"),
+        rows.append([who, str(len(moves)), Cell(f"{down:+.3f}", ("bad",)), Cell(f"{up:+.3f}", ("good",)),
                      f"{down + up:+.3f}"])  # fmt: skip
     name = f", {visible(stack)}" if stack else ""
     caption = f"The whole depth{name}: decades of {spoken(metric)} taken away and given back"
-    return Table(caption, ["part", "steps", "down", "up", "in all"], rows)
+    return Table(["part", "steps", "down", "up", "in all"], rows, caption)
 
 
 def _sentence(table: pa.Table, views: Mapping[tuple[str, ...], object]) -> str:

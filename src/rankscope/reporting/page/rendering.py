@@ -6,18 +6,47 @@ import base64
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from typing import Any
 
 from rankscope._errors import MissingExtraError
 from rankscope._version import __version__
+from rankscope.reporting.page.charts import Chart
 from rankscope.reporting.page.facts import FACTS, Fact
-from rankscope.reporting.page.parts import Cell, Chapter, Chart, Section, Table
-from rankscope.reporting.page.wording import clipped, slug, with_powers
+from rankscope.reporting.page.safe_text import clipped, slug, spoken, visible, with_powers
 from rankscope.stream.sites import SITES
+from rankscope.views import Column, Section, Table
+from rankscope.views.palette import DARK, LIGHT, css_variables
 
 SCRIPTS = ("scales.js", "lines.js", "shapes.js", "multiples.js", "page.js")
+
+
+@dataclass(frozen=True)
+class Missing:
+    """Something a run could show had it been measured, and the command that measures it."""
+
+    what: str
+    command: str
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """Everything about one run (or one comparison)."""
+
+    title: str
+    question: str
+    state: str
+    headline: str
+    verdict: Sequence[str]
+    tiles: Sequence[tuple[str, str]]
+    sections: Sequence[Section]
+    evidence: Table | None = None
+    notes: Sequence[str] = ()
+    missing: Sequence[Missing] = ()
+    origin: Sequence[tuple[str, str]] = ()
+    command: str = ""
+    anchor: str = field(default="", compare=False)
 
 
 def render(title: str, chapters: Sequence[Chapter], together: Sequence[Section], command: str) -> str:
@@ -50,7 +79,9 @@ def render(title: str, chapters: Sequence[Chapter], together: Sequence[Section],
     environment.globals["place"] = lambda chart: _place(charts, chart)
     environment.globals["charts_json"] = lambda: Markup(_json(charts))
     environment.tests["chart"] = lambda part: isinstance(part, Chart)
-    environment.tests["cell"] = lambda part: isinstance(part, Cell)
+    environment.filters["visible"] = visible
+    environment.filters["heading"] = _heading
+    environment.filters["classes"] = lambda cell, column: " ".join(filter(None, (column.width, *cell.marks)))
     script = "\n".join(_asset(name) for name in SCRIPTS)
     numbered = [replace(chapter, anchor=f"run-{number}") for number, chapter in enumerate(chapters, 1)]
     glossary = glossary_of(numbered, together)
@@ -63,7 +94,7 @@ def render(title: str, chapters: Sequence[Chapter], together: Sequence[Section],
         terms={fact.name for fact in glossary},
         sites=_sites_shown(numbered, together),
         version=__version__,
-        style=_asset("style.css"),
+        style=_style(),
         script=script,
         script_hash=_hash(script),
     )
@@ -77,8 +108,8 @@ def glossary_of(chapters: Sequence[Chapter], together: Sequence[Section]) -> lis
         if isinstance(part, Chart):
             used |= {str(view["metric"]) for view in part.views.values()}
         else:
-            cells = [*part.head, *(cell for row in part.rows for cell in row)]
-            used |= {cell.term for cell in cells if isinstance(cell, Cell) and cell.term}
+            used |= {column.term for column in part.head if column.term}
+            used |= {cell.term for row in part.body for cell in row if cell.term}
     return [FACTS.metrics[name] for name in sorted(used & set(FACTS.metrics))]
 
 
@@ -95,6 +126,11 @@ def _parts(chapters: Sequence[Chapter], together: Sequence[Section]) -> Iterator
     yield from (chapter.evidence for chapter in chapters if chapter.evidence is not None)
 
 
+def _heading(column: Column) -> str:
+    """The name of a column; that of a metric in words."""
+    return spoken(column.name) if column.term else column.name
+
+
 def _place(charts: list[dict[str, Any]], chart: Chart) -> int:
     charts.append(chart.payload())
     return len(charts) - 1
@@ -108,6 +144,17 @@ def _json(value: object) -> str:
 
 def _asset(name: str) -> str:
     return (files("rankscope.reporting.page") / "assets" / name).read_text(encoding="utf-8")
+
+
+def _style() -> str:
+    """The style sheet, with the colours of both themes; a reader's choice outranks that of the system."""
+    light, dark = css_variables(LIGHT), f"{css_variables(DARK)} color-scheme: dark;"
+    return (
+        f":root {{ {light} }}\n"
+        f'@media (prefers-color-scheme: dark) {{ :root:not([data-theme="light"]) {{ {dark} }} }}\n'
+        f':root[data-theme="dark"] {{ {dark} }}\n'
+        f"{_asset('style.css')}"
+    )
 
 
 def _hash(script: str) -> str:

@@ -59,7 +59,7 @@ function drawGuides(box, view, y, log, domain) {
     if (guide.kind === "floor") {
       draw(box.svg, "rect", { x: box.margin.left, y: at, width: box.right - box.margin.left, height: Math.max(0, box.bottom - at), fill: "var(--floor-bg)", opacity: 0.75 });
     }
-    const dash = { null: "6 4", floor: "", collapse: "1 4", guide: "2 4" }[guide.kind];
+    const dash = { null: "6 4", floor: "", collapse: "1 4", level: "2 4" }[guide.kind];
     draw(box.svg, "line", { x1: box.margin.left, x2: box.right, y1: at, y2: at, stroke: guide.kind === "floor" ? "var(--floor)" : "var(--faint)", "stroke-dasharray": dash, "stroke-width": 1.2 });
     let words = at - 5;
     if (guide.kind === "floor" && box.bottom - at > 18) words = at + 15;

@@ -1,0 +1,178 @@
+"""Charts that the page's script draws: views by choice, as plain values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from rankscope.reporting.page.facts import FACTS
+from rankscope.reporting.page.safe_text import clipped, spoken, visible
+from rankscope.runs.curves import USABLE, Curve, names_in
+from rankscope.runs.measure_show import guides as run_guides
+from rankscope.runs.rows import only
+from rankscope.runs.run import Run
+from rankscope.runs.summary import HEADLINE, MAIN_SITES
+from rankscope.views import Guide, spans_decades
+
+ChartKind = Literal["lines", "bars", "waterfall", "heat", "matrix", "multiples"]
+DIGITS = 5
+MOST_SERIES = 24
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One thing the reader can switch: its name and the options in order, as ``(value, label)``."""
+
+    name: str
+    options: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A drawing with one or more views.
+
+    Args:
+        kind: which function of the page draws it.
+        title: what it shows.
+        caption: how to read it.
+        choices: what can be switched; empty for a single view.
+        views: for each combination of options that exists, what is drawn.
+        slider: the choice that is a slider and not a list.
+        cards: whether the first choice is also offered as cards with a small curve.
+    """
+
+    kind: ChartKind
+    title: str
+    caption: str
+    choices: tuple[Choice, ...]
+    views: Mapping[tuple[str, ...], Mapping[str, Any]]
+    slider: str | None = None
+    cards: bool = False
+
+    def payload(self) -> dict[str, Any]:
+        """What the page's script needs."""
+        return {
+            "kind": self.kind,
+            "title": self.title,
+            "choices": [{"name": choice.name, "options": choice.options} for choice in self.choices],
+            "slider": self.slider,
+            "cards": self.cards,
+            "views": [{"key": list(key), **view} for key, view in self.views.items()],
+        }
+
+
+def plain(value: float) -> float | None:
+    """A number short enough to store many of; None where it is not finite.
+
+    Example:
+        >>> plain(0.123456789), plain(float("nan"))
+        (0.12346, None)
+    """
+    return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None
+
+
+def plain_list(values: NDArray[np.float64] | Sequence[float]) -> list[float | None]:
+    """Each value by :func:`plain`."""
+    return [plain(float(value)) for value in values]
+
+
+def series_of(name: str, line: Curve) -> dict[str, Any]:
+    """One line with its band; ``floor`` lists the points at the float floor."""
+    return {
+        "name": clipped(name, 40),
+        "x": [int(layer) for layer in line.layers],
+        "y": plain_list(line.mean),
+        "low": plain_list(line.low),
+        "high": plain_list(line.high),
+        "floor": [int(position) for position in np.flatnonzero(line.any_floor)],
+    }
+
+
+def line_view(
+    metric: str,
+    lines: Iterable[tuple[str, Curve]],
+    guides: Sequence[Guide] = (),
+    *,
+    form: str = "number",
+) -> dict[str, Any]:
+    """A view of a line chart: the metric by block, one line per name."""
+    series = [series_of(name, line) for name, line in lines][:MOST_SERIES]
+    return {
+        "metric": metric,
+        "series": series,
+        "guides": [
+            {"kind": guide.kind, "value": value, "label": clipped(guide.label, 60)}
+            for guide in guides
+            if (value := plain(guide.value)) is not None
+        ],
+        "log": form == "number" and spans_decades(value for one in series for value in one["y"]),
+        "form": form,
+    }
+
+
+def guides_of(run: Run, metric: str, *, stream: bool = True) -> list[Guide]:
+    """Values to compare with: that of random tokens (of the stream only), the float floor, the value at collapse."""
+    found = [guide for guide in run_guides(run, metric) if stream or guide.kind != "null"]
+    fact = FACTS.metrics.get(metric)
+    if fact is not None and fact.at_collapse is not None:
+        found.append(Guide(fact.at_collapse, f"collapse = {fact.at_collapse:g}", "collapse"))
+    return found
+
+
+def metrics_in_order(table: pa.Table) -> list[str]:
+    """Names of the metrics, those worth a headline first."""
+    known = names_in(table, "metric")
+    return [name for name in HEADLINE if name in known] + [name for name in known if name not in HEADLINE]
+
+
+def sites_in_order(table: pa.Table, metric: str) -> list[str]:
+    """Sites of a metric, its main one first."""
+    sites = names_in(only(table, metric=metric), "site")
+    return sorted(sites, key=lambda site: (MAIN_SITES.index(site) if site in MAIN_SITES else len(MAIN_SITES), site))
+
+
+def metric_and_site(keys: Mapping[tuple[str, ...], object]) -> tuple[Choice, ...]:
+    """The two switches for views with keys ``(metric, site)``."""
+    return (
+        Choice("metric", options(key[0] for key in keys)),
+        Choice("site", tuple((site, visible(site)) for site, _ in options(key[1] for key in keys))),
+    )
+
+
+def options(values: Any) -> tuple[tuple[str, str], ...]:
+    """Each value once, with the words shown for it."""
+    return tuple((value, clipped(spoken(value), 60)) for value in dict.fromkeys(values))
+
+
+def heat_view(metric: str, layers: NDArray[np.int64], heads: NDArray[np.int64],
+              values: NDArray[np.float64]) -> dict[str, Any]:  # fmt: skip
+    """A view of a map; ``values`` has shape ``(heads, layers)``."""
+    fact = FACTS.metrics.get(metric)
+    return {
+        "metric": metric,
+        "columns": [int(layer) for layer in layers],
+        "rows": [int(head) for head in heads],
+        "values": [[plain(float(value)) for value in row] for row in values],
+        "collapse": None if fact is None else fact.at_collapse,
+    }
+
+
+def head_grid(rows: pa.Table) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
+    """Blocks, heads, and the means over sequences of the usable values, shape ``(heads, blocks)``."""
+    usable = pc.is_in(pc.cast(rows["status"], pa.string()), value_set=pa.array(USABLE)).to_numpy().astype(bool)
+    layers, column = np.unique(rows["layer"].to_numpy(), return_inverse=True)
+    heads, row = np.unique(rows["head"].to_numpy(), return_inverse=True)
+    value = rows["value"].to_numpy()
+    usable = usable & np.isfinite(value)
+    total, count = np.zeros((heads.size, layers.size)), np.zeros((heads.size, layers.size))
+    np.add.at(total, (row[usable], column[usable]), value[usable])
+    np.add.at(count, (row[usable], column[usable]), 1.0)
+    mean = np.divide(total, count, out=np.full_like(total, np.nan), where=count > 0)
+    return layers.astype(np.int64), heads.astype(np.int64), mean

@@ -1,0 +1,94 @@
+"""An exact run: residuals far below the float floor, order and factor of each block."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from rankscope.reporting.page.charts import Chart, Choice, line_view, options
+from rankscope.reporting.page.safe_text import spoken, visible
+from rankscope.runs.curves import Curve, names_in
+from rankscope.runs.exact_show import exact_table
+from rankscope.runs.exactness import exact_curves
+from rankscope.runs.run import Run
+from rankscope.runs.summary import stacks_of
+from rankscope.views import Guide, Section, Table
+
+RELATIVE = "log10_relative_residual"
+DIGITS = "digits_of_agreement"
+PER_BLOCK = ("order", "factor", "linear_factor")
+
+
+def exact_section(run: Run, detail: int) -> Section | None:
+    """Residuals by block in each arithmetic, then order and factor."""
+    residuals: dict[tuple[str, ...], Mapping[str, Any]] = {}
+    blocks: dict[tuple[str, ...], Mapping[str, Any]] = {}
+    for stack in stacks_of(run.table):
+        name = str(stack or "")
+        for metric in ("log10_residual", RELATIVE):
+            lines = exact_curves(run.table, metric, stack)
+            if lines:
+                guides = _floors(run) if metric == RELATIVE else []
+                residuals[metric, name] = line_view(metric, lines.items(), guides, form="power")
+        if (RELATIVE, name) in residuals:
+            relative = exact_curves(run.table, RELATIVE, stack)
+            residuals[DIGITS, name] = _digits(run, relative)
+        for metric in (one for one in PER_BLOCK if one in names_in(run.table, "metric")):
+            if lines := exact_curves(run.table, metric, stack):
+                blocks[metric, name] = line_view(metric, lines.items(), _order_guides(metric))
+    if not residuals:
+        return None
+    parts: list[Chart | Table] = [
+        _chart("How small the residual becomes",
+               "One line per arithmetic: exact has no floor, each float format stops at its own.",
+               {key: residuals[key] for key in sorted(residuals, key=lambda key: key[0] != RELATIVE)})
+    ]  # fmt: skip
+    if blocks:
+        caption = "Order 3 cubes the residual with each block; order 1 multiplies it by the factor."
+        parts.append(_chart("Order and factor", caption, blocks))
+    for stack in stacks_of(run.table):
+        if (RELATIVE, str(stack or "")) in residuals:
+            caption = "log10 of the residual by block" + (f", {visible(stack)}" if stack else "")
+            parts.append(replace(exact_table(run, stack), caption=f"{caption}; * at the float floor", folded=True))
+    return Section("How fast, really", "Exact arithmetic follows the residual where floats see only rounding.",
+                   tuple(parts))  # fmt: skip
+
+
+def _chart(title: str, caption: str, views: Mapping[tuple[str, ...], Mapping[str, Any]]) -> Chart:
+    choices = (
+        Choice("quantity", options(key[0] for key in views)),
+        Choice("stack", tuple((name, visible(name)) for name in dict.fromkeys(key[1] for key in views))),
+    )
+    return Chart("lines", title, caption, choices, views)
+
+
+def _digits(run: Run, relative: Mapping[str, Curve]) -> dict[str, Any]:
+    """The same as digits of agreement on a logarithmic axis, where order 3 is a straight line."""
+
+    def turned(line: Curve) -> Curve:
+        digits, low, high = (np.where(part < 0, -part, np.nan) for part in (line.mean, line.high, line.low))
+        return replace(line, mean=digits, low=low, high=high)
+
+    guides = [replace(guide, value=-guide.value) for guide in _floors(run)]
+    view = line_view(DIGITS, [(name, turned(line)) for name, line in relative.items()], guides)
+    return {**view, "log": True}
+
+
+def _floors(run: Run) -> list[Guide]:
+    formats = run.floor.get("formats")
+    if not isinstance(formats, Mapping):
+        return []
+    return [
+        Guide(float(np.log10(value)), f"{spoken(name)} ends")
+        for name, value in formats.items()
+        if isinstance(value, (int, float)) and value > 0
+    ]
+
+
+def _order_guides(metric: str) -> list[Guide]:
+    if metric == "order":
+        return [Guide(3, "order 3: cubed"), Guide(1, "order 1: multiplied")]
+    return [Guide(1, "unchanged")]

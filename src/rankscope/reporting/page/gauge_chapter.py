@@ -1,0 +1,203 @@
+"""A training run under a gauge: what it read at each step, layer by layer, and when it raised an alarm."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
+from typing import Any
+
+import numpy as np
+
+from rankscope.reporting.page.charts import Chart, Choice, plain, plain_list
+from rankscope.reporting.page.facts import FACTS
+from rankscope.reporting.page.rendering import Chapter
+from rankscope.reporting.page.safe_text import clipped, readable, spoken, visible
+from rankscope.runs.gauge_history import COLUMNS, History
+from rankscope.runs.gauge_record import Record
+from rankscope.runs.readings import LOSS, Alarm, Heatmap
+from rankscope.views import Cell, Column, Row, Section, Table, number, spans_decades
+
+FIRST = ("relative_residual", "mean_cosine", "stable_rank", "qk_to_v_gradient", "attention_entropy")
+MOST_LINES = 6
+MOST_ALARMS = 60
+LONGEST_SENTENCE = 600
+FEWER_COLUMNS = 64
+
+
+def training_chapter(record: Record, detail: int) -> Chapter:
+    """Everything the report says about one record."""
+    raised = [alarm for alarm in record.alarms if alarm.state == "raised"]
+    history = History(COLUMNS if detail > 0 else FEWER_COLUMNS)
+    for reading in record.readings:
+        history.take(reading)
+    maps = sorted(history.heatmaps(), key=lambda one: (_place(one.metric), one.metric, one.stack or ""))
+    sections = [_layers(maps, raised), _loss(record, raised), _alarms(record.alarms)]
+    headline, verdict = _verdict(record, raised)
+    return Chapter(
+        title=f"monitor · {clipped(record.name or record.facts.get('model', 'a run'))}",
+        question="Is my training run collapsing?",
+        state="bad" if record.readings and record.readings[-1].active else "care" if raised else "good",
+        headline=headline,
+        verdict=verdict,
+        tiles=_tiles(record),
+        sections=tuple(section for section in sections if section is not None),
+        notes=_notes(record),
+        origin=[(str(key).replace("_", " "), clipped(_words(value), 400)) for key, value in record.facts.items()],
+    )
+
+
+def _verdict(record: Record, raised: Sequence[Alarm]) -> tuple[str, list[str]]:
+    if not record.readings:
+        return "Nothing was read yet", []
+    steps = f"steps {record.readings[0].step} to {record.readings[-1].step}"
+    if not raised:
+        return "No alarm", [f"{len(record.readings)} readings over {steps}, and none of them raised an alarm."]
+    first, standing = raised[0], record.readings[-1].active
+    after = f"standing at the end: {', '.join(map(spoken, standing))}" if standing else "none stands at the end"
+    count = f"{len(raised)} alarm{'s' if len(raised) > 1 else ''}"
+    return (
+        f"{spoken(first.name).capitalize()} at step {first.step}, block {first.layer}",
+        [
+            readable(first.sentence)[:LONGEST_SENTENCE],
+            f"{count} over {steps}; {after}.",
+        ],
+    )
+
+
+def _tiles(record: Record) -> list[tuple[str, str]]:
+    found = [("model", clipped(record.facts.get("model", "unknown")))]
+    if record.readings:
+        first, last = record.readings[0], record.readings[-1]
+        spent = math.fsum(reading.seconds for reading in record.readings)
+        found += [("steps", f"{first.step}–{last.step}"), ("readings", str(len(record.readings)))]
+        found.append(("alarms", str(sum(alarm.state == "raised" for alarm in record.alarms))))
+        found.append(("cost", f"{number(spent)} s of {number(last.time - first.time + first.seconds)} s"))
+    return found
+
+
+def _notes(record: Record) -> list[str]:
+    notes = []
+    if record.torn:
+        lines = "line was" if record.torn == 1 else "lines were"
+        notes.append(f"{record.torn} {lines} cut off while being written (the process was killed) and left out.")
+    if record.readings:
+        last = datetime.fromtimestamp(record.readings[-1].time, timezone.utc)
+        notes.append(f"Last reading {last:%Y-%m-%d %H:%M} UTC.")
+    return notes
+
+
+def _layers(maps: Sequence[Heatmap], raised: Sequence[Alarm]) -> Section | None:
+    if not maps:
+        return None
+    several = len({one.stack for one in maps}) > 1
+    keys = [(one.metric, clipped(one.stack or "the model", 40)) for one in maps]
+    choices = (
+        Choice("metric", tuple((name, clipped(spoken(name), 60)) for name in dict.fromkeys(key[0] for key in keys))),
+        *([Choice("stack", tuple((name, name) for name in dict.fromkeys(key[1] for key in keys)))] if several else []),
+    )
+    keep = 2 if several else 1
+    heat = Chart(
+        "heat",
+        "Layers over training",
+        "One tile per reading and block; training runs to the right, blocks upwards. A ring marks an alarm.",
+        choices,
+        {key[:keep]: _heat_view(one) for key, one in zip(keys, maps, strict=True)},
+    )
+    lines = Chart(
+        "lines",
+        "The same as curves",
+        "A few blocks over the steps of training.",
+        choices,
+        {key[:keep]: _line_view(one, raised) for key, one in zip(keys, maps, strict=True)},
+    )
+    return Section("Layer by layer over training", "What the gauge read, at every step it looked.", (heat, lines))
+
+
+def _heat_view(one: Heatmap) -> dict[str, Any]:
+    fact = FACTS.metrics.get(one.metric)
+    values = np.array(one.values, dtype=np.float64).reshape(len(one.layers), len(one.steps))
+    places = {layer: row for row, layer in enumerate(reversed(one.layers))}
+    marks = [
+        [places[layer], _column(one.steps, step), spoken(name)] for step, layer, name in one.alarms if layer in places
+    ]
+    return {
+        "metric": one.metric,
+        "columns": list(one.steps),
+        "rows": list(reversed(one.layers)),
+        "values": [plain_list(row) for row in values[::-1]],
+        "collapse": None if fact is None else fact.at_collapse,
+        "log": spans_decades(plain_list(values.ravel())),
+        "names": ["block", "step"],
+        "marks": marks,
+    }
+
+
+def _column(steps: Sequence[int], step: int) -> int:
+    """The last column that is not after the step: thinning may have dropped its own."""
+    return max(0, int(np.searchsorted(steps, step, side="right")) - 1)
+
+
+def _line_view(one: Heatmap, raised: Sequence[Alarm]) -> dict[str, Any]:
+    chosen = np.unique(np.linspace(0, len(one.layers) - 1, min(MOST_LINES, len(one.layers))).round().astype(int))
+    series = [_series(f"block {one.layers[row]}", one.steps, one.values[row]) for row in chosen]
+    return {**_steps_view(one.metric, series), "when": _when(raised, one.stack)}
+
+
+def _loss(record: Record, raised: Sequence[Alarm]) -> Section | None:
+    told = [(reading.step, reading.scalars[LOSS]) for reading in record.readings if LOSS in reading.scalars]
+    if len(told) < 2:
+        return None
+    every = -(-len(told) // (4 * COLUMNS))
+    steps, values = zip(*told[::every], strict=True)
+    view = {**_steps_view("loss", [_series("", steps, values)]), "when": _when(raised, None, anywhere=True)}
+    chart = Chart("lines", "Loss", "As told to the gauge, at the steps it read.", (), {("loss",): view})
+    return Section("The loss beside it", "What somebody who watches the loss alone would see.", (chart,))
+
+
+def _series(name: str, steps: Sequence[int], values: Sequence[float]) -> dict[str, Any]:
+    points = plain_list(values)
+    return {"name": name, "x": list(steps), "y": points, "low": points, "high": points, "floor": []}
+
+
+def _steps_view(metric: str, series: list[dict[str, Any]]) -> dict[str, Any]:
+    log = spans_decades([value for one in series for value in one["y"]])
+    return {"metric": metric, "series": series, "guides": [], "log": log, "form": "number", "xlabel": "step"}
+
+
+def _when(raised: Sequence[Alarm], stack: str | None, *, anywhere: bool = False) -> list[list[Any]]:
+    """The first step of each kind of alarm, to be marked on the axis of steps."""
+    first: dict[str, int] = {}
+    for alarm in raised:
+        if anywhere or alarm.stack == stack:
+            first.setdefault(alarm.name, alarm.step)
+    return [[step, clipped(spoken(name), 40)] for name, step in first.items()]
+
+
+def _alarms(alarms: Sequence[Alarm]) -> Section | None:
+    if not alarms:
+        return None
+    rows: list[Row] = [
+        [
+            str(alarm.step),
+            str(alarm.layer) if alarm.stack is None else f"{clipped(alarm.stack, 20)} {alarm.layer}",
+            Cell(clipped(spoken(alarm.name), 40), ("bad",) if alarm.state == "raised" else ("good",)),
+            alarm.state,
+            readable(alarm.sentence)[:LONGEST_SENTENCE],
+        ]
+        for alarm in alarms[:MOST_ALARMS]
+    ]
+    sentence = Column("what was seen, and what to try", width="wide")
+    columns = [*map(Column, ("step", "block", "alarm", "state")), sentence]
+    table = Table(columns, rows, "Every alarm, in order", left_out=max(0, len(alarms) - MOST_ALARMS))
+    return Section("Alarms", "What was raised and what was over again.", (table,))
+
+
+def _place(metric: str) -> int:
+    return FIRST.index(metric) if metric in FIRST else len(FIRST)
+
+
+def _words(value: object) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {plain(item) if isinstance(item, float) else item}" for name, item in value.items())
+    return ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else visible(value)

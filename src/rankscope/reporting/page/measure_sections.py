@@ -1,0 +1,161 @@
+"""What a ``measure`` run shows on the page: metrics over depth, maps of heads, and cosines between tokens."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rankscope.reporting.page.charts import (
+    Chart,
+    Choice,
+    guides_of,
+    head_grid,
+    heat_view,
+    line_view,
+    metric_and_site,
+    metrics_in_order,
+    sites_in_order,
+)
+from rankscope.reporting.page.safe_text import clipped, spoken, visible
+from rankscope.runs.curves import names_in
+from rankscope.runs.document import floor_line
+from rankscope.runs.measure_show import grid_table, lines_by_stack
+from rankscope.runs.rows import of_stack, only
+from rankscope.runs.run import Run
+from rankscope.runs.similarity import Similarity, similarities_in
+from rankscope.runs.summary import Summary, stacks_of, summarise
+from rankscope.views import Section, Table
+
+MOST_COLUMNS = 9
+
+
+def depth_section(run: Run, detail: int) -> Section | None:
+    """Every metric at every site by block; with little ``detail``, at its main site only."""
+    views: dict[tuple[str, ...], Mapping[str, Any]] = {}
+    for metric in metrics_in_order(run.table):
+        sites = sites_in_order(run.table, metric)
+        for site in sites if detail > 0 else sites[:1]:
+            lines = lines_by_stack(run.table, metric, site)
+            guides = guides_of(run, metric, stream=not site.endswith(".probs"))
+            if lines:
+                views[metric, site] = line_view(metric, lines, guides)
+    if not views:
+        return None
+    chart = Chart(
+        "lines",
+        "Over depth",
+        "The line is the mean over sequences (and heads), the band runs from the 10% to the 90% quantile. Hollow "
+        "points lie at the float floor.",
+        metric_and_site(views),
+        views,
+        cards=True,
+    )
+    tables = [_numbers(run, grid, first=position == 0) for position, grid in enumerate(summarise(run.table, limit=9))]
+    lead = "Each value by block. Pick a metric on its card or in the list."
+    return Section("Layer by layer", lead, (chart, *tables))
+
+
+def _numbers(run: Run, grid: Summary, *, first: bool) -> Table:
+    """The table of one stack; the first one says what the float floor is."""
+    several = len(stacks_of(run.table)) > 1
+    caption = f"Numbers by block{f', {visible(grid.stack)}' if several and grid.stack else ''}"
+    floor = f". {floor_line(run)}" if grid.floor.any() and first else ""
+    return replace(grid_table(grid), caption=caption + floor, folded=True)
+
+
+HEADS_FIRST = ("attention_entropy", "first_token_sink_rate", "attention_rank_one_distance", "attention_contraction")
+
+
+def heads_section(run: Run, detail: int) -> Section | None:
+    """Each metric that has a value per head, as a map."""
+    table = run.table.filter(pc.is_valid(run.table["head"]))
+    views: dict[tuple[str, ...], Mapping[str, Any]] = {}
+    known = names_in(table, "metric")
+    for metric in sorted(
+        known, key=lambda name: (HEADS_FIRST.index(name) if name in HEADS_FIRST else len(HEADS_FIRST), name)
+    ):
+        rows = only(table, metric=metric)
+        for site, stack in _places(rows):
+            here = of_stack(only(rows, site=site), stack)
+            views[metric, _place_name(site, stack)] = heat_view(metric, *head_grid(here))
+    if not views:
+        return None
+    chart = Chart(
+        "heat",
+        "Heads by block",
+        "One tile per head, averaged over sequences; blocks to the right, heads downwards.",
+        (
+            Choice("metric", tuple((name, spoken(name)) for name in dict.fromkeys(key[0] for key in views))),
+            Choice("place", tuple((name, visible(name)) for name in dict.fromkeys(key[1] for key in views))),
+        ),
+        views,
+    )
+    return Section("Head by head", "Where attention is spread, where it sinks, where it mixes all alike.", (chart,))
+
+
+def _places(rows: pa.Table) -> list[tuple[str, str | None]]:
+    sites, stacks = rows["site"].to_pylist(), rows["stack"].to_pylist()
+    return list(dict.fromkeys(zip(sites, stacks, strict=True)))
+
+
+def _place_name(site: str, stack: str | None) -> str:
+    return f"{stack} {site}" if stack else site
+
+
+MOST_BLOCKS = 64
+LONGEST_TOKEN = 24
+
+
+def similarity_section(run: Run, detail: int) -> Section | None:
+    """The matrices a run carries; None where it carries none."""
+    stacks = similarities_in(run.extra)
+    if not stacks:
+        return None
+    views: dict[tuple[str, ...], Mapping[str, Any]] = {}
+    for name, found in stacks.items():
+        for position in _shown_blocks(len(found.blocks)):
+            views[name, str(found.blocks[position])] = _matrix_view(found, position)
+    blocks = tuple((block, f"block {block}") for block in dict.fromkeys(key[1] for key in views))
+    names = Choice("stack", tuple((name, visible(name)) for name in dict.fromkeys(key[0] for key in views)))
+    first = next(iter(stacks.values()))
+    shown = len(first.positions)
+    some = f"{shown} evenly spaced tokens of {first.tokens}" if shown < first.tokens else f"all {shown} tokens"
+    chart = Chart(
+        "matrix",
+        "Tokens against tokens",
+        f"Cosine between {some} of sequence {first.sequence}, behind each block. When all turn one colour, the tokens "
+        "point one way.",
+        (names, Choice("block", blocks)),
+        views,
+        slider="block",
+    )
+    return Section("How alike the tokens are", "Move the slider through the blocks.", (chart,))
+
+
+def _shown_blocks(count: int) -> Sequence[int]:
+    if count <= MOST_BLOCKS:
+        return range(count)
+    return sorted({int(place) for place in np.linspace(0, count - 1, MOST_BLOCKS).round()})
+
+
+def _matrix_view(found: Similarity, position: int) -> dict[str, Any]:
+    cosines = found.matrices[position]
+    known = np.isfinite(cosines)
+    levels = np.where(known, np.rint(np.nan_to_num(cosines) * 127), -128).astype(np.int8)
+    size = len(found.positions)
+    pairs = cosines[~np.eye(size, dtype=bool)]
+    pairs = pairs[np.isfinite(pairs)]
+    return {
+        "metric": "mean_cosine",
+        "size": size,
+        "data": base64.b64encode(levels.tobytes()).decode("ascii"),
+        "positions": list(found.positions),
+        "labels": [clipped(label, LONGEST_TOKEN) for label in found.labels],
+        "mean": round(float(pairs.mean()), 4) if pairs.size else None,
+    }

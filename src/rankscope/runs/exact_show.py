@@ -1,0 +1,140 @@
+"""What an ``exact`` run shows: the residual in each arithmetic by block, with the order and factor of each block."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from rankscope.runs.document import facts_line, run_document
+from rankscope.runs.exactness import exact_curves, order_of
+from rankscope.runs.summary import shown_lines, stacks_of
+from rankscope.views import Cell, Column, Document, Guide, Line, LineChart, Note, Plot, Row, Style, Table, number
+from rankscope.views.palette import BLACK, BLUE, GREEN, INK, PURPLE, VERMILION
+
+if TYPE_CHECKING:
+    from rankscope.runs.curves import Curve
+    from rankscope.runs.run import Run
+
+LAW = "law"
+STYLES = {
+    "exact": Style(BLUE, "o", "-", 2.0),
+    "float64": Style(GREEN, "s", "--", 1.3),
+    "float32": Style(VERMILION, "^", "--", 1.3),
+    LAW: Style(BLACK, "x", "none", 1.2),
+}
+OTHER = Style(PURPLE, "v", "--", 1.3)
+DEEPEST_SHOWN = -40.0
+FLOOR = "* at the float floor of its format"
+
+
+def document(run: Run) -> Document:
+    """log10 of the residual in each arithmetic, with order and factor, for each stack."""
+    tables = tuple(exact_table(run, stack) for stack in stacks_of(run.table))
+    return run_document(run, tables, legend={"floor": FLOOR})
+
+
+def exact_table(run: Run, stack: str | None) -> Table:
+    """The table of one stack, blocks down."""
+    residuals = exact_curves(run.table, "log10_residual", stack)
+    others = {
+        name: line
+        for name in ("order", "factor", "linear_factor")
+        if (line := exact_curves(run.table, name, stack).get("exact")) is not None
+    }
+    relative = exact_curves(run.table, "log10_relative_residual", stack)["exact"]
+    order = [name for name in ("exact", LAW) if name in residuals]
+    order += [name for name in residuals if name not in order]
+    powers = {**{name: residuals[name] for name in order}, "relative": relative}
+    layers = residuals["exact"].layers
+    rows: list[Row] = []
+    for place in shown_lines(layers.size):
+        if place is None:
+            rows.append(None)
+            continue
+        layer = int(layers[place])
+        cells = [_power(line, layer) for line in powers.values()]
+        rows.append([str(layer), *cells, *(_plain(line, layer, name) for name, line in others.items())])
+    columns = [Column(name.replace("_", " "), trend=line.mean.tolist()) for name, line in {**powers, **others}.items()]
+    caption = f"log10 of the residual at block.out{f', {stack}' if stack else ''}"
+    return Table(["block", *columns], rows, caption=caption)
+
+
+def _at(line: Curve, layer: int) -> tuple[float, bool]:
+    found = np.flatnonzero(line.layers == layer)
+    return (float(line.mean[found[0]]), bool(line.any_floor[found[0]])) if found.size else (float("nan"), False)
+
+
+def _power(line: Curve, layer: int) -> Cell:
+    value, at_floor = _at(line, layer)
+    text = f"{value:.3f}" if np.isfinite(value) else "floor" if at_floor else ""
+    return Cell(text, ("floor",) if at_floor else ())
+
+
+def _plain(line: Curve, layer: int, name: str) -> str:
+    value, _ = _at(line, layer)
+    if not np.isfinite(value):
+        return ""
+    return f"{value:.4f}" if name == "order" else number(value)
+
+
+def plot(run: Run) -> Plot:
+    """Left, log10 of the relative residual; right, the same as digits of agreement on a logarithmic axis.
+
+    On the right a block of order 3 multiplies the digits by three, so that order 3 is a straight line of slope log 3,
+    and the float formats end at their floors.
+    """
+    panels = [chart(run, stack) for stack in stacks_of(run.table) for chart in (_residuals, _digits)]
+    return Plot(facts_line(run), run.verdict, tuple(panels), columns=2, panel_size=(4.7, 3.4))
+
+
+def _residuals(run: Run, stack: str | None) -> LineChart:
+    curves = exact_curves(run.table, "log10_relative_residual", stack)
+    lines = tuple(Line(name, line.layers, line.mean, style=STYLES.get(name, OTHER)) for name, line in curves.items())
+    known = np.concatenate([line.mean[np.isfinite(line.mean)] for line in curves.values()])
+    deep = known.size > 0 and float(known.min()) < DEEPEST_SHOWN
+    top = max(1.0, min(float(known.max(initial=0.0)), 2.0))
+    return LineChart(
+        _titled("log10 of the relative residual", stack),
+        lines,
+        aside="goes on, see right" if deep else "",
+        y_range=(DEEPEST_SHOWN, top) if deep else None,
+    )
+
+
+def _digits(run: Run, stack: str | None) -> LineChart:
+    curves = exact_curves(run.table, "log10_relative_residual", stack)
+    lines = []
+    for name, line in curves.items():
+        known = -line.mean > 0
+        lines.append(Line(name, line.layers[known], -line.mean[known], style=STYLES.get(name, OTHER)))
+    guides = [Guide(float(-np.log10(floor)), f"{name} ends") for name, floor in run.floor["formats"].items()]
+    every = np.concatenate([np.asarray(line.y, dtype=np.float64) for line in lines])
+    every = every[np.isfinite(every)]
+    low, high = float(every.min(initial=np.inf)) / 1.3, float(every.max(initial=0.0)) * 1.3
+    tops = [1.6 * guide.value for guide in guides]
+    drawn, notes = _slope_of_three(run, stack)
+    return LineChart(
+        _titled("digits in which tokens agree", stack),
+        (*lines, *drawn),
+        guides=tuple(guides),
+        notes=notes,
+        log=True,
+        y_range=(low, max([high, *tops])) if every.size else None,
+        names="none",
+    )
+
+
+def _slope_of_three(run: Run, stack: str | None) -> tuple[tuple[Line, ...], tuple[Note, ...]]:
+    """A guide: three times the digits with each block, through the last point."""
+    line = exact_curves(run.table, "log10_relative_residual", stack)["exact"]
+    if order_of(run.table, stack)[0] != 3 or line.layers.size < 2:
+        return (), ()
+    guide = -line.mean[-1] * 3.0 ** (line.layers - line.layers[-1])
+    near_end = max(0, line.layers.size - 2)
+    note = Note("times 3 with each block", float(line.layers[near_end]), float(guide[near_end]))
+    return (Line("", line.layers, guide, style=Style(INK, dash=(0, (1, 2)), width=0.8)),), (note,)
+
+
+def _titled(title: str, stack: str | None) -> str:
+    return f"{stack}: {title}" if stack else title

@@ -1,0 +1,126 @@
+"""What a ``measure`` run shows, and every run of a verb without a description of its own: metrics by block."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from rankscope.runs.curves import Curve, curve, names_in
+from rankscope.runs.document import facts_line, run_document
+from rankscope.runs.rows import of_stack, only
+from rankscope.runs.summary import Summary, headline, main_site, shown_lines, stacks_of, summarise
+from rankscope.views import Column, Document, Guide, Line, LineChart, Plot, Row, Table, number, spans_decades
+from rankscope.views.figures import floor_words
+
+if TYPE_CHECKING:
+    from rankscope.runs.run import Run
+
+MOST_COLUMNS = 3
+MOST_PANELS = 9
+RELATIVE = ("relative_", "residual")
+"""How the names of metrics begin whose values the float floor limits."""
+
+
+def document(run: Run) -> Document:
+    """Blocks down, headline metrics across, for each stack."""
+    grids = summarise(run.table) if run.table.num_rows else []
+    return run_document(run, tuple(grid_table(grid) for grid in grids))
+
+
+def grid_table(grid: Summary) -> Table:
+    """The table of one stack."""
+    trends = [grid.values[grid.blocks, place].tolist() for place in range(len(grid.metrics))]
+    columns = [Column(name, trend=trend, term=name) for name, trend in zip(grid.metrics, trends, strict=True)]
+    rows: list[Row] = [
+        None if line is None else [grid.labels[line], *(grid.cell(line, place) for place in range(len(columns)))]
+        for line in shown_lines(len(grid.labels))
+    ]
+    return Table(["block", *columns], rows, caption=grid.stack or "")
+
+
+def plot(run: Run, *, metrics: Sequence[str] | None = None, site: str | None = None) -> Plot:
+    """The chosen metrics over depth, one panel each.
+
+    The line is the mean over sequences (and heads), the band runs from the 10% to the 90% quantile. Values at the float
+    floor are hollow, the floor itself is a hatched zone, the same-shape random null a dashed line.
+
+    Args:
+        run: what to draw.
+        metrics: panels, in order; the headline metrics by default.
+        site: site of every panel; by default the main site of each metric.
+
+    Raises:
+        UnknownNameError: for a metric or site that the run does not hold.
+    """
+    if run.table.num_rows:
+        summarise(run.table, metrics=metrics, site=site)
+    chosen = list(metrics) if metrics is not None else headline(run.table, MOST_PANELS)
+    panels = tuple(depth_chart(run, metric, site or main_site(run.table, metric)) for metric in chosen)
+    return Plot(facts_line(run), run.verdict, panels, columns=max(1, min(len(chosen), MOST_COLUMNS)))
+
+
+def depth_chart(run: Run, metric: str, site: str) -> LineChart:
+    """One metric at one site by block, a line per stack."""
+    lines = lines_by_stack(run.table, metric, site)
+    log = _is_log(lines)
+    return LineChart(
+        title=metric.replace("_", " "),
+        aside=site,
+        lines=tuple(curve_line(name, line) for name, line in lines),
+        guides=guides(run, metric),
+        log=log,
+        y_range=None if log else _y_range(lines),
+        names="ends",
+    )
+
+
+def _is_log(lines: Sequence[tuple[str, Curve]]) -> bool:
+    """Whether decades lie between the values, and none of them is zero or negative."""
+    values = [float(value) for _, line in lines for value in line.mean]
+    return not any(value <= 0 for value in values) and spans_decades(values)
+
+
+def _y_range(lines: Sequence[tuple[str, Curve]]) -> tuple[float, float] | None:
+    """From zero if nothing is negative, up to one if nothing is larger."""
+    ends = np.concatenate([part for _, line in lines for part in (line.low, line.high)])
+    ends = ends[np.isfinite(ends)]
+    if not ends.size or ends.min() < 0:
+        return None
+    high = float(ends.max())
+    return 0.0, 1.05 if high <= 1.05 else 1.12 * high
+
+
+def lines_by_stack(table: pa.Table, metric: str, site: str) -> list[tuple[str, Curve]]:
+    """The curve of each stack that has one; a model with one stack has one line without a name."""
+    found = []
+    for stack in stacks_of(table):
+        here = of_stack(only(table, metric=metric), stack)
+        if site in names_in(here, "site"):
+            found.append((stack or "", curve(here, metric, site)))
+    return found
+
+
+def curve_line(name: str, line: Curve) -> Line:
+    """A curve with its band and the points at the float floor."""
+    return Line(name, line.layers, line.mean, line.low, line.high, line.any_floor)
+
+
+def guides(run: Run, metric: str) -> tuple[Guide, ...]:
+    """Values to compare a metric with: that of random tokens of the same shape, and the float floor."""
+    found: list[Guide] = []
+    reference: Any = (run.null or {}).get(metric)
+    level = reference.get("mean") if isinstance(reference, Mapping) else None
+    if isinstance(level, (int, float)) and np.isfinite(level):
+        found.append(Guide(float(level), f"same-shape random {number(float(level))}", "null"))
+    return (*found, *(floor_guides(run) if metric.startswith(RELATIVE) else ()))
+
+
+def floor_guides(run: Run) -> tuple[Guide, ...]:
+    """The float floor of the run, if it has one."""
+    relative = run.floor.get("relative")
+    if not isinstance(relative, (int, float)) or relative <= 0:
+        return ()
+    return (Guide(float(relative), floor_words(run.floor.get("dtype"), float(relative)), "floor"),)

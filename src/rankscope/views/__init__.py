@@ -1,0 +1,69 @@
+"""Tables, charts and sections described once, as data, and one renderer per medium.
+
+A result is described by what it shows, and never by how that looks::
+
+    from rankscope.views import Cell, Column, Document, Line, LineChart, Plot, Section, Table, measured, number
+
+    table = Table(
+        [Column("variant", align="left"), "block 0", Column("block 1", trend=values)],
+        [["pure", measured(0.6), measured(3e-8, floor=True)], None, ["full", measured(0.9), Cell("0.8", ("good",))]],
+        caption="relative_residual at block.out",
+    )
+    document = Document("ablate: bert", verdict, parts=(table, Section("Why", "Because.", (table,))))
+    plot = Plot("bert", verdict, (LineChart("relative residual", (Line("pure", x, y, low, high),), log=True),))
+
+A cell's marks are data (``floor``, ``estimate``, ``apart``, ``good``, ``care``, ``bad``, ``faint``); ``str(cell)`` is
+its text with their signs, the same in every medium. Nothing here imports torch, and no renderer reads text back.
+
+================  ==============================================================================================
+medium            renderer
+================  ==============================================================================================
+plain text        :func:`rankscope.views.text.document_text`, ``table_text``, ``markdown_text``
+terminal (rich)   :func:`rankscope.views.terminal.print_document`, ``print_table``
+notebook          :func:`rankscope.views.notebook.document_html`, ``table_html``
+matplotlib        :func:`rankscope.views.figures.draw`; for other drawings ``headed_figure``, ``draw_line``,
+                  ``draw_floor``, ``plain_axes``, ``legend_below``, ``drawing_style``
+HTML page         :mod:`rankscope.reporting.page`
+================  ==============================================================================================
+
+Colours, markers and greys are those of :mod:`rankscope.views.palette`.
+"""
+
+from rankscope.views.charts import (
+    BarChart,
+    Guide,
+    HeatMap,
+    Line,
+    LineChart,
+    Note,
+    Panel,
+    Plot,
+    Style,
+    spans_decades,
+)
+from rankscope.views.documents import Document, Part, Section
+from rankscope.views.tables import UNDEFINED, Cell, Column, Mark, Row, Table, measured, number
+
+__all__ = [
+    "UNDEFINED",
+    "BarChart",
+    "Cell",
+    "Column",
+    "Document",
+    "Guide",
+    "HeatMap",
+    "Line",
+    "LineChart",
+    "Mark",
+    "Note",
+    "Panel",
+    "Part",
+    "Plot",
+    "Row",
+    "Section",
+    "Style",
+    "Table",
+    "measured",
+    "number",
+    "spans_decades",
+]

@@ -1,0 +1,65 @@
+"""Sections and documents as data: everything that is shown about one result, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rankscope.views.tables import Mark, Table
+
+
+@dataclass(frozen=True, eq=False)
+class Section:
+    """A heading, a sentence, and what is shown under it.
+
+    Args:
+        title: the heading.
+        lead: the sentence; may be empty.
+        parts: paragraphs, tables, and the charts of a page. Text renderers leave charts out.
+    """
+
+    title: str
+    lead: str = ""
+    parts: tuple[Any, ...] = ()
+
+
+Part = str | Table | Section
+
+
+@dataclass(frozen=True, eq=False)
+class Document:
+    """Everything a terminal, a notebook or plain text shows about one result.
+
+    Args:
+        title: what was done to which model.
+        verdict: the sentence to remember; empty where there is none.
+        next_steps: commands worth running next.
+        parts: paragraphs, tables and sections, in order.
+        legend: what a mark means; shown if a table carries it.
+        notes: what the reader should know besides.
+    """
+
+    title: str
+    verdict: str = ""
+    next_steps: tuple[str, ...] = ()
+    parts: tuple[Part, ...] = ()
+    legend: Mapping[Mark, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def explained(self) -> list[str]:
+        """The lines of the legend whose mark is used."""
+        used = {mark for table in tables_in(self.parts) for mark in table.marks}
+        return [words for mark, words in self.legend.items() if mark in used and words]
+
+
+def tables_in(parts: tuple[Any, ...]) -> list[Table]:
+    """All tables, also those in sections, in order."""
+    found: list[Table] = []
+    for part in parts:
+        if isinstance(part, Table):
+            found.append(part)
+        elif isinstance(part, Section):
+            found += tables_in(part.parts)
+    return found

@@ -1,0 +1,133 @@
+"""Views at a terminal, with rich: the same tables as plain text, with colour and small curves."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from rich import box
+from rich.console import Console
+from rich.panel import Panel
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from rankscope.views.documents import Document, Section
+from rankscope.views.palette import TONES
+from rankscope.views.tables import Cell, Column, Mark, Table
+from rankscope.views.trends import sparkline
+
+TREND_WIDTH = 9
+CELL_PADDING = 3
+MARK_STYLES: dict[Mark, str] = {
+    "floor": TONES["floor"],
+    "good": TONES["good"],
+    "care": TONES["care"],
+    "bad": f"bold {TONES['bad']}",
+    "faint": "dim",
+}
+
+
+def print_document(document: Document, console: Console, *, tone: str = "plain") -> None:
+    """Parts, then the verdict in a frame coloured by ``tone``, where the eye rests after a long table; then notes."""
+    console.print(Text(document.title, style="bold"))
+    for part in document.parts:
+        print_part(part, console)
+    for words in document.explained:
+        console.print(Text(words, style=TONES["floor"]))
+    if document.verdict:
+        steps = f"\nNext: {'; '.join(document.next_steps)}" if document.next_steps else ""
+        shape = box.ASCII if is_plain(console) else box.ROUNDED
+        frame = Panel(
+            Text(document.verdict + steps), title="verdict", title_align="left", border_style=TONES[tone], box=shape
+        )
+        console.print(frame)
+    for note in document.notes:
+        console.print(Text(f"note: {note}", style="dim"))
+
+
+def print_part(part: object, console: Console) -> None:
+    """A paragraph, a table under its caption, or a section; a chart is left out."""
+    if isinstance(part, str):
+        console.print(Text(part))
+    elif isinstance(part, Table):
+        if part.caption:
+            console.print(Text(part.caption))
+        print_table(part, console)
+    elif isinstance(part, Section):
+        console.print(Text(part.title, style="bold"))
+        if part.lead:
+            console.print(Text(part.lead))
+        for inner in part.parts:
+            print_part(inner, console)
+        console.print()
+
+
+def print_table(table: Table, console: Console) -> None:
+    """One table; columns for which the terminal is too narrow follow in a second one, with the first column again."""
+    for columns in _fitting(table, console.width):
+        console.print(_rich_table(table, columns, plain=is_plain(console)))
+
+
+def is_plain(console: Console) -> bool:
+    """Whether the terminal shows ASCII only."""
+    return not console.encoding.lower().startswith("utf")
+
+
+def _fitting(table: Table, width: int) -> list[list[int]]:
+    """Columns of each part of the table. A table of words is left to rich, which folds them."""
+    if any(column.width for column in table.head):
+        return [list(range(len(table.head)))]
+    needed = [_needed(table, place) for place in range(len(table.head))]
+    spare = width - 1 - (TREND_WIDTH + CELL_PADDING if table.row_trends else 0)
+    groups: list[list[int]] = [[0]]
+    for place in range(1, len(needed)):
+        if len(groups[-1]) > 1 and sum(needed[one] for one in groups[-1]) + needed[place] > spare:
+            groups.append([0])
+        groups[-1].append(place)
+    return groups
+
+
+def _needed(table: Table, place: int) -> int:
+    column = table.head[place]
+    words = [*_broken(column.name).split("\n"), *(str(row[place]) for row in table.body)]
+    trend = 0 if column.trend is None else min(TREND_WIDTH, len(column.trend))
+    return max(trend, *map(len, words)) + CELL_PADDING
+
+
+def _broken(name: str) -> str:
+    """A long name on several lines."""
+    return re.sub(r"[_ ]", "\n", name) if len(name) > TREND_WIDTH else name
+
+
+def _rich_table(table: Table, columns: Sequence[int], *, plain: bool) -> RichTable:
+    shape = box.ASCII if plain else box.SIMPLE_HEAD
+    trends = any(column.trend is not None for column in table.head)
+    made = RichTable(box=shape, show_footer=trends)
+    for place in columns:
+        column = table.head[place]
+        made.add_column(
+            Text(column.name if column.width else _broken(column.name)),
+            justify=column.align,
+            footer=_footer(column, first=place == 0, plain=plain),
+            no_wrap=not column.width,
+            overflow="fold",
+        )
+    if table.row_trends:
+        made.add_column("trend", no_wrap=True)
+    for row, cells in enumerate(table.body):
+        words = [_styled(cells[place]) for place in columns]
+        if table.row_trends:
+            words.append(Text(sparkline(table.row_trends[row], plain=plain, width=TREND_WIDTH), style="cyan"))
+        made.add_row(*words)
+    return made
+
+
+def _footer(column: Column, *, first: bool, plain: bool) -> Text:
+    if first:
+        return Text("trend")
+    trend = "" if column.trend is None else sparkline(column.trend, plain=plain, width=TREND_WIDTH)
+    return Text(trend, style="cyan")
+
+
+def _styled(cell: Cell) -> Text:
+    return Text(str(cell), style=next((MARK_STYLES[mark] for mark in cell.marks if mark in MARK_STYLES), ""))

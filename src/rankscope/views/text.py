@@ -1,0 +1,76 @@
+"""Views as plain text, with the same cells that every other renderer shows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rankscope.views.documents import Document, Section
+from rankscope.views.tables import Table
+
+
+def document_text(document: Document) -> str:
+    """Title, verdict, parts, legend and notes, a blank line between."""
+    verdict = f"Verdict: {document.verdict}" if document.verdict else ""
+    steps = f"\nNext: {'; '.join(document.next_steps)}" if document.next_steps else ""
+    parts = [document.title, verdict + steps, *map(part_text, document.parts), *document.explained]
+    parts += [f"Note: {note}" for note in document.notes]
+    return "\n\n".join(part for part in parts if part)
+
+
+def part_text(part: object) -> str:
+    """A paragraph, a table under its caption, or a section; a chart has no text."""
+    if isinstance(part, str):
+        return part
+    if isinstance(part, Table):
+        return _lines([part.caption, table_text(part)])
+    if isinstance(part, Section):
+        return _lines([part.title, part.lead, *map(part_text, part.parts)])
+    return ""
+
+
+def table_text(table: Table, *, rule: bool = True) -> str:
+    """The aligned table, without its caption.
+
+    Args:
+        table: what to write.
+        rule: whether a line of dashes stands under the head.
+
+    Example:
+        >>> print(table_text(Table(["block", "residual"], [["0", "0.93"], ["1", "0.4"]])))
+        block  residual
+        -----  --------
+            0      0.93
+            1       0.4
+    """
+    rows = [[column.name for column in table.head], *([str(cell) for cell in row] for row in table.body)]
+    widths = [max(len(row[place]) for row in rows) for place in range(len(table.columns))]
+    if rule:
+        rows.insert(1, ["-" * width for width in widths])
+    left = [column.align == "left" for column in table.head]
+    return "\n".join(_aligned(row, widths, left) for row in rows)
+
+
+def markdown_text(table: Table) -> str:
+    """The table in Markdown, without its caption.
+
+    Example:
+        >>> print(markdown_text(Table(["block", "residual"], [["0", "0.93"]])))
+        | block | residual |
+        |---|---|
+        | 0 | 0.93 |
+    """
+    rows = [[column.name for column in table.head], *([str(cell) for cell in row] for row in table.body)]
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join([lines[0], "|---" * len(table.columns) + "|", *lines[1:]])
+
+
+def _aligned(row: Sequence[str], widths: Sequence[int], left: Sequence[bool]) -> str:
+    words = (
+        word.ljust(width) if to_left else word.rjust(width)
+        for word, width, to_left in zip(row, widths, left, strict=True)
+    )
+    return "  ".join(words).rstrip()
+
+
+def _lines(parts: Iterable[str]) -> str:
+    return "\n".join(part for part in parts if part)

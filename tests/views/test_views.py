@@ -1,0 +1,183 @@
+"""One description, every medium: the same cells everywhere, marks as data, and nothing read back from text."""
+
+from __future__ import annotations
+
+import html
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from rankscope.reporting.terminal import print_run
+from rankscope.runs.presenting import document_of
+from rankscope.runs.run import load_run
+from rankscope.views import (
+    BarChart,
+    Cell,
+    Column,
+    Document,
+    Guide,
+    HeatMap,
+    Line,
+    LineChart,
+    Note,
+    Plot,
+    Section,
+    Style,
+    Table,
+    measured,
+)
+from rankscope.views.documents import tables_in
+from rankscope.views.notebook import document_html
+from rankscope.views.palette import DARK, LIGHT, css_variables
+from rankscope.views.terminal import print_document, print_table
+from rankscope.views.text import document_text, markdown_text, part_text, table_text
+
+SAVED = Path(__file__).parents[1] / "golden" / "saved"
+NAMES = sorted(path.name for path in SAVED.iterdir() if path.is_dir())
+TABLE = Table(
+    [Column("variant", align="left"), "block 0", Column("block 1", trend=[1.0, 0.5])],
+    [["pure", measured(0.6), measured(3e-8, floor=True)], None, ["full", "", Cell("0.8", ("good",))]],
+    caption="residuals",
+)
+
+
+def at_terminal(show, *, width: int = 100, colour: bool = False) -> str:
+    stream = io.StringIO()
+    show(Console(file=stream, width=width, force_terminal=colour, color_system="standard" if colour else None))
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("width", [60, 200])
+def test_print_and_the_command_line_show_the_same_tables(name: str, width: int) -> None:
+    run = load_run(SAVED / name)
+    text, terminal, notebook = str(run), at_terminal(lambda c: print_run(run, c), width=width), run._repr_html_()
+    tables = tables_in(document_of(run).parts)
+    assert tables
+    for table in tables:
+        assert table_text(table) in text
+        for words in (str(cell) for row in table.body for cell in row):
+            assert words in terminal
+            assert html.escape(words) in notebook
+        for column in table.head:
+            assert all(word in terminal for word in column.name.replace("_", " ").split())
+
+
+def test_a_table_as_text() -> None:
+    assert part_text(TABLE).splitlines() == [
+        "residuals",
+        "variant  block 0    block 1",
+        "-------  -------  ---------",
+        "pure       0.600  3.00e-08*",
+        "...          ...        ...",
+        "full                    0.8",
+    ]
+    assert table_text(TABLE, rule=False).splitlines()[1].startswith("pure")
+
+
+def test_a_table_as_markdown() -> None:
+    assert markdown_text(TABLE).splitlines()[:3] == [
+        "| variant | block 0 | block 1 |",
+        "|---|---|---|",
+        "| pure | 0.600 | 3.00e-08* |",
+    ]
+
+
+def test_the_legend_explains_only_marks_that_are_used() -> None:
+    legend = {"floor": "* at the float floor", "apart": "* the interval excludes zero"}
+    document = Document("run", parts=(Section("inside", parts=(TABLE,)),), legend=legend)
+    assert document.explained == ["* at the float floor"]
+    assert "excludes zero" not in document_text(document)
+
+
+def test_no_renderer_reads_its_text() -> None:
+    """What used to steer them is only text now: stars, blank lines, the words Verdict and Note."""
+    tricky = Table(["Verdict: ", "Note: x"], [["1*", "2*"]])
+    document = Document("a\n\nb", "Verdict: c\n\nNote: d", parts=("Verdict: e\n\nf", tricky), legend={"floor": "floor"})
+    assert document.explained == []
+    coloured = at_terminal(lambda c: print_document(document, c), colour=True)
+    assert "\x1b[35m" not in coloured  # the colour of the float floor
+    assert "opacity:.6'" not in document_html(document)
+    for words in ("Verdict: c", "Verdict: e", "1*"):
+        assert words in document_text(document)
+        assert words in coloured
+        assert words in document_html(document)
+
+
+def test_columns_that_do_not_fit_follow_below_with_the_first_again() -> None:
+    wide = Table(["block", *(f"metric_{k}" for k in range(9))], [["0", *(f"0.{k}00" for k in range(9))]])
+    shown = at_terminal(lambda c: print_table(wide, c), width=40)
+    assert max(map(len, shown.splitlines())) <= 40
+    assert shown.count("block") > 1
+    assert all(f"0.{k}00" in shown for k in range(9))
+    assert "…" not in shown
+
+
+def test_both_themes_name_the_same_colours() -> None:
+    assert set(LIGHT) == set(DARK)
+    assert css_variables(LIGHT).count("--") == len(LIGHT)
+
+
+def draw(*panels: LineChart | BarChart | HeatMap, **given: object):
+    pytest.importorskip("matplotlib")
+    from rankscope.views.figures import draw as drawn
+
+    figure = drawn(Plot("title", "a sentence", panels, columns=len(panels), **given))
+    figure.savefig(io.BytesIO(), format="png", dpi=40)
+    return figure
+
+
+def words_in(axes) -> list[str]:
+    return [text.get_text() for text in axes.texts]
+
+
+def test_lines_have_a_legend_a_floor_and_hollow_points() -> None:
+    lines = (
+        Line("a", [0, 1, 2], [1.0, 1e-3, 1e-8], floor=[False, False, True]),
+        Line("b", [0, 1], [0.5, np.nan], [0.4, np.nan], [0.6, np.nan]),
+        Line("", [0, 1], [0.5, 0.5]),
+    )
+    guides = (Guide(1e-7, "float32", "floor"), Guide(0.1, "a level"), Guide(1.5, "here", axis="x"))
+    chart = LineChart("residual", lines, guides=guides, notes=(Note("note", 1, 0.5),), log=True)
+    axes = draw(chart).axes[0]
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["a", "b"]
+    assert words_in(axes) == ["float32", "a level", "here", "note"]
+    assert [line.get_markerfacecolor() for line in axes.lines if line.get_label() == "_floor"] == ["white"]
+    assert axes.get_ylim()[0] <= 1e-8
+
+
+@pytest.mark.parametrize("y", [[], [np.nan, np.nan]])
+def test_lines_without_values_say_so(y: list[float]) -> None:
+    chart = LineChart("residual", (Line("a", range(len(y)), y),), empty="nothing here")
+    assert words_in(draw(chart).axes[0]) == ["nothing here"]
+
+
+def test_bars_without_a_value_say_so() -> None:
+    styles = (Style("#000000"),) * 3
+    axes = draw(BarChart("ends", ("a", "b", "c"), (0.5, None, 0.0), styles, missing="none")).axes[0]
+    assert [word.strip() for word in words_in(axes)] == ["0.500", "none", "none"]
+    assert len(axes.patches) == 1
+
+
+def test_a_map_has_a_contour_only_between_its_sides() -> None:
+    values = np.array([[-1.0, -5.0], [-2.0, -6.0]])
+    dotted = np.array([[True, False], [False, False]])
+    settings = {"x_ticks": ["1", "2"], "y_ticks": ["3", "4"], "x_label": "x", "y_label": "y", "limits": (-8.0, 0.0)}
+    crossed = draw(HeatMap("map", values, contour=-3.0, dotted=dotted, **settings)).axes[0]
+    beyond = draw(HeatMap("map", values, contour=-9.0, **settings)).axes[0]
+    assert len(crossed.collections) == 2
+    assert len(beyond.collections) == 0
+
+
+def test_panels_in_rows_share_their_x_label_and_a_legend() -> None:
+    chart = LineChart("residual", (Line("a", [0, 1], [1.0, 0.5]), Line("b", [0, 1], [1.0, 0.2])))
+    pytest.importorskip("matplotlib")
+    from rankscope.views.figures import draw as drawn
+
+    figure = drawn(Plot("title", "", (chart, chart, chart), columns=2, shared_legend=True))
+    assert [axes.get_xlabel() for axes in figure.axes] == ["", "block", "block"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a", "b"]
+    assert all(axes.get_legend() is None for axes in figure.axes)
