@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from rankscope._errors import InputError
 from rankscope._types import Status
 from rankscope.runs.curves import names_in
+from rankscope.runs.rows import only
 
 Array = NDArray[np.float64]
 BAND = (0.1, 0.9)
@@ -62,16 +63,9 @@ class DepthLine:
         return float(self.mean[-1])
 
 
-def select(table: pa.Table, where: Mapping[str, str | int]) -> pa.Table:
-    """Rows with these coordinates."""
-    for column, value in where.items():
-        table = table.filter(pc.fill_null(pc.equal(table[column], value), False))
-    return table
-
-
 def has_line(table: pa.Table, **where: str | int) -> bool:
     """Whether there is any such row."""
-    return bool(select(table, where).num_rows)
+    return bool(only(table, **where).num_rows)
 
 
 def line(table: pa.Table, metric: str, **where: str | int) -> DepthLine:
@@ -80,7 +74,7 @@ def line(table: pa.Table, metric: str, **where: str | int) -> DepthLine:
     Raises:
         InputError: the run holds no such rows.
     """
-    rows = select(table, {"metric": metric, **where})
+    rows = only(table, metric=metric, **where)
     if rows.num_rows == 0:
         wanted = ", ".join(f"{name}={value}" for name, value in where.items())
         raise InputError(f"This run holds no {metric} for {wanted}; it holds {', '.join(names_in(table, 'metric'))}.")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rankscope.papers._curves import Array, markdown_table, select
+from rankscope.papers._curves import Array, markdown_table
 from rankscope.papers._drawing import (
     BLUE,
     FAINT,
@@ -24,6 +24,7 @@ from rankscope.papers._drawing import (
     plain_axes,
 )
 from rankscope.runs.curves import names_in
+from rankscope.runs.rows import only
 from rankscope.views import number
 
 if TYPE_CHECKING:
@@ -105,11 +106,11 @@ def widths(run: Run) -> list[int]:
     return [int(width) for width in run.extra["widths"]]
 
 
-def free_runs(run: Run, variant: str, *only: int) -> list[FreeRun]:
+def free_runs(run: Run, variant: str, *some: int) -> list[FreeRun]:
     """Every block of a variant, of all widths or only of these."""
     found = []
-    for width in only or widths(run):
-        rows = select(run.table, {"variant": variant, "width": width})
+    for width in some or widths(run):
+        rows = only(run.table, variant=variant, width=width)
         metric, seed = rows["metric"].to_numpy(zero_copy_only=False), rows["seed"].to_numpy()
         value = rows["value"].to_numpy()
         for one in np.unique(seed):

@@ -17,7 +17,6 @@ from rankscope.papers._curves import (
     markdown_table,
     published,
     published_line,
-    select,
 )
 from rankscope.papers._drawing import (
     COLOURS,
@@ -32,6 +31,7 @@ from rankscope.papers._drawing import (
     settle_axes,
 )
 from rankscope.runs.curves import names_in
+from rankscope.runs.rows import only
 from rankscope.views import number
 
 if TYPE_CHECKING:
@@ -235,7 +235,7 @@ def _agreement(found: list[PrintComparison]) -> str:
 
 def _floor(run: Run) -> str:
     where = {"model": "BERT", "weights": "init", "curve": "SAN", "text": "words"}
-    rows = select(run.table, {"metric": IN_FLOAT32, **where})
+    rows = only(run.table, metric=IN_FLOAT32, **where)
     if rows.num_rows == 0:
         return ""
     plateau = float(line(run.table, METRIC, reading="authors", **where).mean[-4:].mean())

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rankscope.papers._curves import markdown_table, select
+from rankscope.papers._curves import markdown_table
 from rankscope.papers._drawing import COLOURS, INK, MARKERS, Look, figure_with_head, settle_axes
 from rankscope.papers.dong2021_path_census.measure import COUNT, SHARE
 from rankscope.runs.curves import names_in
+from rankscope.runs.rows import only
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -21,7 +22,7 @@ SHORT = 6
 
 def _shares(run: Run, model: str) -> tuple[np.ndarray, np.ndarray, int]:
     """Lengths, shares, and the number of heads."""
-    rows = select(run.table, {"metric": SHARE, "model": model})
+    rows = only(run.table, metric=SHARE, model=model)
     return rows["layer"].to_numpy(), rows["value"].to_numpy(), int(rows["heads"][0].as_py())
 
 
@@ -37,7 +38,7 @@ def describe(run: Run) -> str:
     rows = []
     for name in names_in(run.table, "model"):
         length, share, heads = _shares(run, name)
-        total = float(select(run.table, {"metric": COUNT, "model": name})["value"].to_numpy().sum())
+        total = float(only(run.table, metric=COUNT, model=name)["value"].to_numpy().sum())
         mean, short = float((length * share).sum()), float(share[length <= SHORT].sum())
         rows.append((name, str(heads), str(length[-1]), f"{total:.3g}", f"{mean:.2f}", f"{short:.2g}"))
     head = ("model", "heads", "blocks", "paths", "mean length", f"share of length {SHORT} or less")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rankscope.papers._curves import MeanInterval, has_line, markdown_table, mean_interval, published, select
+from rankscope.papers._curves import MeanInterval, has_line, markdown_table, mean_interval, published
 from rankscope.papers._drawing import (
     BLACK,
     BLUE,
@@ -25,6 +25,7 @@ from rankscope.papers._drawing import (
     note,
     settle_axes,
 )
+from rankscope.runs.rows import only
 from rankscope.views import number
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def published_facts(task: str) -> Mapping[str, float]:
 
 def by_seed(run: Run, metric: str, *, layer: int = 0, **where: str) -> list[float]:
     """One value per network, repeats averaged."""
-    rows = select(run.table, {"metric": metric, "layer": layer, **where})
+    rows = only(run.table, metric=metric, layer=layer, **where)
     seed, value = rows["seed"].to_numpy(), rows["value"].to_numpy()
     return [float(value[seed == one].mean()) for one in np.unique(seed)]
 

@@ -10,7 +10,6 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from rankscope.papers._curves import select
 from rankscope.papers._spec import ExperimentSize, Settings
 from rankscope.papers.long_paths.show import FALLING, FIXED
 from rankscope.papers.measuring.parts import Recorder, WorkPart, finished_run, measured_parts
@@ -18,6 +17,7 @@ from rankscope.papers.training.fitting import TrainingPlan, as_batch, fit, share
 from rankscope.papers.training.networks import encoder_for
 from rankscope.papers.training.tasks import sort_task
 from rankscope.runs.provenance import Provenance
+from rankscope.runs.rows import only
 from rankscope.runs.run import Run
 from rankscope.surgery.operating import operating
 from rankscope.surgery.operation import Operation
@@ -112,9 +112,9 @@ def measure_one(size: LongPathsSize, schedule: str, gain: float, seed: int, rows
         rows.add("accuracy", share_right(model, task.held), "final")
         table = decompose(model, inputs, batch=len(task.held), origins=True).table
     for metric in ("projection_share", "norm_share", "relative_residual"):
-        for length, mean in _means(select(table, {"metric": metric, "origin": "embedding"})).items():
+        for length, mean in _means(only(table, metric=metric, origin="embedding")).items():
             rows.add(metric, mean, "final", layer=length)
-    from_biases = _means(select(table, {"metric": "projection_share", "origin": "bias"}))
+    from_biases = _means(only(table, metric="projection_share", origin="bias"))
     rows.add("projection_share_of_biases", math.fsum(from_biases.values()), "final")
 
 

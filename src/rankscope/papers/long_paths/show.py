@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rankscope.papers._curves import Array, MeanInterval, markdown_table, mean_interval, select
+from rankscope.papers._curves import Array, MeanInterval, markdown_table, mean_interval
 from rankscope.papers._drawing import (
     BLACK,
     BLUE,
@@ -24,6 +24,7 @@ from rankscope.papers._drawing import (
     plain_axes,
     settle_axes,
 )
+from rankscope.runs.rows import only
 from rankscope.views import number
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ class GainArm:
 
 def arm(run: Run, schedule: str, gain: float) -> GainArm | None:
     """One arm, or None if it was not run."""
-    rows = select(run.table, {"schedule": schedule, "gain": f"{gain:g}"})
+    rows = only(run.table, schedule=schedule, gain=f"{gain:g}")
     if rows.num_rows == 0:
         return None
     metric, seed = rows["metric"].to_numpy(zero_copy_only=False), rows["seed"].to_numpy()

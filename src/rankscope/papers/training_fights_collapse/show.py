@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from rankscope.papers._curves import Array, markdown_table, select
+from rankscope.papers._curves import Array, markdown_table
 from rankscope.papers._drawing import (
     BLACK,
     BLUE,
@@ -28,6 +28,7 @@ from rankscope.papers._drawing import (
 )
 from rankscope.papers.training_fights_collapse.arms import LONG, OWN, TrainedArm
 from rankscope.runs.exactness import SMALL
+from rankscope.runs.rows import only
 from rankscope.views import number
 
 if TYPE_CHECKING:
@@ -77,16 +78,16 @@ class Training:
 
     def __init__(self, run: Run, arm: TrainedArm) -> None:
         self.arm = arm
-        rows = select(run.table, arm.at())
+        rows = only(run.table, **arm.at())
         self._table, self._cut = rows.filter(pc.is_null(rows["cut"])), rows.filter(pc.is_valid(rows["cut"]))
         self._after_last: dict[str, str | int] = {"site": "block.out", "layer": arm.depth - 1}
         self.seeds = np.unique(self._table["seed"].to_numpy())
 
     def course(self, metric: str, reduce: Callable[[pa.Table], float], **where: str | int) -> TrainingCourse:
         """A metric at each step that has it, reduced over blocks and sequences."""
-        rows = select(self._table, {"metric": metric, **where})
+        rows = only(self._table, metric=metric, **where)
         steps = np.unique(rows["step"].to_numpy())
-        values = [[reduce(select(rows, {"step": int(s), "seed": int(seed)})) for seed in self.seeds] for s in steps]
+        values = [[reduce(only(rows, step=int(s), seed=int(seed))) for seed in self.seeds] for s in steps]
         return TrainingCourse(steps.astype(np.int64), np.array(values, dtype=np.float64))
 
     def loss(self) -> TrainingCourse:
@@ -111,7 +112,7 @@ class Training:
 
     def order(self) -> TrainingCourse:
         """Median over blocks and sequences: over those whose tokens nearly agree, if there are any."""
-        residuals = _by_place(select(self._table, {"metric": RESIDUAL, "site": "block.out"}))
+        residuals = _by_place(only(self._table, metric=RESIDUAL, site="block.out"))
         return self.course("order", lambda rows: _median_order(rows, residuals))
 
     def factor(self) -> TrainingCourse:
@@ -125,8 +126,8 @@ class Training:
 
     def cut_after(self, variant: str) -> Array:
         """log10 of the residual after the last block when it is cut down only after training, one per seed."""
-        rows = select(self._cut, {"metric": RESIDUAL, "cut": variant, **self._after_last})
-        return np.array([_mean_value(select(rows, {"seed": int(seed)})) for seed in self.seeds])
+        rows = only(self._cut, metric=RESIDUAL, cut=variant, **self._after_last)
+        return np.array([_mean_value(only(rows, seed=int(seed))) for seed in self.seeds])
 
     def moved(self, which: str) -> Array:
         """How far a map (``q``, ``k``, ``v``) is from where it started, at the end, mean over blocks, one per seed."""
@@ -136,7 +137,7 @@ class Training:
 def arms_of(run: Run) -> list[TrainedArm]:
     """The networks that were trained, in order."""
     names = ("family", "variant", "depth", "mask", "longer")
-    rows = select(run.table, {"metric": "accuracy"})
+    rows = only(run.table, metric="accuracy")
     return [
         TrainedArm(*facts) for facts in dict.fromkeys(zip(*(rows[name].to_pylist() for name in names), strict=True))
     ]
