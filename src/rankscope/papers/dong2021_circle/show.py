@@ -10,22 +10,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rankscope.papers._curves import Array, markdown_table
-from rankscope.papers._drawing import (
-    BLUE,
-    FAINT,
-    GREEN,
-    INK,
-    PURPLE,
-    VERMILION,
-    Look,
-    Style,
-    figure_with_head,
-    legend_below,
-    plain_axes,
-)
+from rankscope.papers._drawing import Look
 from rankscope.runs.curves import names_in
 from rankscope.runs.rows import only
-from rankscope.views import number
+from rankscope.views import Line, Style, number
+from rankscope.views.figures import headed_figure, legend_below, plain_axes
+from rankscope.views.palette import BLUE, FAINT, GREEN, INK, PURPLE, VERMILION
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -248,43 +238,40 @@ def _answer(run: Run, outcomes: list[tuple[str, int, int]]) -> str:
     return f"In part: {whole} of {len(outcomes)} outcomes in every block." if any(h for _, h, _ in outcomes) else "No."
 
 
-STYLES = (
-    Style(VERMILION, "s", "attention"),
-    Style(BLUE, "o", "attention + skip", "--"),
-    Style(PURPLE, "^", "attention + MLP", "-."),
-    Style(GREEN, "D", "attention + skip + MLP", ":"),
-)
+STYLES = (Style(VERMILION, "s"), Style(BLUE, "o", "--"), Style(PURPLE, "^", "-."), Style(GREEN, "D", ":"))
 LEAST, MOST, SHOWN = -24.0, 6.5, 0.62
 
 
 def draw(run: Run) -> dict[str, Figure]:
     """One row per width: four trajectories, then the distances."""
-    figure, grid = figure_with_head(
-        len(widths(run)),
-        len(STYLES) + 1,
+    names = names_in(run.table, "variant")
+    figure, grid = headed_figure(
         "Two points sent round a circle by one trained block, applied to its own output",
         f"{run.extra['steps']} steps of a thousandth of a turn (the grey circle is the target). Trajectories: one of "
         f"{run.extra['seeds']} trained blocks, cross where one leaves the picture. Right: distance between the "
         "points for every block, exact (lines) and as float64 has it (dots).",
-        panel=(2.05, 2.15),
+        rows=len(widths(run)),
+        columns=len(STYLES) + 1,
+        panel_size=(2.05, 2.15),
+        legend_rows=1,
+        asked_by="reproduce",
     )
     for row, width in zip(grid, widths(run), strict=True):
         last = row[-1]
-        for axes, name, style in zip(row, names_in(run.table, "variant"), STYLES, strict=False):
+        for axes, name, style in zip(row, names, STYLES, strict=False):
             _trajectory(axes, free_runs(run, name, width)[0])
             axes.set_title(name, size=8.5, color=INK)
             for free in free_runs(run, name, width):
                 _distance(last, free, style)
         row[0].set_ylabel(f"width {width}", color=INK)
-        last.set_ylim(LEAST, MOST)
         last.set_title("log10 of the distance", size=8.5, color=INK)
-        last.set_xlabel("steps")
+        last.set(ylim=(LEAST, MOST), xlabel="steps")
         last.set_xscale("symlog", linthresh=1)
         last.set_xlim(0, run.extra["steps"])
         last.set_xticks([0, 1, 10, 100], ["0", "1", "10", "100"])
         last.axhline(-16, color=FAINT, linewidth=0.7, linestyle=(0, (4, 3)))
         plain_axes(last)
-    legend_below(figure, STYLES)
+    legend_below(figure, [Line(name, (), (), style=style) for name, style in zip(names, STYLES, strict=True)])
     return {"figure": figure}
 
 

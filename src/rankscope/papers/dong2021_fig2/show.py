@@ -18,24 +18,13 @@ from rankscope.papers._curves import (
     published,
     published_line,
 )
-from rankscope.papers._drawing import (
-    COLOURS,
-    INK,
-    MARKERS,
-    Style,
-    draw_floor,
-    draw_line,
-    draw_printed,
-    figure_with_head,
-    legend_below,
-    settle_axes,
-)
+from rankscope.papers._drawing import COLOURS, depth_line, drawn
 from rankscope.runs.curves import names_in
 from rankscope.runs.rows import only
-from rankscope.views import number
+from rankscope.views import Guide, Line, LineChart, Note, Style, number
+from rankscope.views.palette import MARKERS
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from rankscope.runs.run import Run
@@ -300,79 +289,75 @@ def _trained(run: Run) -> str:
     )
 
 
-STYLES = {curve: Style(*look) for look in zip(COLOURS, MARKERS, CURVES, strict=False) for curve in look[2:]}
+STYLES = {curve: Style(COLOURS[i], MARKERS[i]) for i, curve in enumerate(CURVES)}
 ASIDE = {"SAN": -0.14, "SAN+MLP": 0.14, "SAN+skip": -0.14, "transformer": 0.14}
+"""Published values are moved sideways, so that curves that coincide stay visible."""
 LEAST = 1e-9
 
 
 def draw(run: Run) -> dict[str, Figure]:
     """``figure``: random initialisation, both readings. ``figure-trained``: trained weights, if there are any."""
-    trained = [name for name in names_in(run.table, "model") if has_line(run.table, model=name, weights="trained")]
-    return {"figure": _initialised(run)} | ({"figure-trained": _trained_figure(run, trained)} if trained else {})
-
-
-def _initialised(run: Run) -> Figure:
-    figure, grid = figure_with_head(
-        3,
-        3,
+    rows = {
+        "as the authors ran it": ("authors", False),
+        "the same, log scale": ("authors", True),
+        "as the theorem means it": ("theorem", True),
+    }
+    figure = drawn(
         "Residual over depth at random initialisation",
         "Lines: ours, mean over initialisations and sequences; band of one standard deviation, on log scales from the "
         "10% to the 90% quantile. Hollow marks: Dong et al. 2021, figure 2. Values of exactly zero (tokens equal bit "
         "for bit) lie on the lower edge.",
+        [
+            [
+                _panel(run, f"{model}, {label}", model, text, "init", reading, log=log, printed=model)
+                for model, text in TEXTS.items()
+            ]
+            for label, (reading, log) in rows.items()
+        ],
+        styles=STYLES,
     )
-    labels = ("as the authors ran it", "the same, log scale", "as the theorem means it")
-    for column, (model, text) in enumerate(TEXTS.items()):
-        for row, (reading, log) in enumerate((("authors", False), ("authors", True), ("theorem", True))):
-            _panel(grid[row][column], run, model, "init", reading, text, log=log, printed=model)
-        grid[0][column].set_title(f"{model}", size=10, color=INK, weight="bold")
-        grid[2][column].set_xlabel("block")
-    for row, label in enumerate(labels):
-        grid[row][0].set_ylabel(f"{label}\nrelative residual (1,∞)", size=8.5)
-    legend_below(figure, list(STYLES.values()), printed="printed mean")
-    return figure
-
-
-def _trained_figure(run: Run, names: list[str]) -> Figure:
-    columns = 2 if len(names) > 1 else 1
-    figure, grid = figure_with_head(
-        -(-len(names) // columns),
-        columns,
+    trained = [name for name in names_in(run.table, "model") if has_line(run.table, model=name, weights="trained")]
+    if not trained:
+        return {"figure": figure}
+    panels = []
+    for name in trained:
+        family, title = TRAINED.get(name, (name, name))
+        panels.append(_panel(run, title, name, "tokenizer", "trained", "authors", log=True, printed=family))
+    second = drawn(
         "Residual over depth in trained models, cut as the authors cut",
         "Lines: ours on these models. Hollow marks: the print for bert-base-cased or albert-base-v2, for orientation.",
+        [panels[start : start + 2] for start in range(0, len(panels), 2)],
+        styles=STYLES,
+        panel_size=(3.6, 2.35),
     )
-    panels = [axes for row in grid for axes in row]
-    for position, (axes, name) in enumerate(zip(panels, names, strict=False)):
-        family, title = TRAINED.get(name, (name, name))
-        _panel(axes, run, name, "trained", "authors", "tokenizer", log=True, printed=family)
-        axes.set_title(title, size=9.5, color=INK)
-        axes.set_ylabel("relative residual (1,∞)" if position % columns == 0 else "", size=8.5)
-        axes.set_xlabel("block")
-    for spare in panels[len(names) :]:
-        spare.set_visible(False)
-    legend_below(figure, list(STYLES.values()), printed="printed, other checkpoint")
-    return figure
+    return {"figure": figure, "figure-trained": second}
 
 
-def _panel(axes: Axes, run: Run, model: str, weights: str, reading: str, text: str, *, log: bool, printed: str) -> None:
+def _panel(
+    run: Run, title: str, model: str, text: str, weights: str, reading: str, *, log: bool, printed: str
+) -> LineChart:
     facts = published("dong2021_fig2")
-    deepest = 0
-    for curve in CURVES:
-        where = {"model": model, "weights": weights, "curve": curve, "text": text}
+    lines = []
+    for curve, style in STYLES.items():
         # The whole model is the same network in both readings.
-        where["reading"] = "authors" if curve == "transformer" else reading
+        how = "authors" if curve == "transformer" else reading
+        where = {"model": model, "weights": weights, "curve": curve, "text": text, "reading": how}
         if not has_line(run.table, **where):
             continue
         ours = line(run.table, METRIC, **where)
-        deepest = max(deepest, int(ours.depth[-1]))
-        band = (ours.low, ours.high) if log else (ours.mean - ours.spread, ours.mean + ours.spread)
-        draw_line(axes, ours.depth, ours.mean, band, STYLES[curve], least=LEAST if log else None)
+        lines.append(depth_line(curve, ours, style, least=LEAST if log else None, quantiles=log))
         if reading == "authors" and printed in TEXTS and (weights == "trained" or ours.depth[-1] == BASE_DEPTH):
             theirs = published_line(facts, model=printed, weights=weights, curve=curve).values
-            draw_printed(axes, theirs, STYLES[curve], aside=ASIDE[curve])
-    if log:
-        axes.set_yscale("log")
-        axes.set_ylim(LEAST, 3.0)
-        draw_floor(axes, float(run.floor["relative"]), str(run.floor["dtype"]))
-    else:
-        axes.set_ylim(-0.02, 1.08)
-    settle_axes(axes, deepest)
+            known = np.flatnonzero(np.isfinite(theirs))
+            hollow = Style(style.colour, style.marker, "none")
+            lines.append(Line("", known + ASIDE[curve], theirs[known], floor=known >= 0, style=hollow))
+    floor, deepest = float(run.floor["relative"]), float(max(np.max(line.x) for line in lines))
+    return LineChart(
+        title,
+        tuple(lines),
+        guides=(Guide(floor, "", "floor"),) if log else (),
+        notes=(Note(f"{run.floor['dtype']} rounding, below {number(floor)}", deepest, 1.5 * LEAST),) if log else (),
+        y_label="relative residual (1,∞)",
+        log=log,
+        y_range=(LEAST, 3.0) if log else (-0.02, 1.08),
+    )

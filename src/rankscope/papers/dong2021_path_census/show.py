@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rankscope.papers._curves import markdown_table
-from rankscope.papers._drawing import COLOURS, INK, MARKERS, Look, figure_with_head, settle_axes
+from rankscope.papers._drawing import COLOURS, Look, drawn
 from rankscope.papers.dong2021_path_census.measure import COUNT, SHARE
 from rankscope.runs.curves import names_in
 from rankscope.runs.rows import only
+from rankscope.views import Line, LineChart, Style
+from rankscope.views.palette import MARKERS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -51,28 +53,25 @@ def describe(run: Run) -> str:
 
 def draw(run: Run) -> dict[str, Figure]:
     """Share of paths by length, and the share at most that long."""
-    figure, ((left, right),) = figure_with_head(
-        1,
-        2,
+    shown = [name for name in names_in(run.table, "model") if int(_shares(run, name)[0].size) <= 33]
+    shown = shown if len(shown) <= 5 else [shown[i] for i in (0, 1, 3, 4, 5)]
+    single, up_to = [], []
+    for name, colour, marker in zip(shown, COLOURS, MARKERS, strict=False):
+        length, share, heads = _shares(run, name)
+        label, style = f"{name} ({heads}, {length[-1]})", Style(colour, marker)
+        single.append(Line(label, length, share, style=style))
+        up_to.append(Line(label, length, np.cumsum(share), style=style))
+    entered = "length of the path (blocks entered)"
+    left: Look = {"y_range": (-0.02, 1.02), "legend_title": "model (heads, blocks)"}
+    right: Look = {"y_range": (1e-12, 2), "log": True, "names": "none"}
+    panels = [
+        LineChart("share of all paths", tuple(single), x_label=entered, **left),
+        LineChart("share of paths at most so long", tuple(up_to), x_label=entered, **right),
+    ]
+    figure = drawn(
         "How long are the paths of a transformer with skips?",
         "Each block is passed over or entered through one of H heads, so lengths follow a binomial law with chance "
         "H/(1+H).",
+        [panels],
     )
-    shown = [name for name in names_in(run.table, "model") if int(_shares(run, name)[0].size) <= 33]
-    shown = shown if len(shown) <= 5 else [shown[i] for i in (0, 1, 3, 4, 5)]
-    for colour, marker, name in zip(COLOURS, MARKERS, shown, strict=False):
-        length, share, heads = _shares(run, name)
-        line: Look = {"color": colour, "marker": marker, "markersize": 3.2, "linewidth": 1.3}
-        left.plot(length, share, label=f"{name} ({heads}, {length[-1]})", **line)
-        right.plot(length, np.cumsum(share), **line)
-    left.set_ylabel("share of all paths")
-    right.set_ylabel("share of paths at most so long")
-    right.set_yscale("log")
-    right.set_ylim(1e-12, 2)
-    for axes in (left, right):
-        axes.set_xlabel("length of the path (blocks entered)")
-        settle_axes(axes, int(axes.get_xlim()[1]))
-    left.set_ylim(-0.02, 1.02)
-    small: Look = {"fontsize": 7.2, "title_fontsize": 7.2}
-    left.legend(loc="upper right", frameon=False, labelcolor=INK, title="model (heads, blocks)", **small)
     return {"figure": figure}

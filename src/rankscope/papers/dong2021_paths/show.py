@@ -8,42 +8,26 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rankscope.papers._curves import MeanInterval, has_line, markdown_table, mean_interval, published
-from rankscope.papers._drawing import (
-    BLACK,
-    BLUE,
-    FAINT,
-    GREEN,
-    INK,
-    ORANGE,
-    PURPLE,
-    SKY,
-    VERMILION,
-    Style,
-    draw_line,
-    figure_with_head,
-    legend_below,
-    note,
-    settle_axes,
-)
+from rankscope.papers._drawing import Look, drawn
 from rankscope.runs.rows import only
-from rankscope.views import number
+from rankscope.views import Guide, Line, LineChart, Note, Style, number
+from rankscope.views.palette import BLACK, BLUE, FAINT, GREEN, ORANGE, PURPLE, SKY, VERMILION
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from rankscope.runs.run import Run
 
 OFFSET, AS_PUBLISHED = "frozen, offset set right", "whole, trained as published"
-STYLES = {
-    ("recomputed", "5"): Style(ORANGE, "v", "recomputed, 5", ":"),
-    ("recomputed", "20"): Style(VERMILION, "s", "recomputed, 20"),
-    ("frozen", "5"): Style(SKY, "^", "frozen, 5", ":"),
-    ("frozen", "20"): Style(BLUE, "o", "frozen, 20"),
-    ("frozen", "all"): Style(BLACK, "D", "frozen, all paths", "--"),
-    (OFFSET, "all"): Style(FAINT, "P", "all, offset set right", "-."),
+LINES = {
+    ("recomputed", "5"): ("recomputed, 5", Style(ORANGE, "v", ":")),
+    ("recomputed", "20"): ("recomputed, 20", Style(VERMILION, "s")),
+    ("frozen", "5"): ("frozen, 5", Style(SKY, "^", ":")),
+    ("frozen", "20"): ("frozen, 20", Style(BLUE, "o")),
+    ("frozen", "all"): ("frozen, all paths", Style(BLACK, "D", "--")),
+    (OFFSET, "all"): ("all, offset set right", Style(FAINT, "P", "-.")),
 }
-"""The lines: what is judged, and how many paths."""
+"""What is judged, and how many paths: label and style."""
 NEAR_CHANCE = 0.05
 """A path length "barely beats chance" when it is at most so much above it."""
 CANCELS = 10.0
@@ -143,8 +127,8 @@ def describe(run: Run) -> str:
     """Training, lines to beat, the table, the claim in both meanings, what differs."""
     found = {name: value.mean for name in GUESSES if (value := guess(run, name)) is not None}
     told = "; ".join(f"{GUESSES[name][0]} {value:.3f}" for name, value in found.items())
-    head = [f"{of}, {'all' if paths == 'all' else paths + ' paths'}" for of, paths in STYLES]
-    columns = [[str(one) for one in curve(run, "accuracy", *key)] for key in STYLES]
+    head = [f"{of}, {'all' if paths == 'all' else paths + ' paths'}" for of, paths in LINES]
+    columns = [[str(one) for one in curve(run, "accuracy", *key)] for key in LINES]
     columns += [
         [number(one.mean) for one in curve(run, metric, "frozen", "all")]
         for metric in ("size_over_output", "relative_residual")
@@ -226,58 +210,44 @@ TITLES = {
     "hull": "Corners of the convex hull of 10 points",
     "memory": "Learning bits by heart",
 }
-SUM_STYLES = {
-    "size_over_output": Style(GREEN, "o", "size over output"),
-    "relative_residual": Style(PURPLE, "s", "relative residual"),
-}
+SUM_STYLES = {"size_over_output": Style(GREEN, "o"), "relative_residual": Style(PURPLE, "s")}
 
 
 def draw(run: Run) -> dict[str, Figure]:
     """Accuracies, and size and residual of the sums."""
-    figure, ((left, right),) = figure_with_head(
-        1,
-        2,
-        f"{TITLES[str(run.extra['task'])]}: what is left when only paths of one length are kept?",
+    task = str(run.extra["task"])
+    accuracies, sums = [], []
+    for key, (label, style) in LINES.items():
+        mean, half = np.array([(point.mean, point.half) for point in curve(run, "accuracy", *key)]).T
+        # Other lines get a band of no width.
+        half = half if key[1] == "20" and np.isfinite(half).all() else np.zeros_like(mean)
+        accuracies.append(Line(label, lengths(run), mean, mean - half, mean + half, style=style))
+    for metric, style in SUM_STYLES.items():
+        values = np.array([by_seed(run, metric, layer=length, of="frozen", paths="all") for length in lengths(run)])
+        mean, low, high = (np.maximum(y, 1e-12) for y in (values.mean(axis=1), values.min(axis=1), values.max(axis=1)))
+        sums.append(Line(metric.replace("_", " "), lengths(run), mean, low, high, style=style))
+    whole = over_seeds(run, "accuracy", of="whole").mean
+    levels = {f"whole network {whole:.3f} (published {published_facts(task)['whole']:.2f})": whole}
+    for name, (_, words) in GUESSES.items():
+        if (found := guess(run, name)) is not None:
+            levels[f"{words} {found.mean:.2f}"] = found.mean
+    guides = tuple(Guide(level, "") for level in levels.values())
+    # The longest paths are about as good as one answer for all: its label stands below their lines.
+    heights = {words: level - 0.1 * words.startswith("one answer") for words, level in levels.items()}
+    notes = tuple(Note(words, lengths(run)[-1] + 0.3, height) for words, height in heights.items())
+    entered = "length of the path (attention layers entered)"
+    shown: Look = {"guides": guides, "notes": notes, "x_label": entered, "y_range": (0.0, 1.1)}
+    left = LineChart("accuracy", tuple(accuracies), **shown)
+    right = LineChart("sum of all paths of a length", tuple(sums), x_label=entered, log=True, names="ends")
+    figure = drawn(
+        f"{TITLES[task]}: what is left when only paths of one length are kept?",
         f"{run.extra['layers']} attention layers, {run.extra['heads']} heads, width {run.extra['width']}, skips and "
         f"LayerNorm, no MLP; means over {seeds(run)} trained networks. Bands: 95% interval of the mean for 20 paths "
         "(left), range over networks (right). Attention frozen as the whole network has it (theorem 2.1), or "
         "recomputed from what a path carries.",
-        panel=(4.1, 3.1),
+        [[left, right]],
+        styles=dict(LINES.values()),
+        panel_size=(4.1, 3.1),
         legend_rows=2,
     )
-    for key, style in STYLES.items():
-        mean, half = np.array([(point.mean, point.half) for point in curve(run, "accuracy", *key)]).T
-        band = (mean - half, mean + half) if key[1] == "20" and np.isfinite(half).all() else None
-        draw_line(left, np.arange(mean.size), mean, band, style, least=None)
-    _horizontals(left, run)
-    left.set_ylabel("accuracy")
-    left.set_ylim(0.0, 1.04)
-    for metric, style in SUM_STYLES.items():
-        values = np.array([by_seed(run, metric, layer=length, of="frozen", paths="all") for length in lengths(run)])
-        band = (values.min(axis=1), values.max(axis=1))
-        draw_line(right, np.arange(len(values)), values.mean(axis=1), band, style, least=1e-12)
-    right.set_yscale("log")
-    right.set_ylabel("of the sum of all paths of the length")
-    shown = [right.lines[index] for index in (0, 2)]
-    right.legend(shown, [style.label for style in SUM_STYLES.values()], loc="best", frameon=False, fontsize=7.5)
-    for axes in (left, right):
-        axes.set_xlabel("length of the path (attention layers entered)")
-        settle_axes(axes, lengths(run)[-1])
-    legend_below(figure, list(STYLES.values()), rows=2)
     return {"figure": figure}
-
-
-def _horizontals(axes: Axes, run: Run) -> None:
-    whole = over_seeds(run, "accuracy", of="whole").mean
-    told = f"whole network {whole:.3f} (published {published_facts(str(run.extra['task']))['whole']:.2f})"
-    axes.axhline(whole, color=INK, linewidth=1.0)
-    note(axes, 0.99, whole - 0.008, told, va="top", pad=0.4, alpha=0.75, zorder=5)
-    least = min(point.mean for key in STYLES for point in curve(run, "accuracy", *key))
-    for name, (_, words) in GUESSES.items():
-        found = guess(run, name)
-        if found is not None:
-            axes.axhline(found.mean, color=FAINT, linewidth=0.8, linestyle=(0, (4, 3)))
-            below = name == "constant"
-            height = min(found.mean, least - 0.02) - 0.008 if below else found.mean + 0.008
-            va, told = "top" if below else "bottom", f"{words} {found.mean:.2f}"
-            note(axes, 0.99, height, told, va=va, pad=0.4, alpha=0.75, zorder=5)

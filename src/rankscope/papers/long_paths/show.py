@@ -8,24 +8,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rankscope.papers._curves import Array, MeanInterval, markdown_table, mean_interval
-from rankscope.papers._drawing import (
-    BLACK,
-    BLUE,
-    GREEN,
-    INK,
-    MARKERS,
-    ORANGE,
-    SKY,
-    VERMILION,
-    Look,
-    Style,
-    draw_line,
-    figure_with_head,
-    plain_axes,
-    settle_axes,
-)
+from rankscope.papers._drawing import Look, drawn
 from rankscope.runs.rows import only
-from rankscope.views import number
+from rankscope.views import Line, LineChart, Style, number
+from rankscope.views.palette import BLACK, BLUE, GREEN, MARKERS, ORANGE, SKY, VERMILION
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -203,42 +189,30 @@ COLOURS = (BLACK, SKY, BLUE, GREEN, ORANGE, VERMILION)
 
 def draw(run: Run) -> dict[str, Figure]:
     """Three panels: shares, and accuracy and loss over the mean length of what is carried."""
-    from matplotlib.lines import Line2D
-
-    figure, ((shares, accuracy, loss),) = figure_with_head(
-        1,
-        3,
-        "Can a network be made to use its long paths?",
-        f"Sorting, {run.extra['layers']} attention layers with skips turned down to a gain g: falling over the first "
-        f"60% of training (solid, filled) or from the start (dashed, hollow). {run.extra['seeds']} networks each; "
-        "mean length: mean of the path length, weighted with the size of its share.",
-        panel=(3.3, 2.9),
-    )
-    looks = {float(gain): (COLOURS[i % 6], MARKERS[i % 6]) for i, gain in enumerate(run.extra["gains"])}
+    depth, gains = int(run.extra["layers"]), [float(gain) for gain in run.extra["gains"]]
+    looks = {gain: (COLOURS[i % 6], MARKERS[i % 6]) for i, gain in enumerate(gains)}
+    shares, accuracy, loss = list[Line](), list[Line](), list[Line]()
     for each in arms(run):
-        hollow = each.schedule == FIXED and each.gain != 1.0
-        style = Style(*looks[each.gain], f"g = {each.gain:g}", "--" if hollow else "-")
-        draw_line(shares, np.arange(each.shares.shape[1]), each.shares.mean(axis=0), None, style, least=None)
-        marks: Look = {"linestyle": "none", "marker": style.marker, "markersize": 5, "markeredgecolor": style.colour}
-        for axes, values in ((accuracy, each.accuracy), (loss, each.loss)):
-            face = "white" if hollow else style.colour
-            axes.plot(each.lengths, values, markerfacecolor=face, zorder=3, **marks)
-    shares.set_ylabel("share of the output")
-    shares.set_xlabel("length of the path")
-    settle_axes(shares, int(run.extra["layers"]))
-    shares.axhline(0.0, color=INK, linewidth=0.6)
-    handles = [
-        Line2D([], [], color=colour, marker=marker, markersize=4, label=f"g = {gain:g}")
-        for gain, (colour, marker) in looks.items()
-    ]
-    shares.legend(handles=handles, frameon=False, fontsize=7.4, labelcolor=INK)
-    for axes, words in ((accuracy, "accuracy on unseen sequences"), (loss, "loss at the end of training")):
-        axes.set_xlabel("mean length of what is carried")
-        axes.set_ylabel(words)
-        axes.set_xlim(-0.2, run.extra["layers"] + 0.3)
-        plain_axes(axes)
-    accuracy.set_ylim(0.0, 1.04)
+        hollow, look = each.schedule == FIXED and each.gain != 1.0, looks[each.gain]
+        dash, name = ("--", "") if hollow else ("-", f"g = {each.gain:g}")
+        shares.append(Line(name, range(depth + 1), each.shares.mean(axis=0), style=Style(*look, dash)))
+        for lines, values in ((accuracy, each.accuracy), (loss, each.loss)):
+            lines.append(Line("", each.lengths, values, floor=values * 0 + hollow, style=Style(*look, "none", 2.5)))
     losses = np.concatenate([each.loss for each in arms(run)])
-    if losses.max() > 5 * losses.min():
-        loss.set_yscale("log")
+    log = bool(losses.max() > 5 * losses.min())
+    ends: Look = {"x_label": "mean length of what is carried", "x_range": (-0.2, depth + 0.3), "names": "none"}
+    figure = drawn(
+        "Can a network be made to use its long paths?",
+        f"Sorting, {depth} attention layers with skips turned down to a gain g: falling over the first 60% of training "
+        f"(solid, filled) or from the start (dashed, hollow). {run.extra['seeds']} networks each; mean length: mean of "
+        "the path length, weighted with the size of its share.",
+        [
+            [
+                LineChart("share of the output", tuple(shares), x_label="length of the path"),
+                LineChart("accuracy on unseen sequences", tuple(accuracy), y_range=(0.0, 1.04), **ends),
+                LineChart("loss at the end of training", tuple(loss), log=log, **ends),
+            ]
+        ],
+        panel_size=(3.3, 2.9),
+    )
     return {"figure": figure}

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rankscope._types import Status
 from rankscope.papers._curves import markdown_table
-from rankscope.papers._drawing import BLUE, GREEN, INK, TYPE, Look, plain_axes
+from rankscope.papers._drawing import Look
 from rankscope.papers.mechanisms.rows import GROUPS, MECHANISMS, Mechanism
-from rankscope.views import number
-from rankscope.views.figures import drawing_style
+from rankscope.views import Line, Style, number
+from rankscope.views.figures import headed_figure, legend_below, plain_axes
+from rankscope.views.palette import BLUE, GREEN, INK
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -489,32 +490,22 @@ def draw(run: Run) -> dict[str, Figure]:
 
     lines = sorted((line for line in lines_of(run) if line.change == AS_IT_IS), key=rank)
     size = run.extra["size"]
-    height = LINE_INCHES * len(lines) + 1.9
-    with drawing_style("reproduce", TYPE):
-        from matplotlib.figure import Figure
-        from matplotlib.lines import Line2D
-
-        figure = Figure(figsize=(8.6, height))
-        axes = figure.add_axes((0.225, 0.78 / height, 0.745, 1 - 1.75 / height))
-        _draw(axes, lines)
-        title = f"What is left after {size['depth']} blocks, with skips and without"
-        figure.text(0.012, 1 - 0.1 / height, title, va="top", weight="bold", size=10.5, color=INK)
-        words = (
-            f"Relative residual of the tokens (1: nothing in common, 0: equal). Width {size['width']}, "
-            f"{size['tokens']} tokens,\nrandom initialisation, median of {size['seeds']} "
-            f"{'seed' if size['seeds'] == 1 else 'seeds'}. "
-            "Hollow: whole model. Filled: every skip cut, MLPs and norms kept.\n"
-            "The axis is stretched toward 1."
-        )
-        figure.text(0.012, 1 - 0.33 / height, words, va="top", size=8.5, color=INK, linespacing=1.25)
-        handles = []
-        for order, (colour, marker, label) in LOOKS.items():
-            if order in {line.order.get("cut") for line in lines}:
-                face = "white" if order is None else colour
-                look: Look = {"marker": marker, "color": colour, "markerfacecolor": face, "markersize": 5}
-                handles.append(Line2D([], [], linestyle="none", label=label, **look))
-        columns = 2 if len(handles) > 2 else len(handles)
-        figure.legend(handles=handles, loc="lower center", ncols=columns, frameon=False, fontsize=8, labelcolor=INK)
+    figure, ((axes,),) = headed_figure(
+        f"What is left after {size['depth']} blocks, with skips and without",
+        f"Relative residual of the tokens (1: nothing in common, 0: equal). Width {size['width']}, {size['tokens']} "
+        f"tokens, random initialisation, median of {size['seeds']} {'seed' if size['seeds'] == 1 else 'seeds'}. "
+        "Hollow: whole model. Filled: every skip cut, MLPs and norms kept. The axis is stretched toward 1.",
+        rows=1,
+        columns=1,
+        panel_size=(8.6, LINE_INCHES * len(lines) + 0.5),
+        legend_rows=2,
+        asked_by="reproduce",
+    )
+    _draw(axes, lines)
+    orders = {line.order.get("cut") for line in lines}
+    looks = [look for order, look in LOOKS.items() if order in orders]
+    named = [Line(label, (), (), style=Style(colour, marker, "none")) for colour, marker, label in looks]
+    legend_below(figure, named, rows=2)
     return {"figure": figure}
 
 

@@ -11,25 +11,13 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rankscope.papers._curves import Array, markdown_table
-from rankscope.papers._drawing import (
-    BLACK,
-    BLUE,
-    FAINT,
-    GREEN,
-    INK,
-    ORANGE,
-    PURPLE,
-    SKY,
-    VERMILION,
-    Look,
-    Style,
-    figure_with_head,
-    plain_axes,
-)
+from rankscope.papers._drawing import Look
 from rankscope.papers.training_fights_collapse.arms import LONG, OWN, TrainedArm
 from rankscope.runs.exactness import SMALL
 from rankscope.runs.rows import only
-from rankscope.views import number
+from rankscope.views import Line, Style, number
+from rankscope.views.figures import draw_line, headed_figure, plain_axes
+from rankscope.views.palette import BLACK, BLUE, FAINT, GREEN, INK, MARKERS, ORANGE, PURPLE, SKY, VERMILION
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -374,13 +362,13 @@ def _rests(run: Run, trainings: list[Training]) -> str:
 
 
 STYLES: Mapping[str, Style] = {
-    "whole": Style(BLACK, "o", "whole"),
-    "no MLP": Style(GREEN, "^", "no MLP"),
-    "no norm": Style(SKY, "v", "no norm"),
-    "no skip": Style(VERMILION, "s", "no skip"),
-    "no skip, no norm": Style(ORANGE, "P", "no skip, no norm"),
-    "no skip, no MLP": Style(PURPLE, "D", "no skip, no MLP"),
-    "attention alone": Style(BLUE, "X", "attention alone"),
+    "whole": Style(BLACK, "o"),
+    "no MLP": Style(GREEN, "^"),
+    "no norm": Style(SKY, "v"),
+    "no skip": Style(VERMILION, "s"),
+    "no skip, no norm": Style(ORANGE, "P"),
+    "no skip, no MLP": Style(PURPLE, "D"),
+    "attention alone": Style(BLUE, "X"),
 }
 OTHERS = (BLACK, VERMILION, BLUE, ORANGE, SKY, GREEN, PURPLE, "#7f7f7f")
 TICKS = (0, -0.3, -1, -3, -10, -30, -100, -300)
@@ -396,19 +384,21 @@ def draw(run: Run) -> dict[str, Figure]:
         name = f"{arm.family}, {deepest} blocks" if _is_main(arm, deepest) else "encoder, other"
         rows.setdefault(name, []).append(arm)
     seeds = Training(run, arms[0]).seeds.size
-    figure, panels = figure_with_head(
-        len(rows),
-        len(COLUMNS),
+    figure, panels = headed_figure(
         "Does training fight collapse?",
         "Sorting 8 symbols; whatever is cut is cut in training too. Residual in exact arithmetic on the weights of the "
         f"moment, mean over sequences. {seeds} " + ("seeds: line the mean, band the range." if seeds > 1 else "seed."),
-        panel=(2.5, 1.7),
+        rows=len(rows),
+        columns=len(COLUMNS),
+        panel_size=(2.5, 1.7),
+        legend_rows=2,
+        asked_by="reproduce",
     )
     for line, (name, chosen) in zip(panels, rows.items(), strict=True):
         for place, arm in enumerate(chosen):
             training = Training(run, arm)
             for axes, course in zip(line, (training.residual(), training.ratio(), training.loss()), strict=True):
-                _draw_course(axes, course, _style(arm, place, deepest))
+                _draw_course(axes, course, *_named_style(arm, place, deepest))
         _settle(line, name)
     for axes, title in zip(panels[0], COLUMNS, strict=True):
         axes.set_title(title, size=8.5, color=INK)
@@ -419,24 +409,20 @@ def _is_main(arm: TrainedArm, depth: int) -> bool:
     return arm.mask == OWN and arm.depth == depth and arm.longer == 1
 
 
-def _style(arm: TrainedArm, place: int, deepest: int) -> Style:
+def _named_style(arm: TrainedArm, place: int, deepest: int) -> tuple[str, Style]:
     if _is_main(arm, deepest):
-        return STYLES[arm.variant]
+        return arm.variant, STYLES[arm.variant]
     where = arm.mask if arm.mask != OWN else f"{arm.depth} blocks" if arm.longer == 1 else f"{arm.longer} x longer"
     dash = "--" if arm.mask == OWN and arm.depth < deepest else "-"
-    return Style(OTHERS[place % len(OTHERS)], "osX^vDP*"[place % 8], f"{arm.variant}, {where}", dash)
+    return f"{arm.variant}, {where}", Style(OTHERS[place % len(OTHERS)], MARKERS[place % len(MARKERS)], dash)
 
 
-def _draw_course(axes: Axes, course: TrainingCourse, style: Style) -> None:
+def _draw_course(axes: Axes, course: TrainingCourse, name: str, style: Style) -> None:
     known = np.isfinite(course.values).any(axis=1)
-    if not known.any():
-        return
-    x, values = course.steps[known] + 1, course.values[known]
-    if values.shape[1] > 1:
-        ends = np.nanmin(values, axis=1), np.nanmax(values, axis=1)
-        axes.fill_between(x, *ends, color=style.colour, alpha=0.13, lw=0)
-    look: Look = {"color": style.colour, "linestyle": style.dash, "marker": style.marker, "markersize": 2.8, "lw": 1.3}
-    axes.plot(x, np.nanmean(values, axis=1), label=style.label, **look)
+    if known.any():
+        values = course.values[known]
+        mean, low, high = (reduce(values, axis=1) for reduce in (np.nanmean, np.nanmin, np.nanmax))
+        draw_line(axes, Line(name, course.steps[known] + 1, mean, low, high, style=style))
 
 
 def _settle(line: list[Axes], name: str) -> None:

@@ -11,10 +11,12 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rankscope.papers._curves import Array, markdown_table
-from rankscope.papers._drawing import BLUE, FAINT, GREEN, INK, ORANGE, PURPLE, Look, figure_with_head, plain_axes
+from rankscope.papers._drawing import Look
 from rankscope.papers.width_depth.ranks import BootstrapInterval, area_under_curve, rank_correlation, with_interval
 from rankscope.runs.prediction import AGREEMENT
 from rankscope.views import number
+from rankscope.views.figures import headed_figure, plain_axes
+from rankscope.views.palette import BLUE, FAINT, GREEN, INK, ORANGE, PURPLE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -267,14 +269,15 @@ def draw(run: Run) -> dict[str, Figure]:
     networks = networks_of(run)
     widths = sorted({design[1] for design in networks.design})
     heads, seeds = int(run.extra["size"]["heads"]), len(set(networks.seed))
-    figure, panels = figure_with_head(
-        2,
-        len(widths) + 1,
+    figure, panels = headed_figure(
         "Does the prediction at initialisation tell which corner trains?",
         f"BERT with scaled skips on the sort task, {run.extra['size']['steps']} steps, {seeds} "
         f"seed{'s' if seeds > 1 else ''}, {heads} heads, weights of standard deviation 1/sqrt(width). Numbers: "
         "accuracy on unseen sequences, mean over seeds; log10 of the predicted relative residual after the last block.",
-        panel=(2.55, 2.35),
+        rows=2,
+        columns=len(widths) + 1,
+        panel_size=(2.55, 2.35),
+        asked_by="reproduce",
     )
     kinds = np.array([_kind(design, heads) for design in networks.design])
     width_of = np.array([design[1] for design in networks.design])

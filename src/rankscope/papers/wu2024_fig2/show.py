@@ -8,20 +8,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rankscope.papers._curves import DepthLine, has_line, line, markdown_table
-from rankscope.papers._drawing import (
-    COLOURS,
-    INK,
-    MARKERS,
-    Look,
-    Style,
-    draw_line,
-    figure_with_head,
-    legend_below,
-    plain_axes,
-    settle_axes,
-)
+from rankscope.papers._drawing import COLOURS, drawn
 from rankscope.runs.curves import names_in
-from rankscope.views import number
+from rankscope.views import Guide, Line, LineChart, Note, Style, number
+from rankscope.views.figures import draw_line, headed_figure, legend_below, plain_axes
+from rankscope.views.palette import INK, MARKERS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -172,15 +163,10 @@ def _deep(run: Run) -> str:
     return f"**At {depth} blocks**, relative, float64. " + " ".join(sentences)
 
 
-MASK_STYLES = {
-    mask: Style(colour, marker, label)
-    for (mask, label), colour, marker in zip(MASKS.items(), COLOURS, MARKERS, strict=False)
-}
+STYLES = {mask: Style(COLOURS[i], MARKERS[i]) for i, mask in enumerate(MASKS)}
 LEAST, LEAST_DECADES = 1e-19, 2.2
 MEASURES = {"mu": "μ(X)", "mu_over_norm": "μ(X) / ‖X‖"}
 TITLES = {"BERT": "BERT-base", "minilm": "MiniLM (BERT, 6 blocks)", "reaction-bert": "rxnfp (BERT, 12 blocks)"}
-FLOOR_LINE: Look = {"color": "#777777", "linewidth": 0.7, "linestyle": (0, (1, 1.5)), "zorder": 1}
-FLOOR_WORDS: Look = {"va": "bottom", "size": 6.5, "color": "#444444"}
 
 
 def draw(run: Run) -> dict[str, Figure]:
@@ -204,13 +190,15 @@ def draw(run: Run) -> dict[str, Figure]:
 
 
 def _grid(run: Run, title: str, variants: Sequence[str], **where: str) -> Figure:
-    figure, grid = figure_with_head(
-        2,
-        len(variants),
+    figure, grid = headed_figure(
         title,
         "Log-log, from the end of the first block. Solid: float64. Dotted: float32, where the two part. Below 1e-19, "
         "drawn there.",
-        panel=(2.5, 2.3),
+        rows=2,
+        columns=len(variants),
+        panel_size=(2.5, 2.3),
+        legend_rows=1,
+        asked_by="reproduce",
     )
     for row, (metric, label) in zip(grid, MEASURES.items(), strict=True):
         for axes, variant in zip(row, variants, strict=True):
@@ -221,31 +209,25 @@ def _grid(run: Run, title: str, variants: Sequence[str], **where: str) -> Figure
                 axes.set_title(variant, size=9.5, color=INK)
                 _widen(axes)
             else:
-                axes.set_xlabel("block")
-                axes.set_ylim(LEAST, 3.0)
+                axes.set(xlabel="block", ylim=(LEAST, 3.0))
                 for dtype, floor in FLOORS.items():
-                    axes.axhline(floor, **FLOOR_LINE)
+                    axes.axhline(floor, color="#777777", linewidth=0.7, linestyle=(0, (1, 1.5)), zorder=1)
                     if variant == variants[-1]:
-                        axes.text(1.0, floor, f"{dtype} rounding", **FLOOR_WORDS)
+                        axes.text(1.0, floor, f"{dtype} rounding", va="bottom", size=6.5, color="#444444")
         row[0].set_ylabel(label)
-    legend_below(figure, [MASK_STYLES[mask] for mask in masks_in(run)])
+    legend_below(figure, [Line(MASKS[mask], (), (), style=STYLES[mask]) for mask in masks_in(run)])
     return figure
 
 
 def _draw_masks(axes: Axes, run: Run, metric: str, where: Mapping[str, str]) -> int:
     deepest = 1
-    for mask, style in MASK_STYLES.items():
-        for dtype in ("float64", "float32"):
-            if not has_line(run.table, **where, mask=mask, dtype=dtype):
-                continue
-            seen = line(run.table, metric, **where, mask=mask, dtype=dtype)
-            keep = seen.depth >= 1
-            deepest = max(deepest, int(seen.depth[-1]))
-            if dtype == "float64":
-                draw_line(axes, seen.depth[keep], seen.mean[keep], None, style, least=LEAST)
-            else:
-                level = np.maximum(seen.mean[keep], LEAST)
-                axes.plot(seen.depth[keep], level, color=style.colour, linestyle=":", linewidth=1.3, zorder=2)
+    for mask, style in STYLES.items():
+        for dtype, dash in (("float64", "-"), ("float32", ":")):
+            if has_line(run.table, **where, mask=mask, dtype=dtype):
+                seen = line(run.table, metric, **where, mask=mask, dtype=dtype)
+                keep, deepest = seen.depth >= 1, max(deepest, int(seen.depth[-1]))
+                look = Style(style.colour, style.marker if dtype == "float64" else "", dash)
+                draw_line(axes, Line("", seen.depth[keep], np.maximum(seen.mean[keep], LEAST), style=look))
     return deepest
 
 
@@ -268,38 +250,32 @@ def _widen(axes: Axes) -> None:
 
 def _temperatures(run: Run, named: str) -> Figure:
     variants = [name for name in VARIANTS if has_line(run.table, part="temperature", variant=name)]
-    masks = masks_in(run, part="temperature")
-    figure, grid = figure_with_head(
-        len(variants),
-        len(masks),
+    temperatures = sorted(names_in(run.table, "temperature"), key=float)
+    most = max(1, len(temperatures) - 1)
+    shades = {t: Style(_shade(i / most), MARKERS[i % 6]) for i, t in enumerate(temperatures)}
+    floor = FLOORS["float64"]
+
+    def panel(variant: str, mask: str) -> LineChart:
+        where = {"part": "temperature", "variant": variant, "mask": mask}
+        held = {t: style for t, style in shades.items() if has_line(run.table, **where, temperature=t)}
+        lines = [(line(run.table, "mu_over_norm", **where, temperature=t), style) for t, style in held.items()]
+        words = Note(f"float64 rounding, below {number(floor)}", float(lines[0][0].depth[-1]), 2 * LEAST)
+        return LineChart(
+            f"{variant}, {MASKS[mask]} mask",
+            tuple(Line("", seen.depth, np.maximum(seen.mean, LEAST), style=style) for seen, style in lines),
+            guides=(Guide(floor, "", "floor"),),
+            notes=(words,),
+            y_label=MEASURES["mu_over_norm"],
+            log=True,
+            y_range=(LEAST, 3.0),
+        )
+
+    return drawn(
         f"Attention temperature: scores divided by T, {named} at initialisation, float64",
         "Small T makes attention sharper.",
+        [[panel(variant, mask) for mask in masks_in(run, part="temperature")] for variant in variants],
+        styles={f"T = {t}": style for t, style in shades.items()},
     )
-    temperatures = sorted(names_in(run.table, "temperature"), key=float)
-    shades = {
-        t: Style(_shade(i / max(1, len(temperatures) - 1)), "osD^vP"[i % 6], f"T = {t}")
-        for i, t in enumerate(temperatures)
-    }
-    for row, variant in zip(grid, variants, strict=True):
-        for axes, mask in zip(row, masks, strict=True):
-            where = {"part": "temperature", "variant": variant, "mask": mask}
-            deepest = 1
-            for temperature, style in shades.items():
-                if has_line(run.table, **where, temperature=temperature):
-                    seen = line(run.table, "mu_over_norm", **where, temperature=temperature)
-                    deepest = int(seen.depth[-1])
-                    draw_line(axes, seen.depth, seen.mean, None, style, least=LEAST)
-            axes.set_yscale("log")
-            axes.set_ylim(LEAST, 3.0)
-            settle_axes(axes, deepest)
-            axes.set_title(f"{variant}, {MASKS[mask]} mask", size=9.5, color=INK)
-            axes.set_xlabel("block" if variant == variants[-1] else "")
-            axes.axhline(FLOORS["float64"], **FLOOR_LINE)
-        row[0].set_ylabel(MEASURES["mu_over_norm"])
-        words = f"float64 rounding, below {number(FLOORS['float64'])}"
-        row[-1].text(deepest, FLOORS["float64"], words, ha="right", **FLOOR_WORDS)
-    legend_below(figure, list(shades.values()))
-    return figure
 
 
 def _shade(share: float) -> str:
