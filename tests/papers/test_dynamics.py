@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from rankscope.papers.measuring.parts import Recorder
+from rankscope.papers.measuring.parts import RowRecorder
 from rankscope.papers.training.fitting import TrainingPlan, fit
 from rankscope.papers.training.tasks import causal_sort_task
 from rankscope.papers.training_fights_collapse.arms import FULL, SMALL, TrainedArm
@@ -24,7 +24,7 @@ PLAN = TrainingPlan(steps=6)
 def run_of(*arms: TrainedArm) -> Run:
     writer = RowWriter(coordinates=COORDINATES)
     for arm in arms:
-        train(arm, 0, SIZE, PLAN, Recorder(writer))
+        train(arm, 0, SIZE, PLAN, RowRecorder(writer))
     return Run(kind="x", provenance=Provenance(model="x"), floor={}, verdict="", table=writer.table())
 
 

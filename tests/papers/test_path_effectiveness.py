@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rankscope.papers.dong2021_paths.measure import COORDINATES, DRAWS, REPEATS, SMALL, judge_paths
-from rankscope.papers.measuring.parts import Recorder
+from rankscope.papers.measuring.parts import RowRecorder
 from rankscope.papers.training.fitting import TrainingPlan, as_batch, fit
 from rankscope.papers.training.networks import WITHOUT_MLP, encoder_for
 from rankscope.paths.capture import freeze_network
@@ -28,7 +28,7 @@ def judged(request):
     with undisturbed(model):
         view = view_of(model, as_batch(task.held.take(slice(2))))
         writer = RowWriter(coordinates=COORDINATES)
-        judge_paths(model, view, task.held, task.held, Recorder(writer))
+        judge_paths(model, view, task.held, task.held, RowRecorder(writer))
         rows = writer.table().to_pylist()
     return task, model, view, rows
 

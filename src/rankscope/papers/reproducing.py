@@ -68,14 +68,14 @@ def reproduction_of(run: Run) -> Reproduction:
 
 
 def text_of(run: Run) -> str:
-    """What the paper says, what we see, where they differ and why, as Markdown."""
+    """The result, what the paper says, what we see, where they differ and why, as Markdown."""
     made_by, seen = reproduction_of(run), run.provenance
     sources = "; ".join(str(cite) for cite in made_by.cites)
     libraries = [name for name in ("torch", "transformers") if name in seen.versions]
     versions = ", ".join(f"{name} {seen.versions[name]}" for name in libraries)
     made = f"Measured {seen.created[:10]} with rankscope {seen.versions.get('rankscope', '')} ({versions})."
-    parts = [f"# {made_by.title}", f"Source: {sources}. {made}", f"**The paper.** {made_by.paper}"]
-    parts += [made_by.describe(run), *(f"Note: {note}" for note in run.notes)]
+    parts = [f"# {made_by.title}", f"**Result.** {made_by.judge(run)}", f"Source: {sources}. {made}"]
+    parts += [f"**The paper.** {made_by.paper}", made_by.describe(run), *(f"Note: {note}" for note in run.notes)]
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
 

@@ -22,7 +22,7 @@ from rankscope.exact_arithmetic.tensor import Deviation
 from rankscope.models.inputs import Batch
 from rankscope.papers._spec import ExperimentSize, Settings
 from rankscope.papers.dong2021_circle.show import PLACES
-from rankscope.papers.measuring.parts import Recorder, WorkPart, finished_run, measured_parts
+from rankscope.papers.measuring.parts import RowRecorder, WorkPart, finished_run, measured_parts
 from rankscope.papers.training.fitting import TrainingPlan, fit
 from rankscope.papers.training.tasks import circle_task
 from rankscope.runs.provenance import Provenance
@@ -138,7 +138,7 @@ def measure(settings: Settings) -> Run:
     return finished_run(settings, writer, provenance, floor_of({torch.float64}), small=settings.small, **size.to_json())
 
 
-def measure_block(size: CircleSize, variant: str, width: int, seed: int, rows: Recorder) -> None:
+def measure_block(size: CircleSize, variant: str, width: int, seed: int, rows: RowRecorder) -> None:
     """Train one block and apply it to its own output."""
     task, operation = circle_task(seed, angles=size.angles), VARIANTS[variant]
     model = recurrent_block(width, seed=seed)

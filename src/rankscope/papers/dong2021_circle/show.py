@@ -30,13 +30,12 @@ LEARNED = 0.01
 """Share of the loss of a block that always answers the centre, below which a block has learned the circle."""
 ENDS = {"met": "met", "apart": "flew apart", "drifted": "drifted off", "kept": "kept the circle"}
 LAW = (
-    "**Why.** For opposing points ±p, attention without skip and biases gives the sum over heads of tanh(pᵀA_h p/√d) "
-    "p W_h: near the centre a cube of p, as the cubic law has it. A radius r is then sent to about r³ times a "
-    "constant, so that a circle that is sent to itself has a radial factor of 3 while scores are small: every step "
-    "triples an error of the radius, inward or outward. The points must meet or fly apart, after about "
-    "log(1/error)/log 3 steps, and the sign of the first error decides which. A saturated softmax would bring the "
-    "factor down to 1, and two heads that work against each other even lower; a skip adds the identity and brings it "
-    "down towards 1."
+    "**Why.** For opposing points ±p, attention without skip and biases gives the sum over heads of tanh(pᵀA_h p/√d) p "
+    "W_h: near the centre a cube of p, as the cubic law has it. A radius r is then sent to about r³ times a constant, "
+    "so that a circle that is sent to itself has a radial factor of 3 while scores are small: every step triples an "
+    "error of the radius, inward or outward. The points must meet or fly apart, after about log(1/error)/log 3 steps, "
+    "and the sign of the first error decides which. A saturated softmax would bring the factor down to 1, and two "
+    "heads that work against each other even lower; a skip adds the identity and brings it down towards 1."
 )
 
 
@@ -145,17 +144,17 @@ def describe(run: Run) -> str:
         [
             f"**What we see.** {run.extra['seeds']} blocks of each kind, trained for {plan['steps']} steps of "
             f"{plan['batch']} of the {run.extra['angles']} angles (AdamW, highest rate {plan['rate']:g}), then run for "
-            f"{run.extra['steps']} steps on their own output. Norms are out everywhere, and without skip means without "
-            "either skip. Ranges are over blocks.",
+            f"{run.extra['steps']} steps on their own output. All blocks are without norms, and without skip means "
+            "without either skip. Ranges are over blocks.",
             markdown_table(head, rows),
             f"**Does the claim hold?** {_claim(run)}",
             LAW,
             "**Where it differs.** In the authors' run without skip one skip was left inside the block. Met means "
             f"closer than {MET:g} of the first distance, flown apart ten times as far; a block that keeps the circle "
-            "is within a tenth of it in distance and centre at the end. Nothing in training holds the middle of the "
-            "two points: where it drifts, points may meet far from the circle. Underflow: the distance reads zero "
-            "in exact arithmetic too, because a saturated softmax gives both points the same weights, or because "
-            "the logarithm of the distance itself is beyond about -10^18.",
+            "is within a tenth of it in distance and centre at the end. Nothing in training fixes the midpoint of the "
+            "two points: if it drifts, points may meet far from the circle. Underflow: the distance reads zero in "
+            "exact arithmetic too, because a saturated softmax gives both points the same weights, or because the "
+            "logarithm of the distance itself is beyond about -10^18.",
         ]
     )
 
@@ -248,8 +247,8 @@ def draw(run: Run) -> dict[str, Figure]:
     figure, grid = headed_figure(
         "Two points sent round a circle by one trained block, applied to its own output",
         f"{run.extra['steps']} steps of a thousandth of a turn (the grey circle is the target). Trajectories: one of "
-        f"{run.extra['seeds']} trained blocks, cross where one leaves the picture. Right: distance between the "
-        "points for every block, exact (lines) and as float64 has it (dots).",
+        f"{run.extra['seeds']} trained blocks, cross where one leaves the picture. Right: distance between the points "
+        "for every block, exact (lines) and as float64 has it (dots).",
         rows=len(widths(run)),
         columns=len(STYLES) + 1,
         panel_size=(2.05, 2.15),

@@ -17,7 +17,7 @@ from tqdm.auto import tqdm
 
 from rankscope._errors import LoadError, UnsupportedOperationError
 from rankscope.models.inputs import Batch, Prepared, prepare_inputs
-from rankscope.models.inputs.hashed_words import HashTokenizer, hash_tokenizer
+from rankscope.models.inputs.hashed_words import hash_tokenizer
 from rankscope.models.inputs.rows import read_text, rows_from_cycle
 from rankscope.models.inputs.sample_text import sample_text
 from rankscope.models.loading import LoadedModel, load
@@ -25,7 +25,7 @@ from rankscope.models.pretrained import PRETRAINED, pretrained_folder
 from rankscope.papers._spec import Settings
 from rankscope.papers.dong2021_fig2.show import IN_FLOAT32, METRIC, TEXTS, TRAINED
 from rankscope.papers.measuring.network import measure_network
-from rankscope.papers.measuring.parts import Recorder, finished_run
+from rankscope.papers.measuring.parts import RowRecorder, finished_run
 from rankscope.runs.rows import RowWriter
 from rankscope.runs.run import Run
 from rankscope.stream.sites import SiteRef
@@ -116,52 +116,25 @@ def mlp_taken_out(loaded: LoadedModel) -> Iterator[None]:
         yield
 
 
-@dataclass(frozen=True)
-class PieceTokenizer:
-    """Hashed words, with a boundary token before every punctuation mark.
+def in_pieces(text: str) -> str:
+    """The text with a boundary word before every punctuation mark.
 
     The published curves read wiki_bio, where spaces surround punctuation. WordPiece (BERT) makes one token of a mark;
     SentencePiece (ALBERT, XLNet) makes two, a word boundary and the mark, so that one token fills a tenth of every
     sequence. This matters for XLNet, which has neither position embeddings nor a norm before its first block.
 
     Example:
-        >>> PieceTokenizer(HashTokenizer(range(9))).encode("a,") == HashTokenizer(range(9)).encode("a wordboundary ,")
-        True
+        >>> in_pieces("a, b")
+        'a wordboundary ,  b'
     """
-
-    words: HashTokenizer
-
-    @property
-    def prefix(self) -> tuple[int, ...]:
-        """As for words."""
-        return self.words.prefix
-
-    @property
-    def suffix(self) -> tuple[int, ...]:
-        """As for words."""
-        return self.words.suffix
-
-    @property
-    def special(self) -> frozenset[int]:
-        """As for words."""
-        return self.words.special
-
-    @property
-    def unknown(self) -> int | None:
-        """As for words."""
-        return self.words.unknown
-
-    def encode(self, text: str) -> list[int]:
-        """Ids of words, boundaries and marks."""
-        return self.words.encode(re.sub(r"([^\w\s])", r" wordboundary \1 ", text))
+    return re.sub(r"([^\w\s])", r" wordboundary \1 ", text)
 
 
 def _text_for(loaded: LoadedModel, cut: Cut, source: Path | None, sequences: int, tokens: int) -> Prepared:
-    """Full sequences of the built-in sample, or of a file, for a model without a tokenizer."""
-    words = hash_tokenizer(loaded.config)
-    encoder = words if cut == "words" else PieceTokenizer(words)
+    """Full sequences of the built-in sample, or of a file, as hashed words."""
     text = sample_text() if source is None else read_text(source)
-    rows, _ = rows_from_cycle(text, encoder, sequences, tokens, pad=0)
+    text = in_pieces(text) if cut == "pieces" else text
+    rows, _ = rows_from_cycle(text, hash_tokenizer(loaded.config), sequences, tokens, pad=0)
     return prepare_inputs(loaded, {"input_ids": rows.ids}, batch=8)
 
 
@@ -191,7 +164,7 @@ def measure(settings: Settings, models: Sequence[str] = (*FAMILIES, *TRAINED)) -
     writer, notes = RowWriter(coordinates=COORDINATES), list[str]()
     subjects = _subjects(settings, models, notes)
     for subject in tqdm(subjects, desc=settings.name, unit="model", disable=not settings.progress):
-        shared = Recorder(writer).under(
+        shared = RowRecorder(writer).under(
             model=subject.model, weights=subject.weights, text=subject.text, seed=subject.seed
         )
         for network in subject.networks:
@@ -216,7 +189,7 @@ def measure(settings: Settings, models: Sequence[str] = (*FAMILIES, *TRAINED)) -
 class _InFloat32:
     """Records the metric as float32 arithmetic gives it, if it is small enough to differ."""
 
-    rows: Recorder
+    rows: RowRecorder
 
     def __call__(self, ref: SiteRef, x: Tensor, batch: Batch) -> None:
         if x.dtype is not torch.float32 or batch.keep is not None:

@@ -140,12 +140,12 @@ def judge(run: Run) -> str:
     found = [item for item in compare(run) if item.text == TEXTS[item.model]]
     main = [item for item in found if item.model != "XLNet"]
     if not main:
-        return "Small size: nothing is compared with the print."
+        return "Small size: nothing is compared with the paper."
     others = [item for item in found if item.model == "XLNet"]
     small, large = sum(i.within == i.compared for i in main), sum(i.within_wide == i.compared for i in main)
     return (
-        f"BERT and ALBERT: {large} of {len(main)} printed curves are within the large end of their stated spread plus "
-        f"ours at every block that can be compared, {small} within its small end. XLNet: "
+        f"BERT and ALBERT: {large} of {len(main)} published curves are within the large end of their stated spread "
+        f"plus ours at every block that can be compared, {small} within its small end. XLNet: "
         f"{sum(i.within == i.compared for i in others)} of {len(others)} within the small end; not matched."
     )
 
@@ -157,7 +157,7 @@ def describe(run: Run) -> str:
     if found:
         parts += [_table(found), _agreement(found), _floor(run), _xlnet(found)]
     else:
-        parts.append("Small size: tiny models show the shapes only and are not compared with the print.")
+        parts.append("Small size: tiny models show the shapes only and are not compared with the paper.")
     return "\n\n".join(part for part in [*parts, _theorem(run), _trained(run)] if part)
 
 
@@ -187,8 +187,8 @@ def _seen(run: Run) -> str:
 
 def _table(found: list[PrintComparison]) -> str:
     head = (
-        "model", "curve", "our text", "worst block", "ours", "print", "allowed", "blocks within",
-        "largest distance, in sd between initialisations", "largest factor", "print shows rounding at blocks",
+        "model", "curve", "our text", "worst block", "ours", "paper", "allowed", "blocks within",
+        "largest distance, in sd between initialisations", "largest factor", "paper shows rounding at blocks",
     )  # fmt: skip
     rows = [
         (
@@ -214,11 +214,12 @@ def _agreement(found: list[PrintComparison]) -> str:
         if item.within < item.compared
     )
     return (
-        f"**Against the print, BERT and ALBERT.** The print states a spread of {stated['low']} to {stated['high']} "
-        f"over sequences. Within its large end plus our own standard deviation {wide} of {len(main)} curves are inside "
-        f"at every block that can be compared; within its small end (the column 'allowed') {inside} are. Each printed "
-        "curve is one initialisation, ours the mean of several: the column of distances in standard deviations between "
-        "initialisations, added after the small end had been missed, says how unusual a draw it would be."
+        f"**Compared with the paper, BERT and ALBERT.** The paper states a spread of {stated['low']} to "
+        f"{stated['high']} over sequences. Within its large end plus our own standard deviation {wide} of {len(main)} "
+        f"curves are inside at every block that can be compared; within its small end (the column 'allowed') {inside} "
+        "are. Each published curve is one initialisation, ours the mean of several: the column of distances in "
+        "standard deviations between initialisations, added after the small end had been missed, says how unusual a "
+        "draw it would be."
     ) + (f" Outside the small end: {listed}." if listed else "")
 
 
@@ -233,7 +234,7 @@ def _floor(run: Run) -> str:
     printed = published("dong2021_fig2")["curves"][0]["values"][-1]
     return (
         f"**The plateau is rounding.** BERT's SAN curve stays at {number(plateau)} in its last four blocks: one to two "
-        f"units in the last place of float32, not a property of attention. The print shows {number(printed)}; taking "
+        f"units in the last place of float32, not a property of attention. The paper reports {number(printed)}; taking "
         "the mean, the differences and the sums in float32 as the authors did, rather than in float64, we read "
         f"{number(in_float32)}. What happens below is shown by `rankscope exact`."
     )
@@ -246,11 +247,11 @@ def _xlnet(found: list[PrintComparison]) -> str:
     return (
         "**XLNet is not matched; repetition is a possible reason, not a proven one.** XLNet adds no position to its "
         "embeddings and does not normalise them, so the relative residual depends on how often tokens repeat. The "
-        "authors' text (wiki_bio) and tokenizer were not at hand. With one extra token before every punctuation mark, "
-        "so that tokens repeat more (chances in the notes), the SAN curve is off by a factor of at most "
+        "authors' text (wiki_bio) and tokenizer were not available. With one extra token before every punctuation "
+        "mark, so that tokens repeat more (chances in the notes), the SAN curve is off by a factor of at most "
         f"{ratio['pieces']:.2f}; cut into plain words, by {ratio['words']:.2f}. That cut was made after the first "
-        "comparison had failed and imitates a tokenizer nobody ran, so it is no independent confirmation. The original "
-        "text and checkpoint (`--text`, `--xlnet`) would settle it."
+        "comparison had failed and imitates a tokenizer nobody ran, so it is not an independent confirmation. The "
+        "original text and checkpoint (`--text`, `--xlnet`) would settle it."
     )
 
 
@@ -275,7 +276,7 @@ def _theorem(run: Run) -> str:
 def _trained(run: Run) -> str:
     names = [name for name in names_in(run.table, "model") if has_line(run.table, model=name, weights="trained")]
     if not names:
-        return "No trained weights were at hand."
+        return "No trained weights were available."
     sentences = []
     for name in names:
         base = {"model": name, "weights": "trained", "reading": "authors"}
@@ -283,8 +284,10 @@ def _trained(run: Run) -> str:
         sentences.append(f"{name}: {', '.join(ends)} at the end.")
     exception = published_line(published("dong2021_fig2"), model="ALBERT", weights="trained", curve="SAN+skip")
     return (
-        "**Trained weights.** " + " ".join(sentences) + " The paper's own data hold an exception to 'skips stop it': "
-        f"its trained ALBERT with skips but without MLPs is printed at {float(exception.values[-1]):g} after twelve "
+        "**Trained weights.** "
+        + " ".join(sentences)
+        + " The paper's own data contain an exception to 'skips stop it': "
+        f"its trained ALBERT with skips but without MLPs is reported at {float(exception.values[-1]):g} after twelve "
         "blocks."
     )
 
@@ -325,7 +328,8 @@ def draw(run: Run) -> dict[str, Figure]:
         panels.append(_panel(run, title, name, "tokenizer", "trained", "authors", log=True, printed=family))
     second = drawn(
         "Residual over depth in trained models, cut as the authors cut",
-        "Lines: ours on these models. Hollow marks: the print for bert-base-cased or albert-base-v2, for orientation.",
+        "Lines: ours on these models. Hollow marks: published values of bert-base-cased or albert-base-v2, for "
+        "orientation.",
         [panels[start : start + 2] for start in range(0, len(panels), 2)],
         styles=STYLES,
         panel_size=(3.6, 2.35),

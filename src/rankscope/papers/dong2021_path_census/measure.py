@@ -7,7 +7,7 @@ from fractions import Fraction
 
 from rankscope.papers._curves import published
 from rankscope.papers._spec import Settings
-from rankscope.papers.measuring.parts import Recorder, finished_run
+from rankscope.papers.measuring.parts import RowRecorder, finished_run
 from rankscope.runs.provenance import Provenance
 from rankscope.runs.rows import RowWriter
 from rankscope.runs.run import Run
@@ -32,7 +32,7 @@ def measure(settings: Settings) -> Run:
     writer = RowWriter(coordinates=("model", "heads", "blocks", "seed"))
     models = published("dong2021_path_census")["models"]
     for entry in models[:3] if settings.small else models:
-        rows = Recorder(writer, {**entry, "seed": 0})
+        rows = RowRecorder(writer, {**entry, "seed": 0})
         counts = path_counts(entry["heads"], entry["blocks"])
         for length, count in enumerate(counts):
             rows.add(SHARE, float(Fraction(count, sum(counts))), "paths", layer=length)

@@ -16,7 +16,7 @@ from rankscope.metrics.residual import relative_residual
 from rankscope.models.view import ModelView
 from rankscope.papers._spec import Settings
 from rankscope.papers.dong2021_paths.show import AS_PUBLISHED, OFFSET
-from rankscope.papers.measuring.parts import Recorder, WorkPart, finished_run, measured_parts
+from rankscope.papers.measuring.parts import RowRecorder, WorkPart, finished_run, measured_parts
 from rankscope.papers.training.baselines import guesses
 from rankscope.papers.training.fitting import TrainingPlan, as_batch, fit, share_right
 from rankscope.papers.training.networks import WITHOUT_MLP, encoder_for
@@ -115,7 +115,7 @@ def measure(settings: Settings) -> Run:
     return finished_run(settings, writer, provenance, floor_of({torch.float32}), **facts)
 
 
-def measure_one(case: PathsCase, seed: int, rows: Recorder) -> None:
+def measure_one(case: PathsCase, seed: int, rows: RowRecorder) -> None:
     """Train one network and judge its paths."""
     task, rows = case.make(seed), rows.under(seed=seed)
     model = encoder_for(task, layers=case.layers, heads=case.heads, width=case.width, seed=seed)
@@ -137,7 +137,7 @@ def _as_published(case: PathsCase, plan: TrainingPlan, task: TrainingTask) -> fl
         return share_right(model, task.held)
 
 
-def judge_paths(model: nn.Module, view: ModelView, held: Examples, everything: Examples, rows: Recorder) -> None:
+def judge_paths(model: nn.Module, view: ModelView, held: Examples, everything: Examples, rows: RowRecorder) -> None:
     """The whole network on ``everything``, and every path length on ``held``.
 
     The column ``of`` says what is judged, ``paths`` how many paths, ``layer`` their length, ``sequence`` the repeat.
@@ -189,7 +189,7 @@ def _add_drawn(
     parts: Sequence[Examples],
     draws: Mapping[tuple[int, int], Sequence[Path]],
     length: int,
-    rows: Recorder,
+    rows: RowRecorder,
 ) -> None:
     """Both meanings on the same draws; every path is followed once. The head is affine, so scores are averaged."""
     paths = list(dict.fromkeys(path for drawn in draws.values() for path in drawn))
@@ -218,7 +218,7 @@ def _scores(
 
 
 def _add_sizes(
-    networks: Sequence[FrozenNetwork], sums: Sequence[Tensor], parts: Sequence[Examples], length: int, rows: Recorder
+    networks: Sequence[FrozenNetwork], sums: Sequence[Tensor], parts: Sequence[Examples], length: int, rows: RowRecorder
 ) -> None:
     """Norm of the sum over the norm of the output, and the residual of the sum, both means over sequences."""
     sizes: list[float] = []

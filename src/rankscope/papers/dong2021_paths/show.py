@@ -53,12 +53,12 @@ GUESSES = {
 """The baselines in the text, and in the figure."""
 DIFFERS = {
     "sort": (
-        "A network that knows only where a token stands already has the per-position line, so that chance in the "
-        "sense of the paper is too easy to beat for paths of length 0."
+        "A network that knows only where a token stands already has the per-position line, so that chance in the sense "
+        "of the paper is too easy to beat for paths of length 0."
     ),
     "memory": (
-        "The sentences are a stand-in drawn from Zipf's law (the paper's are not to be had), and the authors' run had "
-        "MLPs by a slip; this one has none. The per-token line is what a table of words would reach without any "
+        "The sentences are substitutes drawn from Zipf's law (the paper's are not available), and the authors' run had "
+        "MLPs by mistake; this one has none. The per-token line is what a table of words would reach without any "
         "attention. Paths are judged on {judged} of the sentences."
     ),
     "hull": "One answer for all gets {chance:.2f} on these data, more than the published chance.",
@@ -136,7 +136,7 @@ def describe(run: Run) -> str:
     rows = [(str(length), *(column[length] for column in columns)) for length in lengths(run)]
     return "\n\n".join(
         [
-            f"**What we see.** {_training(run)} To be held against, from the data themselves: {told}.",
+            f"**What we see.** {_training(run)} Baselines from the data themselves: {told}.",
             markdown_table(["length", *head, "size over output", "residual"], rows),
             f"**Does the claim hold?** {_holds(run, 'recomputed')} {_holds(run, 'frozen')} {_collapse(run)}",
             f"**Where it differs.** {_differs(run)}",
@@ -148,10 +148,10 @@ def _training(run: Run) -> str:
     facts, plan = run.extra, run.extra["plan"]
     words = (
         f"{seeds(run)} networks ({facts['layers']} layers, {facts['heads']} heads, width {facts['width']}), each on "
-        f"data of its own ({facts['train']} sequences to learn, {facts['held']} to judge), trained for "
-        f"{plan['steps']} steps of {plan['batch']} sequences with AdamW, highest rate {plan['rate']:g}, linear "
-        f"rise and cosine fall: whole network {over_seeds(run, 'accuracy', of='whole', paths='all')} "
-        f"(published {published_facts(str(facts['task']))['whole']:.2f})."
+        f"data of its own ({facts['train']} sequences to learn, {facts['held']} to judge), trained for {plan['steps']} "
+        f"steps of {plan['batch']} sequences with AdamW, highest rate {plan['rate']:g}, linear rise and cosine fall: "
+        f"whole network {over_seeds(run, 'accuracy', of='whole', paths='all')} (published "
+        f"{published_facts(str(facts['task']))['whole']:.2f})."
     )
     as_published = guess(run, AS_PUBLISHED)
     return words if as_published is None else f"{words} Trained as published, one seed: {as_published.mean:.3f}."

@@ -12,7 +12,7 @@ import torch
 
 from rankscope.papers._spec import ExperimentSize, Settings
 from rankscope.papers.long_paths.show import FALLING, FIXED
-from rankscope.papers.measuring.parts import Recorder, WorkPart, finished_run, measured_parts
+from rankscope.papers.measuring.parts import RowRecorder, WorkPart, finished_run, measured_parts
 from rankscope.papers.training.fitting import TrainingPlan, as_batch, fit, share_right
 from rankscope.papers.training.networks import encoder_for
 from rankscope.papers.training.tasks import sort_task
@@ -93,7 +93,7 @@ def measure(settings: Settings) -> Run:
     return finished_run(settings, writer, provenance, floor_of({torch.float32}), small=settings.small, **size.to_json())
 
 
-def measure_one(size: LongPathsSize, schedule: str, gain: float, seed: int, rows: Recorder) -> None:
+def measure_one(size: LongPathsSize, schedule: str, gain: float, seed: int, rows: RowRecorder) -> None:
     """Train one network; then its accuracy, and share, size and residual of every path length, means over sequences.
 
     Paths are those that start at the embedding; what biases contribute on the way is kept apart, as one share.

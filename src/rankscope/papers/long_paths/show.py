@@ -26,9 +26,9 @@ WORKS = 0.8
 CLOSE = 0.02
 """Accuracy that counts as kept, below the plain network's."""
 AFTERWARDS = (
-    "Chosen after results were seen: the gains 0.03 and 0.01 were added when 1, 0.3, 0.1 and 0 had left a gap, and "
-    f"the verdict's words with them: at a price means at least {WORKS:g} of the plain accuracy on paths above "
-    f"{LONG:g} of the depth."
+    "Chosen after results were seen: the gains 0.03 and 0.01 were added when 1, 0.3, 0.1 and 0 had left a gap, and the "
+    f"verdict's words with them: at a price means at least {WORKS:g} of the plain accuracy on paths above {LONG:g} of "
+    "the depth."
 )
 
 
@@ -131,16 +131,15 @@ def describe(run: Run) -> str:
     ]
     return "\n\n".join(
         [
-            f"**What we see.** The sorting network of {run.extra['layers']} layers, trained for {plan['steps']} "
-            f"steps ({seeds} seeds each arm), LayerNorm kept, MLPs out, its skips turned down to a gain "
-            "g. Shares are those of `decompose`, of paths from the embedding; what biases bring in is a column of "
-            "its own.",
+            f"**What we see.** The sorting network of {run.extra['layers']} layers, trained for {plan['steps']} steps "
+            f"({seeds} seeds each arm), LayerNorm kept, MLPs out, its skips turned down to a gain g. Shares are those "
+            "of `decompose`, of paths from the embedding; what biases contribute is a column of its own.",
             markdown_table(["g", "accuracy", "loss", "mean length", *shares, "biases"], rows),
             f"**Can it be done?** {_can(run)}",
             f"**What it costs.** {_cost(run)}",
-            f"**What it rests on.** One task, one depth, one width, {seeds} seeds; ± is a 95% interval "
-            "over seeds. LayerNorm after each sum makes good for the size that a gain below 1 takes away; in a "
-            "network with norms before the branches the same gain would act otherwise. " + AFTERWARDS,
+            f"**What it rests on.** One task, one depth, one width, {seeds} seeds; ± is a 95% interval over seeds. "
+            "LayerNorm after each sum compensates for the size that a gain below 1 takes away; in a "
+            "network with norms before the branches the same gain would act differently. " + AFTERWARDS,
         ]
     )
 

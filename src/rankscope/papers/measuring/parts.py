@@ -26,7 +26,7 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Recorder:
+class RowRecorder:
     """Records values under fixed coordinates.
 
     Args:
@@ -37,9 +37,9 @@ class Recorder:
     writer: RowWriter
     at: Coordinates = field(default_factory=dict)
 
-    def under(self, **at: str | int | None) -> Recorder:
+    def under(self, **at: str | int | None) -> RowRecorder:
         """The same under further coordinates."""
-        return Recorder(self.writer, {**self.at, **at})
+        return RowRecorder(self.writer, {**self.at, **at})
 
     def add(
         self,
@@ -80,7 +80,7 @@ class WorkPart:
 
     name: str
     facts: Mapping[str, Any]
-    make: Callable[[Recorder], None]
+    make: Callable[[RowRecorder], None]
 
 
 def measured_parts(
@@ -92,7 +92,7 @@ def measured_parts(
 
         def rows(part: WorkPart = part) -> list[Row]:
             own = RowWriter(coordinates=coordinates)
-            part.make(Recorder(own))
+            part.make(RowRecorder(own))
             return [{key: value for key, value in row.items() if value is not None} for row in own.table().to_pylist()]
 
         write_rows(writer, kept(settings.keep, part.name, part.facts, rows))
@@ -158,7 +158,7 @@ def write_rows(writer: RowWriter, rows: Iterable[Row]) -> None:
     """Rows into a table; each column that is not a fixed one is a coordinate the writer must know."""
     for row in rows:
         at = {name: value for name, value in row.items() if name not in FIXED_COLUMNS}
-        Recorder(writer, at).add(
+        RowRecorder(writer, at).add(
             row["metric"],
             row["value"],
             row["site"],

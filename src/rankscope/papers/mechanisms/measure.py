@@ -35,7 +35,7 @@ from rankscope.models.loading.quiet import quiet_transformers
 from rankscope.models.view import ModelView
 from rankscope.papers._spec import Settings
 from rankscope.papers.measuring.network import SITES, measure_network
-from rankscope.papers.measuring.parts import Recorder, WorkPart, finished_run, measured_parts
+from rankscope.papers.measuring.parts import RowRecorder, WorkPart, finished_run, measured_parts
 from rankscope.papers.mechanisms.rows import FULL, IN_SMALL, MECHANISMS, SMALL, Mechanism, MechanismSize
 from rankscope.papers.mechanisms.show import AS_IT_IS
 from rankscope.runs.rows import RowWriter
@@ -140,7 +140,7 @@ def measure(settings: Settings) -> Run:
 
 
 def _measure_one(
-    mechanism: Mechanism, change: Change | None, seed: int, size: MechanismSize, text: Path | None, rows: Recorder
+    mechanism: Mechanism, change: Change | None, seed: int, size: MechanismSize, text: Path | None, rows: RowRecorder
 ) -> None:
     """One mechanism, as it is or changed, at one initialisation."""
     loaded = built(mechanism, size, seed, None if change is None else change.config)
@@ -165,12 +165,14 @@ def _measure_one(
             network.read("pure", rows.under(variant="pure"))
 
 
-def _note(rows: Recorder, metric: str, value: float, note: str | None = None) -> None:
+def _note(rows: RowRecorder, metric: str, value: float, note: str | None = None) -> None:
     """A fact about the whole network, kept at its first block."""
     rows.add(metric, value, "block.in", note=note)
 
 
-def _add(rows: Recorder, metric: str, ref: SiteRef, value: float, arithmetic: str, status: Status = Status.OK) -> None:
+def _add(
+    rows: RowRecorder, metric: str, ref: SiteRef, value: float, arithmetic: str, status: Status = Status.OK
+) -> None:
     """One value of the first sequence; one that is not finite is undefined."""
     if not math.isfinite(value):
         value, status = math.nan, Status.UNDEFINED
@@ -268,7 +270,7 @@ class MechanismReader:
     view: ModelView
     orders: Values | None = None
 
-    def read(self, variant: str, rows: Recorder) -> None:
+    def read(self, variant: str, rows: RowRecorder) -> None:
         """Metrics and order in float64; with skips cut, where float64 is soon blind, in exact arithmetic too."""
         operation = _operation(variant, self.view)
 
@@ -296,7 +298,7 @@ class MechanismReader:
         except REFUSALS as error:
             _note(rows, "refused", 1.0, str(error))
 
-    def _order_in_float(self, rows: Recorder) -> bool:
+    def _order_in_float(self, rows: RowRecorder) -> bool:
         """Order near collapse and what equal tokens become, in float64, of the first sequence.
 
         Returns:
@@ -331,7 +333,7 @@ class MechanismReader:
             self.prepared[0].run(self.model)
         return found
 
-    def _exactly(self, variant: str, rows: Recorder) -> None:
+    def _exactly(self, variant: str, rows: RowRecorder) -> None:
         """Order and residuals in exact arithmetic, however small.
 
         The order is a property of the mechanism: it is read with MLPs and norms, and holds without them.
@@ -386,7 +388,7 @@ def _check_orders(orders: Values) -> None:
             refuse(f"a cancellation in {ref}", f"near collapse it reads order {order:.2f}, which is neither 0, 1 nor 3")
 
 
-def _write_until_rounding(rows: Recorder, metric: str, logs: Values, norms: Values, orders: Values) -> None:
+def _write_until_rounding(rows: RowRecorder, metric: str, logs: Values, norms: Values, orders: Values) -> None:
     last = math.inf
     for ref, value in logs.items():
         relative = value - norms[ref]

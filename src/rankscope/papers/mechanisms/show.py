@@ -38,7 +38,7 @@ class End:
         half_range: half the distance between the largest and the smallest over seeds, in the same logarithm.
         arithmetic: ``"exact"`` or ``"float64"``.
         lost_after: up to which block this is read, where it could not be read to the last.
-        fate: of the tokens behind that block: they vanish, grow out of range, or are equal up to rounding.
+        fate: of the tokens after that block: they vanish, grow out of range, or are equal up to rounding.
     """
 
     log10: float | None
@@ -287,12 +287,12 @@ def _size(run: Run, lines: Sequence[MechanismLine]) -> str:
     words = (
         f"**Setting.** {len(lines)} mechanisms, each with {size['depth']} blocks of width {size['width']}, "
         f"{size['heads']} heads, {size['tokens']} tokens and a vocabulary of {size['vocabulary']}, at the random "
-        f"initialisation of transformers, {seeds}. Text models read the same hashed words, vision models the "
-        "same smooth images."
+        f"initialisation of transformers, {seeds}. Text models read the same hashed words, vision models the same "
+        "smooth images."
     )
     if size["depth"] == FULL_DEPTH:
         return words
-    return f"{words} This is the small size: the pieces work, and nothing follows from the numbers."
+    return f"{words} This is the small size: the code runs, and nothing follows from the numbers."
 
 
 def _seen(lines: Sequence[MechanismLine]) -> str:
@@ -305,13 +305,12 @@ def _seen(lines: Sequence[MechanismLine]) -> str:
         )
     if named[1]:
         sentences.append(
-            f"*Order 1*: a block multiplies it by a factor. These have a mask, a window or positions in the scores "
+            "*Order 1*: a block multiplies it by a factor. These have a mask, a window or positions in the scores "
             f"({named[1]})."
         )
     if named[0]:
         sentences.append(
-            f"*Order 0*: tokens that enter equal leave unequal, so that collapse is no state the network could rest in "
-            f"({named[0]})."
+            f"*Order 0*: tokens that enter equal leave unequal, so that the network cannot stay collapsed ({named[0]})."
         )
     return " ".join(sentences) + _whole(lines)
 
@@ -363,12 +362,11 @@ def _reading(run: Run, lines: Sequence[MechanismLine]) -> str:
         "MLPs and norms all taken out; median over seeds. `std` is the median standard deviation of the weight "
         "matrices of the blocks as the library draws them. `order` is read near collapse without skips: exact where "
         "exact arithmetic follows the model, by tokens drawn together by e^−200 and e^−201; else in float64, drawn "
-        "together by 1/100 and 1/1000, where relative residuals below "
-        f"{number(floor)} are rounding. The factor (×, order 1) is what a block does to a relative residual near "
-        "collapse, geometric mean over the second half of the blocks; the level (=, order 0) is the relative residual "
-        "after the last block, or the one before it if that is larger, of tokens that entered the first one equal. "
-        "Blocks are counted from 1. Over seeds, `full` differs from its median "
-        f"by a factor of {10**spread:.2f} at most."
+        f"together by 1/100 and 1/1000, where relative residuals below {number(floor)} are rounding. The factor (×, "
+        "order 1) is what a block does to a relative residual near collapse, geometric mean over the second half of "
+        "the blocks; the level (=, order 0) is the relative residual after the last block, or the one before it if "
+        "that is larger, of tokens that entered the first one equal. Blocks are counted from 1. Over seeds, `full` "
+        f"differs from its median by a factor of {10**spread:.2f} at most."
     )
 
 
@@ -418,8 +416,8 @@ def _sinks(own: MechanismLine, without: MechanismLine, held: Lines) -> str:
         f"Llama, yet of order {own.order['cut']}: equal tokens leave it at {number(own.level['cut'])} without skips, "
         f"and at {number(own.level['pure'])} without norms and MLPs. The sink takes a share that depends on how many "
         "keys stand beside it, so a row of attention sums to less than one by an amount that depends on its position. "
-        f"Without the sinks the order is {without.order['cut']}, equal tokens stay equal to rounding, and "
-        f"attention alone ends at {_last(without, 'pure')} instead of {_last(own, 'pure')}."
+        f"Without the sinks the order is {without.order['cut']}, equal tokens stay equal to rounding, and attention "
+        f"alone ends at {_last(without, 'pure')} instead of {_last(own, 'pure')}."
     )
 
 
@@ -428,8 +426,8 @@ def _llama(own: MechanismLine, raised: MechanismLine, held: Lines) -> str:
     assert own.size is not None
     assert raised.size is not None
     return (
-        "**Explained: skips that hardly help.** The whole Llama, with skips, is among the models that lose most: "
-        f"it ends at {_last(own, 'full')}, not far from {_last(own, 'cut')} with its skips cut"
+        "**Explained: skips that hardly help.** The whole Llama, with skips, is among the models that lose most: it "
+        f"ends at {_last(own, 'full')}, not far from {_last(own, 'cut')} with its skips cut"
         + ("" if gpt2 is None else f", while GPT-2, causal as well, keeps {_last(gpt2, 'full')}")
         + ". Its embeddings are drawn with standard deviation 0.02, and the norm before a branch brings them to 1: "
         f"tokens leave the first block at a root mean square of {number(own.size[0])} and the last at "
@@ -454,7 +452,7 @@ def _modernbert(own: MechanismLine, without: MechanismLine, held: Lines) -> str:
         f"**Explained: tokens that vanish.** Without skips, ModernBERT is at {_last(own, 'cut')}: nothing is left to "
         "compare. Its weights are drawn so small that a block without its skip gives back tokens below the epsilon "
         "that its norms add to a variance; from there on a norm no longer restores their size, and a gated MLP, which "
-        f"multiplies two small numbers, squares it. With an epsilon of 1e-60 the same network ends at "
+        "multiplies two small numbers, squares it. With an epsilon of 1e-60 the same network ends at "
         f"{_last(without, 'cut')}, with order {without.order['cut']}."
     )
 

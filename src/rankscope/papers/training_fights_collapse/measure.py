@@ -21,7 +21,7 @@ from rankscope.monitor.isolation import beside_training
 from rankscope.monitor.projections import Projections, find_projections
 from rankscope.papers._spec import Settings
 from rankscope.papers.measuring.network import SITES
-from rankscope.papers.measuring.parts import Recorder, WorkPart, finished_run, measured_parts
+from rankscope.papers.measuring.parts import RowRecorder, WorkPart, finished_run, measured_parts
 from rankscope.papers.training.baselines import one_answer_per_sequence
 from rankscope.papers.training.fitting import Moment, TrainingPlan, fit, share_right
 from rankscope.papers.training.networks import decoder_for, encoder_for
@@ -97,7 +97,7 @@ def network_for(arm: TrainedArm, size: TrainingSize, task: TrainingTask, seed: i
     return encoder_for(task, **shape, std=size.std, seed=seed)
 
 
-def train(arm: TrainedArm, seed: int, size: TrainingSize, plan: TrainingPlan, rows: Recorder) -> None:
+def train(arm: TrainedArm, seed: int, size: TrainingSize, plan: TrainingPlan, rows: RowRecorder) -> None:
     """Train one network under its surgery, watch it, and judge it on held-out sequences."""
     size, plan = replace(size, steps=size.steps * arm.longer), replace(plan, steps=plan.steps * arm.longer)
     task = task_for(arm, size, seed)
@@ -114,7 +114,7 @@ def train(arm: TrainedArm, seed: int, size: TrainingSize, plan: TrainingPlan, ro
     _add(end, "seconds", done.seconds, arm.depth - 1)
 
 
-def _add(rows: Recorder, metric: str, value: float, layer: int, site: str = "model.out") -> None:
+def _add(rows: RowRecorder, metric: str, value: float, layer: int, site: str = "model.out") -> None:
     status = Status.OK if math.isfinite(value) else Status.UNDEFINED
     rows.add(metric, value, site, layer=layer, status=status)
 
@@ -130,7 +130,9 @@ class Watcher:
         rows: takes what is read.
     """
 
-    def __init__(self, arm: TrainedArm, size: TrainingSize, loaded: LoadedModel, ids: Tensor, rows: Recorder) -> None:
+    def __init__(
+        self, arm: TrainedArm, size: TrainingSize, loaded: LoadedModel, ids: Tensor, rows: RowRecorder
+    ) -> None:
         self.rows = rows
         self._last = arm.depth - 1
         self._steps, self._looks = size.steps_read(), size.steps_looked()
@@ -165,7 +167,7 @@ class Watcher:
             if moment.step in self._looks:
                 self.look_exactly(rows)
 
-    def look_exactly(self, rows: Recorder) -> None:
+    def look_exactly(self, rows: RowRecorder) -> None:
         """Residual, order and factor of every block in exact arithmetic, under the current surgery."""
         run = exact(self._model, self._probe, plain=False, stability=True)
         rows = rows.under(arithmetic="exact")

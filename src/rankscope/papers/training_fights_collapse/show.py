@@ -198,9 +198,9 @@ def judge(run: Run) -> str:
     gone, seen, patient = _parted(trainings)
     up = sum(bool((t.residual().last > t.residual().first).all()) for t in seen)
     words = (
-        f"Within {run.extra['plan']['steps']} steps {up} of {len(seen)} networks whose tokens float32 tells apart "
-        f"at the start end further from collapse in every seed, and {_back(gone)} of {len(gone)} whose tokens it "
-        "cannot come back"
+        f"Within {run.extra['plan']['steps']} steps {up} of {len(seen)} networks whose tokens float32 tells apart at "
+        f"the start end further from collapse in every seed, and {_back(gone)} of {len(gone)} whose tokens it cannot "
+        "come back"
     )
     if patient:
         words += f"; {patient[0].arm.longer} times longer, {_back(patient)} of {len(patient)} of those come back"
@@ -214,7 +214,7 @@ def describe(run: Run) -> str:
     parts += [_gradients(trainings), _ceiling(run, trainings), _rests(run, trainings)]
     if run.extra["small"]:
         parts.insert(
-            0, "**Small size.** Tiny networks, a few steps: the pieces work, and nothing here answers the question."
+            0, "**Small size.** Tiny networks, a few steps: the code runs, and nothing here answers the question."
         )
     return "\n\n".join(part for part in parts if part)
 

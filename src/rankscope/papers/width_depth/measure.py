@@ -12,7 +12,7 @@ from transformers import BertForTokenClassification
 
 from rankscope.models.designs import design_from_config
 from rankscope.papers._spec import ExperimentSize, Settings
-from rankscope.papers.measuring.parts import Recorder, WorkPart, finished_run, measured_parts
+from rankscope.papers.measuring.parts import RowRecorder, WorkPart, finished_run, measured_parts
 from rankscope.papers.training.baselines import one_answer_for_all, one_answer_per_position, one_answer_per_sequence
 from rankscope.papers.training.fitting import TrainingPlan, fit, share_right
 from rankscope.papers.training.networks import encoder_for
@@ -179,7 +179,7 @@ def _after_last(cell: MapCell) -> dict[str, Any]:
     return {"site": "block.out", "layer": cell.depth - 1}
 
 
-def _predict(cell: MapCell, size: MapSize, rows: Recorder) -> None:
+def _predict(cell: MapCell, size: MapSize, rows: RowRecorder) -> None:
     """What ``predict`` says about the design: the relative residual after its last block, sampled and by mean field."""
     design, _ = design_from_config(_network(cell, _task(size, 0), 0).config)
     run = predict(design, {"skip_gain": cell.gain}, seeds=size.drawn, most_blocks=cell.depth)
@@ -191,7 +191,7 @@ def _predict(cell: MapCell, size: MapSize, rows: Recorder) -> None:
             rows.under(**cell.at(), source=source, seed=-1).add(RESIDUAL, values, **last)
 
 
-def _train(cell: MapCell, seed: int, size: MapSize, plan: TrainingPlan, rows: Recorder) -> None:
+def _train(cell: MapCell, seed: int, size: MapSize, plan: TrainingPlan, rows: RowRecorder) -> None:
     """Collapse of one network before training, and what training it for the plan's steps reaches."""
     task = _task(size, seed)
     model = _network(cell, task, seed)

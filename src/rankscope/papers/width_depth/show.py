@@ -170,7 +170,7 @@ def describe(run: Run) -> str:
     if run.extra["small"]:
         parts.insert(
             0,
-            "**Small size.** Tiny networks, hardly trained: the pieces work, and nothing here answers the question.",
+            "**Small size.** Tiny networks, hardly trained: the code runs, and nothing here answers the question.",
         )
     return "\n\n".join(part for part in [*parts, _rests(run, networks)] if part)
 
@@ -184,11 +184,11 @@ def _seen(run: Run, networks: Networks) -> str:
         f"{run.extra['size']['steps']} steps with its skips scaled, end at accuracies from "
         f"{networks.accuracy.min():.2f} to {networks.accuracy.max():.2f}. One answer for everything gets "
         f"{blind['symbol']:.2f}, one for each position {blind['position']:.2f}, and the best one for each sequence, "
-        f"all that a collapsed network can give, {blind['sequence']:.2f}. A network that comes a "
-        f"quarter of the way from the position's answer to 1 ({networks.learnt_at:.2f}) is said to have learnt: "
+        f"all that a collapsed network can give, {blind['sequence']:.2f}. A network that comes a quarter of the way "
+        f"from the position's answer to 1 ({networks.learnt_at:.2f}) is said to have learnt: "
         f"{int(networks.learnt.sum())} have. The residual predicted without weights is that of the networks "
-        f"themselves: median difference {np.median(differ):.2f} decades where it is above 1e-10, "
-        f"rank correlation {agree:.2f}."
+        f"themselves: median difference {np.median(differ):.2f} decades where it is above 1e-10, rank correlation "
+        f"{agree:.2f}."
     )
 
 
@@ -224,9 +224,8 @@ def _failures(networks: Networks) -> str:
     alarms = (networks.predicted < cut) & networks.learnt
     return (
         f"**Where it fails.** Cut where it separates these networks best (10^{cut:.2f}, chosen on the same networks), "
-        f"the prediction is wrong on {int(hopes.sum() + alarms.sum())} of {len(networks.design)}. "
-        f"Kept apart and yet not learnt: {_listed(networks, hopes)}. Collapsing further and yet learnt: "
-        f"{_listed(networks, alarms)}."
+        f"the prediction is wrong on {int(hopes.sum() + alarms.sum())} of {len(networks.design)}. Kept apart and yet "
+        f"not learnt: {_listed(networks, hopes)}. Collapsing further and yet learnt: {_listed(networks, alarms)}."
     )
 
 

@@ -71,7 +71,7 @@ def describe(run: Run) -> str:
         parts.insert(
             0,
             f"**Small size.** A tiny BERT of {seen.depth[-1]} blocks on {seen.sequences} short sequences, not "
-            "BERT-base: the pieces work, and nothing here speaks for or against the paper.",
+            "BERT-base: the code runs, and the numbers say nothing about the paper.",
         )
     return "\n\n".join(part for part in parts if part)
 
@@ -82,9 +82,9 @@ def _pure(run: Run) -> str:
     listed = "; ".join(f"{mask}: mu {number(mu)}, relative {number(share)}" for mask, (mu, share) in ends.items())
     return (
         f"**What we see.** Pure attention at initialisation, float64: mu starts at {number(start)} and ends at, "
-        f"{listed}. In mu itself every mask falls, as printed. Part of that fall is only the tokens getting smaller, "
-        "since nothing rescales them: the relative number says how far the tokens have come together; 0 means that "
-        "float64 holds no difference any more (how far it went is asked with `rankscope exact`)."
+        f"{listed}. In mu itself every mask falls, as published. Part of that fall is only the tokens getting smaller, "
+        "because nothing rescales them: the relative number says how far the tokens have come together; 0 means that "
+        "float64 no longer holds any difference (`rankscope exact` shows how far it goes)."
     )
 
 
@@ -97,7 +97,7 @@ def _norm(run: Run) -> str:
     narrow, wide = (_end(run, "SAN+LN", "complete", dtype) for dtype in FLOORS)
     mu32, mu64 = (number(_end(run, "SAN+LN", "complete", dtype, "mu")) for dtype in FLOORS)
     words = (
-        "**LayerNorm alone.** The paper reads that with LayerNorm mu no longer goes to zero at initialisation. Under "
+        "**LayerNorm alone.** The paper says that with LayerNorm mu no longer goes to zero at initialisation. Under "
         f"the complete mask it ends at {mu32} in float32 and at {mu64} in float64; relative to the tokens, "
         f"{number(narrow)} and {number(wide)}."
     )
@@ -106,8 +106,8 @@ def _norm(run: Run) -> str:
             " Here we differ. Both are rounding of their own format (float32 shows nothing below "
             f"{number(FLOORS['float32'])}, float64 nothing below {number(FLOORS['float64'])}): LayerNorm brings the "
             "tokens back to full size in every block, and the rounding error with them, so the curve stops at the "
-            "floor of whatever format is used. A float32 plateau is no sign that the norm stops the fall. Below the "
-            "float64 floor these curves cannot tell."
+            "floor of whatever format is used. A float32 plateau is not evidence that the norm stops the fall. Below "
+            "the float64 floor these curves cannot tell."
         )
     with_norm, without = _end(run, "SAN+LN", "causal"), _end(run, "SAN", "causal")
     return words + (
@@ -129,7 +129,7 @@ def _scaling(run: Run) -> str:
 def _trained(run: Run) -> str:
     names = [name for name in names_in(run.table, "model") if has_line(run.table, model=name, weights="trained")]
     if not names:
-        return "No trained weights were at hand."
+        return "No trained weights were available."
     sentences = []
     for name in names:
         where = {"part": "figure", "model": name, "weights": "trained", "dtype": "float64", "mask": "complete"}
