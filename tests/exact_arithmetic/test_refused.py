@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -30,6 +32,11 @@ REFUSED: dict[str, tuple[Function, str]] = {
     "writing into what is expanded": (lambda x: x[:1].expand(4, 6).mul_(2.0), "still in use"),
     "power of a negative number": (lambda x: (-x.abs() - 1) ** (2 * torch.ones(6).double()), "base is not positive"),
     "negative number to the power": (lambda x: (-2.0) ** x, "base is not positive"),
+    "plain buffer": (lambda x: torch.add(x, x, out=torch.empty(4, 6).double()), "into a plain tensor"),
+    "numpy": (lambda x: torch.from_numpy(x.numpy()), "leaves torch"),
+    "array": (lambda x: torch.as_tensor(np.asarray(x)), "leaves torch"),
+    "dlpack": (lambda x: torch.from_dlpack(np.from_dlpack(x)), "leaves torch"),
+    "list": (lambda x: torch.tensor(x.tolist()), "leaves torch"),
     "no rule": (torch.special.i0, "it has no rule"),
 }
 if hasattr(torch.ops.aten, "_grouped_mm"):  # not in torch 2.6
@@ -41,6 +48,13 @@ def test_what_has_no_rule_is_refused_with_the_reason(name: str) -> None:
     function, reason = REFUSED[name]
     with pytest.raises(UnsupportedArithmeticError, match=reason):
         function(deviation(0, DEEP))
+
+
+def test_a_buffer_that_is_a_deviation_takes_the_result() -> None:
+    x = deviation(0, DEEP)
+    buffer = torch.empty_like(x)
+    assert torch.add(x, x, alpha=2.0, out=buffer) is buffer
+    assert buffer.log_residual() == pytest.approx(x.log_residual() + math.log(3.0), rel=1e-14)
 
 
 def test_a_second_rule_for_an_operation_is_refused() -> None:

@@ -6,10 +6,12 @@ A model runs on it unmodified: each ATen operation that meets one goes to its ru
 
 from __future__ import annotations
 
+import inspect
 import math
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from functools import cache
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -82,20 +84,39 @@ class Deviation(Tensor):
         """Send an operation to its rule."""
         import rankscope.exact_arithmetic.rules  # noqa: F401  (fills the registry)
 
-        kwargs = kwargs or {}
+        arguments = dict(kwargs or {})
+        buffer = arguments.pop("out", None)
         packet = func.overloadpacket
-        found = RULES.get(packet) or RULES.get(str(packet))
-        if found is not None:
-            return _moved(found, found(*args, **kwargs))
         name = packet.__name__
-        plain = RULES.get(getattr(torch.ops.aten, name[:-1], None)) if name.endswith("_") else None
-        if plain is None:
+        found = RULES.get(packet) or RULES.get(str(packet))
+        if found is None and name.endswith("_"):  # the rule of add serves add_, which writes into its first argument
+            found, buffer = RULES.get(getattr(torch.ops.aten, name[:-1], None)), args[0]
+        if found is None:
             refuse(packet)
-        return (
-            args[0].overwritten(_moved(plain, plain(*args, **kwargs)), packet)
-            if isinstance(args[0], cls)
-            else refuse(packet, "it writes a deviation into a plain tensor")
-        )
+        names = _names_of(found)
+        if names is not None and arguments.keys() - names:
+            refuse(packet, f"its rule does not know the argument {min(arguments.keys() - names)}")
+        if buffer is None:
+            return _moved(found, found(*args, **arguments))
+        if not isinstance(buffer, cls):
+            refuse(packet, "it writes a deviation into a plain tensor")
+        return buffer.overwritten(_moved(found, found(*args, **arguments)), packet)
+
+    def numpy(self, *, force: bool = False) -> NoReturn:
+        """Refuse, as everything does that leaves torch: NumPy would see neither base nor terms."""
+        refuse("Tensor.numpy", "it leaves torch")
+
+    def tolist(self) -> NoReturn:
+        """Refuse."""
+        refuse("Tensor.tolist", "it leaves torch")
+
+    def __array__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuse."""
+        refuse("Tensor.__array__", "it leaves torch")
+
+    def __dlpack__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        """Refuse: a wrapper has no memory, and the array on the other side would be read from address zero."""
+        refuse("Tensor.__dlpack__", "it leaves torch")
 
     def overwritten(self, new: Deviation | Tensor, operation: Any) -> Deviation:
         """Take over the parts of ``new``, as an operation in place does, and so do the tensors this is a view of."""
@@ -193,6 +214,14 @@ class Deviation(Tensor):
         for term in self.terms:
             out = added(out, term.values, term.log_scale)
         return out.expand(self.shape)
+
+
+@cache
+def _names_of(function: Callable[..., Any]) -> frozenset[str] | None:
+    """The arguments a rule can be given by name; None for any."""
+    parameters = inspect.signature(function).parameters
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    return None if takes_any else frozenset(parameters)
 
 
 def _moved(function: Callable[..., Any], out: Any) -> Any:

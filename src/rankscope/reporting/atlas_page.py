@@ -12,7 +12,7 @@ import numpy as np
 
 from rankscope._errors import InputError, ResultError
 from rankscope._types import path_of
-from rankscope.reporting.page.charts import Chart, Choice, options, plain, series_of
+from rankscope.reporting.page.charts import Chart, Views, plain, series_of
 from rankscope.reporting.page.facts import FACTS
 from rankscope.reporting.page.rendering import Chapter, render
 from rankscope.reporting.page.safe_text import clipped, split_verdict, spoken, visible
@@ -105,7 +105,7 @@ TABLED = ("relative_residual", "mean_cosine", "effective_rank")
 
 def multiples_section(profiles: Sequence[Profile]) -> Section | None:
     """One small panel per model, all on the same scale; of a run with checkpoints its last one."""
-    views: dict[tuple[str, ...], Mapping[str, Any]] = {}
+    views: Views = {}
     last = _last_moments(profiles)
     for metric in _metrics(last):
         for variant in dict.fromkeys(one.variant for one in last):
@@ -134,7 +134,7 @@ def multiples_section(profiles: Sequence[Profile]) -> Section | None:
         "From the first block on the left to the last on the right, whose number stands below; all panels share one "
         "scale. Mean over sequences, heads and seeds; the band runs from the 10% to the 90% quantile. Hollow points "
         "lie at the float floor.",
-        _choices(views, "variant"),
+        ("metric", "variant"),
         views,
     )
     return Section("Every model", "What becomes of the tokens on their way through each model.", (chart,))
@@ -198,7 +198,7 @@ def trajectory_section(profiles: Sequence[Profile]) -> Section | None:
     for one in profiles:
         if one.step is not None:
             runs.setdefault((one.model, one.variant), []).append(one)
-    views: dict[tuple[str, ...], Mapping[str, Any]] = {}
+    views: Views = {}
     for (model, variant), found in runs.items():
         moments = sorted({one.step: one for one in found}.values(), key=lambda one: one.step or 0)
         if len(moments) < 2:
@@ -212,7 +212,7 @@ def trajectory_section(profiles: Sequence[Profile]) -> Section | None:
         "heat",
         "Block by step",
         "Checkpoints to the right in the order of training, blocks downwards; mean over sequences, heads and seeds.",
-        _choices(views, "run"),
+        ("metric", "run"),
         views,
     )
     return Section("Over training", "How the profile came to be.", (chart,))
@@ -262,8 +262,3 @@ def _last_moments(profiles: Sequence[Profile]) -> list[Profile]:
 
 def _metrics(profiles: Sequence[Profile]) -> list[str]:
     return list(dict.fromkeys(metric for one in profiles for metric, _ in one.curves))
-
-
-def _choices(views: Mapping[tuple[str, ...], Any], second: str) -> tuple[Choice, ...]:
-    names = tuple((name, clipped(name, 60)) for name in dict.fromkeys(key[1] for key in views))
-    return Choice("metric", options(key[0] for key in views)), Choice(second, names)

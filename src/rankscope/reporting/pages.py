@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rankscope._errors import InputError, ResultError
 from rankscope._types import path_of
 from rankscope.reporting.page.chapters import chapter_of, is_plain, model_name
-from rankscope.reporting.page.charts import Chart, line_view, metric_and_site, metrics_in_order, sites_in_order
+from rankscope.reporting.page.charts import Chart, Views, line_view, metrics_in_order, sites_in_order
 from rankscope.reporting.page.gauge_chapter import training_chapter
 from rankscope.reporting.page.rendering import Chapter, render
 from rankscope.reporting.page.safe_text import visible
@@ -127,7 +127,7 @@ def side_by_side(runs: Sequence[Run], detail: int) -> Section | None:
     if len(plain) < 2:
         return None
     names = run_names(plain)
-    views: dict[tuple[str, ...], Mapping[str, Any]] = {}
+    views: Views = {}
     for metric in dict.fromkeys(name for run in plain for name in metrics_in_order(run.table)):
         sites = dict.fromkeys(site for run in plain for site in sites_in_order(run.table, metric))
         for site in list(sites)[: None if detail > 0 else 1]:
@@ -137,7 +137,7 @@ def side_by_side(runs: Sequence[Run], detail: int) -> Section | None:
     if not views:
         return None
     chart = Chart("lines", "The same metric in each run", "Mean over sequences; the band is 10% to 90%.",
-                  metric_and_site(views), views)  # fmt: skip
+                  ("metric", "site"), views)  # fmt: skip
     return Section("Side by side", "", (chart,))
 
 

@@ -123,6 +123,8 @@ def cells(table: pa.Table, metric: str, site: str, *, stack: str | None = None) 
 
 def _quantiles(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """The ends of the band, as ``np.quantile`` has them, without its cost per call."""
+    if not np.isfinite(values).all():  # logarithms of exact zeros: nothing lies between one and a number
+        return np.quantile(values, BAND, method="inverted_cdf")
     ends: NDArray[np.float64] = np.interp(np.multiply(BAND, values.size - 1), np.arange(values.size), np.sort(values))
     return ends
 
@@ -134,7 +136,9 @@ def _is(rows: pa.Table, status: Status) -> NDArray[np.bool_]:
 
 def _usable(rows: pa.Table) -> NDArray[np.bool_]:
     listed = pc.is_in(pc.cast(rows["status"], pa.string()), value_set=pa.array(USABLE)).to_numpy()
-    usable: NDArray[np.bool_] = listed.astype(np.bool_) & np.isfinite(rows["value"].to_numpy())
+    value = rows["value"].to_numpy()
+    # Minus infinity with a usable status is the logarithm of an exact zero, and counts.
+    usable: NDArray[np.bool_] = listed.astype(np.bool_) & (np.isfinite(value) | np.isneginf(value))
     return usable
 
 

@@ -15,6 +15,7 @@ from rankscope.models.inputs import InputPlan, Padding, TokensPolicy, prepare_pl
 from rankscope.models.loading import load
 from rankscope.models.loading.quiet import quiet_transformers
 from rankscope.models.stream import Stream
+from rankscope.runs.exactness import cross_checked
 from rankscope.runs.run import Run
 from rankscope.stream.viewing import undisturbed
 from rankscope.surgery.operating import operating, operation_of
@@ -127,7 +128,7 @@ def exact(
         view = passes.in_memory() if streaming is None else passes.by_blocks(streaming)
         with operating(loaded.model, operation, view=view):
             provenance = provenance_of(loaded, prepared, passes.counted, seed, time.perf_counter() - started, declared)
-    table = passes.writer.table()
+    table, contradictions = cross_checked(passes.writer.table())
     floor = exact_floors(loaded.dtype)
     verdict = judge_exact(table, floor["formats"], str(model) if isinstance(model, str | Path) else None)
     run = Run(
@@ -139,7 +140,7 @@ def exact(
         code=verdict.code,
         next_steps=verdict.next_steps,
         table=table,
-        notes=(*loaded.notes, *prepared.notes),
+        notes=(*contradictions, *loaded.notes, *prepared.notes),
         extra=described(streaming),
     )
     return about_inputs(run, prepared)

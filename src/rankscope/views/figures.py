@@ -79,7 +79,8 @@ def draw(plot: Plot, asked_by: str = "Run.plot") -> Figure:
         places = [axes for row in grid for axes in row]
         for place, (axes, panel) in enumerate(zip(places, plot.panels, strict=False)):
             draw_panel(axes, panel, legend=not lines)
-            if plot.panels[place + plot.columns :][:1] and plot.panels[place + plot.columns].x_label == panel.x_label:
+            below = place + plot.columns
+            if below < len(plot.panels) and plot.panels[below].x_label == panel.x_label:
                 axes.set_xlabel("")
         for axes in places[len(plot.panels) :]:
             axes.remove()
@@ -175,8 +176,9 @@ def _draw_lines(axes: Axes, chart: LineChart, *, legend: bool) -> None:
         _draw_note(axes, note)
     if chart.names == "ends" and len(lines) > 1:
         _name_ends(axes, lines)
-    elif legend and chart.names == "legend" and sum(bool(line.name) for line in lines) > (not lines[0].name):
-        _legend(axes, chart.legend_title)
+    elif legend and chart.names == "legend" and any(line.name for line in lines):
+        title = chart.legend_title or None
+        axes.legend(frameon=False, fontsize=7.5, labelcolor=INK, loc="best", title=title, title_fontsize=7)
 
 
 def _styled(lines: Sequence[Line]) -> tuple[Line, ...]:
@@ -233,10 +235,15 @@ def _draw_guide(axes: Axes, guide: Guide) -> None:
     elif guide.kind == "null":
         low, high = axes.get_ylim()
         log = axes.get_yscale() == "log"
+        if log and guide.value <= 0:
+            return
         room = guide.value * 2.5 if log else guide.value + 0.13 * (max(high, guide.value) - low)
         axes.set_ylim(min(low, guide.value), max(high, room))
         axes.axhline(guide.value, color=INK, linewidth=0.9, linestyle=(0, (4, 3)), zorder=2.5)
-        _label(axes, guide.value, guide.label, above=True)
+        axes.annotate(
+            guide.label, (0.985, guide.value), xycoords=axes.get_yaxis_transform(), xytext=(0, 2.5),
+            textcoords="offset points", ha="right", va="bottom", size=7, color=SOFT, bbox=dict(_ON_ZONE), zorder=5,
+        )  # fmt: skip
     elif guide.kind == "level" and guide.axis == "y":
         axes.axhline(guide.value, color=FAINT, linewidth=0.8, zorder=1)
         axes.annotate(
@@ -259,7 +266,10 @@ def draw_floor(axes: Axes, floor: float, label: str) -> None:
     low = min(low, floor / 10)
     axes.set_ylim(low, high)
     axes.axhspan(low, floor, facecolor=FLOOR_ZONE, edgecolor=OTHERS, hatch="////", linewidth=0, zorder=0)
-    _label(axes, floor, label, above=False)
+    axes.annotate(
+        label, (0.015, floor), xycoords=axes.get_yaxis_transform(), xytext=(0, -2.5), textcoords="offset points",
+        va="top", size=7, color=SOFT, bbox=dict(_ON_ZONE), zorder=2.5,
+    )  # fmt: skip
 
 
 def _draw_floor_from(axes: Axes, start: float, label: str) -> None:
@@ -272,22 +282,6 @@ def _draw_floor_from(axes: Axes, start: float, label: str) -> None:
 def floor_words(dtype: object, floor: float) -> str:
     """What the float floor of a format means, for a chart."""
     return f"{dtype} cannot see below {number(floor)}"
-
-
-def _label(axes: Axes, level: float, words: str, *, above: bool) -> None:
-    axes.annotate(
-        words,
-        xy=(0.985, level),
-        xycoords=axes.get_yaxis_transform(),
-        xytext=(0, 2.5 if above else -2.5),
-        textcoords="offset points",
-        ha="right",
-        va="bottom" if above else "top",
-        size=7,
-        color=SOFT,
-        bbox=dict(_ON_ZONE),
-        zorder=5,
-    )
 
 
 def _draw_note(axes: Axes, note: Note) -> None:
@@ -322,10 +316,6 @@ def _name_ends(axes: Axes, lines: Sequence[Line]) -> None:
             color=colour,
             annotation_clip=False,
         )
-
-
-def _legend(axes: Axes, title: str) -> None:
-    axes.legend(frameon=False, fontsize=7.5, labelcolor=INK, loc="best", title=title or None, title_fontsize=7)
 
 
 def legend_below(figure: Figure, lines: Sequence[Line], *, rows: int = 1) -> None:
@@ -390,7 +380,7 @@ def _draw_bars(axes: Axes, chart: BarChart) -> None:
 def _draw_map(axes: Axes, chart: HeatMap) -> None:
     title_axes(axes, chart.title)
     least, most = chart.limits
-    values = _floats(chart.values)
+    values = np.asarray(chart.values, dtype=np.float64)
     shown = np.clip(values, least, most)
     image = axes.imshow(
         shown, origin="lower", aspect="auto", cmap="cividis", vmin=least, vmax=most, interpolation="nearest"
@@ -413,4 +403,6 @@ def _draw_map(axes: Axes, chart: HeatMap) -> None:
 
 
 def _floats(values: Any) -> NDArray[np.float64]:
-    return np.asarray(values, dtype=np.float64)
+    """Numbers that can be drawn: what is infinite, such as the logarithm of zero, is missing."""
+    found = np.asarray(values, dtype=np.float64)
+    return np.where(np.isfinite(found), found, np.nan)

@@ -23,7 +23,7 @@ def document_html(document: Document) -> str:
     steps = "".join(f"<code>{html.escape(step)}</code><br>" for step in document.next_steps)
     parts = [
         f"<div style='{CARD}'><b>{html.escape(document.verdict)}</b><br>{steps}"
-        f"<span style='{SMALL}'>{html.escape(document.title)}</span></div>",
+        f"<span style='white-space:pre-line;{SMALL}'>{html.escape(document.title)}</span></div>",
         *map(_part, document.parts),
         *(f"<p style='{SMALL}'>{html.escape(words)}</p>" for words in (*document.explained, *document.notes)),
     ]
@@ -62,9 +62,10 @@ def table_html(table: Table) -> str:
             for trend, style in zip(trends[1:], aligned[1:], strict=True)
         )
         foot = f"<tfoot><tr><td style='{aligned[0]};opacity:.75'>trend</td>{cells}</tr></tfoot>"
-    caption = (
-        f"<caption style='text-align:left;{SMALL}'>{html.escape(table.caption)}</caption>" if table.caption else ""
-    )
+    caption = ""
+    if table.caption:
+        words = html.escape(table.caption)
+        caption = f"<caption style='text-align:left;white-space:nowrap;{SMALL}'>{words}</caption>"
     style = "border-collapse:collapse;margin:.4em 0"
     return f"<table style='{style}'>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody>{foot}</table>"
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from rankscope.monitor import Heatmap
-from rankscope.monitor.sinks.pictures import ALARM_RED, UNKNOWN_GREY, Painter, draw
+from rankscope.monitor.sinks.pictures import Painter, draw
+from rankscope.views.palette import UNKNOWN, VERMILION
 from tests.monitor.sinks.readings import heatmap
 
 
@@ -36,8 +37,8 @@ def test_alarms_are_marked_and_only_alarms() -> None:
     marked, bare = Painter()(of(((1.0, 2.0),), alarms=((1, 0, "token_collapse"),))), Painter()(of(((1.0, 2.0),)))
     assert marked is not None
     assert bare is not None
-    assert has(marked, ALARM_RED)
-    assert not has(bare, ALARM_RED)
+    assert has(marked, VERMILION)
+    assert not has(bare, VERMILION)
 
 
 def test_an_alarm_of_a_layer_that_is_not_drawn_is_left_out() -> None:
@@ -48,8 +49,8 @@ def test_what_was_not_measured_is_grey() -> None:
     picture = Painter()(of(((1.0, math.nan),)))
     assert picture is not None
     known, unknown = picture[150, 150], picture[150, 450]
-    assert tuple(unknown) == rgb(UNKNOWN_GREY)
-    assert tuple(known) != rgb(UNKNOWN_GREY)
+    assert tuple(unknown) == rgb(UNKNOWN)
+    assert tuple(known) != rgb(UNKNOWN)
 
 
 @pytest.mark.parametrize(

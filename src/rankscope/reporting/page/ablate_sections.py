@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
-from rankscope.reporting.page.charts import Chart, Choice, guides_of, line_view, metrics_in_order, options
+from rankscope.reporting.page.charts import Chart, Views, guides_of, line_view, metrics_in_order
 from rankscope.reporting.page.safe_text import clipped, visible
 from rankscope.runs.ablation import MEASURE, Arm, arms
 from rankscope.runs.curves import names_in
@@ -22,7 +21,7 @@ def ablation_section(run: Run, detail: int) -> Section | None:
     """One line per network, a switch for metric and setting, and the grid of last blocks."""
     if not set(GRID_COLUMNS) <= set(run.table.column_names):
         return None
-    views: dict[tuple[str, ...], Mapping[str, Any]] = {}
+    views: Views = {}
     metrics = metrics_in_order(run.table)
     for metric in metrics if detail > 0 else metrics[:3]:
         groups: dict[str, list[Arm]] = {}
@@ -33,13 +32,12 @@ def ablation_section(run: Run, detail: int) -> Section | None:
             views[metric, setting] = line_view(metric, lines, guides_of(run, metric))
     if not views:
         return None
-    settings = Choice("network", tuple((name, clipped(name, 60)) for name in dict.fromkeys(key[1] for key in views)))
     chart = Chart(
         "lines",
         "One line per network",
         "The same weights and inputs, with parts taken out: attention alone (pure), with norms, skips, MLPs, and the "
         "whole model (full).",
-        (Choice("metric", options(key[0] for key in views)), settings),
+        ("metric", "network"),
         views,
     )
     parts: list[Chart | Table] = [chart]

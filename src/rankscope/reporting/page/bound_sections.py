@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from rankscope.reporting.page.charts import Chart, Choice, line_view
+from rankscope.reporting.page.charts import Chart, Views, line_view
 from rankscope.reporting.page.facts import source_words
 from rankscope.reporting.page.rows_section import own_names, rows_section, values_of
-from rankscope.reporting.page.safe_text import clipped, spoken, visible
+from rankscope.reporting.page.safe_text import clipped, spoken
 from rankscope.runs.curves import Curve, curve, names_in
 from rankscope.runs.rows import only
 from rankscope.runs.run import Run
@@ -70,7 +70,7 @@ def _slack(rows: pa.Table) -> Cell:
 
 
 def _chart(run: Run, names: Sequence[str]) -> Chart | None:
-    views: dict[tuple[str, ...], Mapping[str, Any]] = {}
+    views: Views = {}
     for name in names:
         for stack in stacks_of(run.table):
             rows = only(run.table, theorem=name, scope="layer", **({} if stack is None else {"stack": stack}))
@@ -79,12 +79,8 @@ def _chart(run: Run, names: Sequence[str]) -> Chart | None:
                 views[name, str(stack or "")] = line_view("log10_measured", lines, form="power")
     if not views:
         return None
-    choices = (
-        Choice("theorem", tuple((name, clipped(spoken(name), 60)) for name in dict.fromkeys(key[0] for key in views))),
-        Choice("stack", tuple((name, visible(name)) for name in dict.fromkeys(key[1] for key in views))),
-    )
     caption = "What was measured, and the bounds the theorem puts around it; mean over sequences, band 10% to 90%."
-    return Chart("lines", "Between the bounds", caption, choices, views)
+    return Chart("lines", "Between the bounds", caption, ("theorem", "stack"), views)
 
 
 def _lines(rows: pa.Table) -> list[tuple[str, Curve]]:

@@ -67,6 +67,7 @@ def chapter_of(run: Run, detail: int) -> Chapter:
         sections=tuple(shown.values()),
         evidence=_evidence(run),
         notes=[clipped(note, 500) for note in run.notes],
+        next_steps=[clipped(step, 200) for step in run.next_steps],
         missing=missing_from(run, list(shown)),
         origin=origin_facts(run),
         command=command_of(run),

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from rankscope.reporting.page.facts import FACTS
-from rankscope.reporting.page.safe_text import clipped, spoken, visible
+from rankscope.reporting.page.safe_text import clipped, spoken
 from rankscope.runs.curves import USABLE, Curve, names_in
 from rankscope.runs.measure_show import guides as run_guides
 from rankscope.runs.rows import only
@@ -26,12 +26,11 @@ DIGITS = 5
 MOST_SERIES = 24
 
 
-@dataclass(frozen=True)
-class Choice:
-    """One thing the reader can switch: its name and the options in order, as ``(value, label)``."""
+Views = dict[tuple[str, ...], Mapping[str, Any]]
+"""For each combination of options that exists, what is drawn."""
 
-    name: str
-    options: tuple[tuple[str, str], ...]
+SPOKEN = ("metric", "quantity", "theorem")
+"""Choices whose options are names of things, shown in words."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,7 @@ class Chart:
         kind: which function of the page draws it.
         title: what it shows.
         caption: how to read it.
-        choices: what can be switched; empty for a single view.
+        choices: names of what can be switched, one per part of a view's key; their options are what the keys hold.
         views: for each combination of options that exists, what is drawn.
         slider: the choice that is a slider and not a list.
         cards: whether the first choice is also offered as cards with a small curve.
@@ -51,7 +50,7 @@ class Chart:
     kind: ChartKind
     title: str
     caption: str
-    choices: tuple[Choice, ...]
+    choices: tuple[str, ...]
     views: Mapping[tuple[str, ...], Mapping[str, Any]]
     slider: str | None = None
     cards: bool = False
@@ -61,11 +60,20 @@ class Chart:
         return {
             "kind": self.kind,
             "title": self.title,
-            "choices": [{"name": choice.name, "options": choice.options} for choice in self.choices],
+            "choices": [
+                {"name": name, "options": [(value, _label(name, value)) for value in dict.fromkeys(values)]}
+                for name, values in zip(self.choices, zip(*self.views, strict=True), strict=False)
+            ],
             "slider": self.slider,
             "cards": self.cards,
             "views": [{"key": list(key), **view} for key, view in self.views.items()],
         }
+
+
+def _label(choice: str, option: str) -> str:
+    if choice in SPOKEN:
+        return clipped(spoken(option), 60)
+    return f"block {option}" if choice == "block" else clipped(option, 60)
 
 
 def plain(value: float) -> float | None:
@@ -136,19 +144,6 @@ def sites_in_order(table: pa.Table, metric: str) -> list[str]:
     """Sites of a metric, its main one first."""
     sites = names_in(only(table, metric=metric), "site")
     return sorted(sites, key=lambda site: (MAIN_SITES.index(site) if site in MAIN_SITES else len(MAIN_SITES), site))
-
-
-def metric_and_site(keys: Mapping[tuple[str, ...], object]) -> tuple[Choice, ...]:
-    """The two switches for views with keys ``(metric, site)``."""
-    return (
-        Choice("metric", options(key[0] for key in keys)),
-        Choice("site", tuple((site, visible(site)) for site, _ in options(key[1] for key in keys))),
-    )
-
-
-def options(values: Any) -> tuple[tuple[str, str], ...]:
-    """Each value once, with the words shown for it."""
-    return tuple((value, clipped(spoken(value), 60)) for value in dict.fromkeys(values))
 
 
 def heat_view(metric: str, layers: NDArray[np.int64], heads: NDArray[np.int64],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -10,7 +10,7 @@ import pyarrow as pa
 from rankscope.reporting.page.charts import (
     MOST_SERIES,
     Chart,
-    metric_and_site,
+    Views,
     metrics_in_order,
     plain_list,
     sites_in_order,
@@ -59,7 +59,7 @@ def comparison_chapter(comparison: Comparison, together: Sequence[Section], deta
 
 
 def _chart(table: pa.Table, level: str, detail: int) -> Chart:
-    views: dict[tuple[str, ...], Mapping[str, Any]] = {}
+    views: Views = {}
     for metric in metrics_in_order(table):
         sites = sites_in_order(table, metric)
         for site in sites if detail > 0 else sites[:1]:
@@ -73,7 +73,7 @@ def _chart(table: pa.Table, level: str, detail: int) -> Chart:
                 "band": ["low", "high"],
             }
     caption = f"The line is the difference b − a of the means, the band its {level} interval over sequences."
-    return Chart("lines", "b − a over depth", caption, metric_and_site(views), views, cards=True)
+    return Chart("lines", "b − a over depth", caption, ("metric", "site"), views, cards=True)
 
 
 def _series(name: str, rows: pa.Table) -> dict[str, Any]:

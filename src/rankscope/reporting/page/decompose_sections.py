@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 import pyarrow.compute as pc
 
-from rankscope.reporting.page.charts import Chart, Choice, head_grid, heat_view, line_view, options, plain_list
-from rankscope.reporting.page.safe_text import visible
+from rankscope.reporting.page.charts import Chart, Views, head_grid, heat_view, line_view, plain_list
 from rankscope.runs.curves import curve, names_in
 from rankscope.runs.decomposition import by_length, columns_shown
 from rankscope.runs.rows import only
@@ -32,7 +28,7 @@ def paths_section(run: Run, detail: int) -> Section | None:
 
 
 def _lengths(run: Run) -> Chart | None:
-    views: dict[tuple[str, ...], Mapping[str, Any]] = {}
+    views: Views = {}
     counts = run.extra.get("path_counts", {})
     for metric in columns_shown(run.table):
         for stack in stacks_of(run.table):
@@ -51,7 +47,7 @@ def _lengths(run: Run) -> Chart | None:
     if not views:
         return None
     caption = "Mean over sequences of all paths of one length together; whiskers run from the 10% to the 90% quantile."
-    return Chart("bars", "Path lengths", caption, _choices(views, "measured at"), views)
+    return Chart("bars", "Path lengths", caption, ("metric", "measured at"), views)
 
 
 def _ends(run: Run, stack: str | None) -> list[tuple[str, int | None]]:
@@ -62,7 +58,7 @@ def _ends(run: Run, stack: str | None) -> list[tuple[str, int | None]]:
 
 
 def _heads(run: Run) -> Chart | None:
-    views: dict[tuple[str, ...], Mapping[str, Any]] = {}
+    views: Views = {}
     for stack in stacks_of(run.table):
         rows = only(run.table, paths=THROUGH_HEADS, stack=stack)
         for metric in names_in(rows, "metric"):
@@ -73,11 +69,11 @@ def _heads(run: Run) -> Chart | None:
     if not views:
         return None
     caption = "All paths through a head together, averaged over sequences; blocks to the right, heads downwards."
-    return Chart("heat", "Paths through each head", caption, _choices(views, "stack"), views)
+    return Chart("heat", "Paths through each head", caption, ("metric", "stack"), views)
 
 
 def _layers(run: Run) -> Chart | None:
-    views: dict[tuple[str, ...], Mapping[str, Any]] = {}
+    views: Views = {}
     for stack in stacks_of(run.table):
         rows = only(run.table, paths=THROUGH_LAYERS, stack=stack)
         for metric in names_in(rows, "metric"):
@@ -89,11 +85,4 @@ def _layers(run: Run) -> Chart | None:
     if not views:
         return None
     caption = "All paths that go through the attention of a block together, mean and 10% to 90% over sequences."
-    return Chart("lines", "Paths through each block", caption, _choices(views, "stack"), views)
-
-
-def _choices(views: Mapping[tuple[str, ...], object], second: str) -> tuple[Choice, ...]:
-    return (
-        Choice("metric", options(key[0] for key in views)),
-        Choice(second, tuple((name, visible(name)) for name in dict.fromkeys(key[1] for key in views))),
-    )
+    return Chart("lines", "Paths through each block", caption, ("metric", "stack"), views)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rankscope.reporting.page.charts import Chart, Choice, line_view, options
+from rankscope.reporting.page.charts import Chart, Views, line_view
 from rankscope.reporting.page.safe_text import spoken, visible
 from rankscope.runs.curves import Curve, names_in
 from rankscope.runs.exact_show import exact_table
@@ -24,8 +24,8 @@ PER_BLOCK = ("order", "factor", "linear_factor")
 
 def exact_section(run: Run, detail: int) -> Section | None:
     """Residuals by block in each arithmetic, then order and factor."""
-    residuals: dict[tuple[str, ...], Mapping[str, Any]] = {}
-    blocks: dict[tuple[str, ...], Mapping[str, Any]] = {}
+    residuals: Views = {}
+    blocks: Views = {}
     for stack in stacks_of(run.table):
         name = str(stack or "")
         for metric in ("log10_residual", RELATIVE):
@@ -41,28 +41,20 @@ def exact_section(run: Run, detail: int) -> Section | None:
                 blocks[metric, name] = line_view(metric, lines.items(), _order_guides(metric))
     if not residuals:
         return None
+    first = {key: residuals[key] for key in sorted(residuals, key=lambda key: key[0] != RELATIVE)}
+    caption = "One line per arithmetic: exact has no floor, each float format stops at its own."
     parts: list[Chart | Table] = [
-        _chart("How small the residual becomes",
-               "One line per arithmetic: exact has no floor, each float format stops at its own.",
-               {key: residuals[key] for key in sorted(residuals, key=lambda key: key[0] != RELATIVE)})
-    ]  # fmt: skip
+        Chart("lines", "How small the residual becomes", caption, ("quantity", "stack"), first)
+    ]
     if blocks:
         caption = "Order 3 cubes the residual with each block; order 1 multiplies it by the factor."
-        parts.append(_chart("Order and factor", caption, blocks))
+        parts.append(Chart("lines", "Order and factor", caption, ("quantity", "stack"), blocks))
     for stack in stacks_of(run.table):
         if (RELATIVE, str(stack or "")) in residuals:
             caption = "log10 of the residual by block" + (f", {visible(stack)}" if stack else "")
             parts.append(replace(exact_table(run, stack), caption=f"{caption}; * at the float floor", folded=True))
     return Section("How fast, really", "Exact arithmetic follows the residual where floats see only rounding.",
                    tuple(parts))  # fmt: skip
-
-
-def _chart(title: str, caption: str, views: Mapping[tuple[str, ...], Mapping[str, Any]]) -> Chart:
-    choices = (
-        Choice("quantity", options(key[0] for key in views)),
-        Choice("stack", tuple((name, visible(name)) for name in dict.fromkeys(key[1] for key in views))),
-    )
-    return Chart("lines", title, caption, choices, views)
 
 
 def _digits(run: Run, relative: Mapping[str, Curve]) -> dict[str, Any]:

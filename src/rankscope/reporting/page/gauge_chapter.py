@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from rankscope.reporting.page.charts import Chart, Choice, plain, plain_list
+from rankscope.reporting.page.charts import Chart, plain, plain_list
 from rankscope.reporting.page.facts import FACTS
 from rankscope.reporting.page.rendering import Chapter
 from rankscope.reporting.page.safe_text import clipped, readable, spoken, visible
@@ -92,24 +92,20 @@ def _layers(maps: Sequence[Heatmap], raised: Sequence[Alarm]) -> Section | None:
         return None
     several = len({one.stack for one in maps}) > 1
     keys = [(one.metric, clipped(one.stack or "the model", 40)) for one in maps]
-    choices = (
-        Choice("metric", tuple((name, clipped(spoken(name), 60)) for name in dict.fromkeys(key[0] for key in keys))),
-        *([Choice("stack", tuple((name, name) for name in dict.fromkeys(key[1] for key in keys)))] if several else []),
-    )
-    keep = 2 if several else 1
+    choices = ("metric", "stack") if several else ("metric",)
     heat = Chart(
         "heat",
         "Layers over training",
         "One tile per reading and block; training runs to the right, blocks upwards. A ring marks an alarm.",
         choices,
-        {key[:keep]: _heat_view(one) for key, one in zip(keys, maps, strict=True)},
+        {key[: len(choices)]: _heat_view(one) for key, one in zip(keys, maps, strict=True)},
     )
     lines = Chart(
         "lines",
         "The same as curves",
         "A few blocks over the steps of training.",
         choices,
-        {key[:keep]: _line_view(one, raised) for key, one in zip(keys, maps, strict=True)},
+        {key[: len(choices)]: _line_view(one, raised) for key, one in zip(keys, maps, strict=True)},
     )
     return Section("Layer by layer over training", "What the gauge read, at every step it looked.", (heat, lines))
 

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rankscope.reporting.page.charts import Chart, Choice, plain
+from rankscope.reporting.page.charts import Chart, Views, plain
 from rankscope.reporting.page.safe_text import spoken, visible
 from rankscope.runs.curves import cells, names_in
 from rankscope.runs.rows import of_stack, only
@@ -46,7 +46,7 @@ class Step:
 
 def ledger_section(run: Run, detail: int) -> Section | None:
     """Who brings tokens together and who parts them; None without a site inside the blocks."""
-    views: dict[tuple[str, ...], Mapping[str, Any]] = {}
+    views: Views = {}
     tables: list[Table] = []
     stacks = stacks_of(run.table)
     for metric in STREAM_METRICS:
@@ -65,10 +65,7 @@ def ledger_section(run: Run, detail: int) -> Section | None:
         "The ledger",
         "Each step is what one part of a block does to the value, in decades (powers of ten), averaged over sequences: "
         "down brings tokens together, up parts them. A norm between two parts is booked with the part after it.",
-        (
-            Choice("metric", tuple((name, spoken(name)) for name in dict.fromkeys(key[0] for key in views))),
-            Choice("stack", tuple((name, visible(name)) for name in dict.fromkeys(key[1] for key in views))),
-        ),
+        ("metric", "stack"),
         views,
     )
     return Section("Who collapses, who repairs", _sentence(run.table, views), (chart, *tables))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,16 +13,15 @@ import pyarrow.compute as pc
 
 from rankscope.reporting.page.charts import (
     Chart,
-    Choice,
+    Views,
     guides_of,
     head_grid,
     heat_view,
     line_view,
-    metric_and_site,
     metrics_in_order,
     sites_in_order,
 )
-from rankscope.reporting.page.safe_text import clipped, spoken, visible
+from rankscope.reporting.page.safe_text import clipped, visible
 from rankscope.runs.curves import names_in
 from rankscope.runs.document import floor_line
 from rankscope.runs.measure_show import grid_table, lines_by_stack
@@ -37,7 +36,7 @@ MOST_COLUMNS = 9
 
 def depth_section(run: Run, detail: int) -> Section | None:
     """Every metric at every site by block; with little ``detail``, at its main site only."""
-    views: dict[tuple[str, ...], Mapping[str, Any]] = {}
+    views: Views = {}
     for metric in metrics_in_order(run.table):
         sites = sites_in_order(run.table, metric)
         for site in sites if detail > 0 else sites[:1]:
@@ -52,7 +51,7 @@ def depth_section(run: Run, detail: int) -> Section | None:
         "Over depth",
         "The line is the mean over sequences (and heads), the band runs from the 10% to the 90% quantile. Hollow "
         "points lie at the float floor.",
-        metric_and_site(views),
+        ("metric", "site"),
         views,
         cards=True,
     )
@@ -75,7 +74,7 @@ HEADS_FIRST = ("attention_entropy", "first_token_sink_rate", "attention_rank_one
 def heads_section(run: Run, detail: int) -> Section | None:
     """Each metric that has a value per head, as a map."""
     table = run.table.filter(pc.is_valid(run.table["head"]))
-    views: dict[tuple[str, ...], Mapping[str, Any]] = {}
+    views: Views = {}
     known = names_in(table, "metric")
     for metric in sorted(
         known, key=lambda name: (HEADS_FIRST.index(name) if name in HEADS_FIRST else len(HEADS_FIRST), name)
@@ -90,10 +89,7 @@ def heads_section(run: Run, detail: int) -> Section | None:
         "heat",
         "Heads by block",
         "One tile per head, averaged over sequences; blocks to the right, heads downwards.",
-        (
-            Choice("metric", tuple((name, spoken(name)) for name in dict.fromkeys(key[0] for key in views))),
-            Choice("place", tuple((name, visible(name)) for name in dict.fromkeys(key[1] for key in views))),
-        ),
+        ("metric", "place"),
         views,
     )
     return Section("Head by head", "Where attention is spread, where it sinks, where it mixes all alike.", (chart,))
@@ -117,12 +113,10 @@ def similarity_section(run: Run, detail: int) -> Section | None:
     stacks = similarities_in(run.extra)
     if not stacks:
         return None
-    views: dict[tuple[str, ...], Mapping[str, Any]] = {}
+    views: Views = {}
     for name, found in stacks.items():
         for position in _shown_blocks(len(found.blocks)):
             views[name, str(found.blocks[position])] = _matrix_view(found, position)
-    blocks = tuple((block, f"block {block}") for block in dict.fromkeys(key[1] for key in views))
-    names = Choice("stack", tuple((name, visible(name)) for name in dict.fromkeys(key[0] for key in views)))
     first = next(iter(stacks.values()))
     shown = len(first.positions)
     some = f"{shown} evenly spaced tokens of {first.tokens}" if shown < first.tokens else f"all {shown} tokens"
@@ -131,7 +125,7 @@ def similarity_section(run: Run, detail: int) -> Section | None:
         "Tokens against tokens",
         f"Cosine between {some} of sequence {first.sequence}, behind each block. When all turn one colour, the tokens "
         "point one way.",
-        (names, Choice("block", blocks)),
+        ("stack", "block"),
         views,
         slider="block",
     )

@@ -41,6 +41,7 @@ class Chapter:
     verdict: Sequence[str]
     tiles: Sequence[tuple[str, str]]
     sections: Sequence[Section]
+    next_steps: Sequence[str] = ()
     evidence: Table | None = None
     notes: Sequence[str] = ()
     missing: Sequence[Missing] = ()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -13,8 +12,8 @@ from numpy.typing import NDArray
 from rankscope.reporting.page.charts import (
     MOST_SERIES,
     Chart,
+    Views,
     line_view,
-    metric_and_site,
     metrics_in_order,
     sites_in_order,
 )
@@ -30,7 +29,7 @@ MOST_ROWS = 120
 
 def rows_section(run: Run, detail: int) -> Section | None:
     """Every metric by block, one line per combination of the verb's own columns."""
-    views: dict[tuple[str, ...], Mapping[str, Any]] = {}
+    views: Views = {}
     lines: list[tuple[str, str, str, Curve]] = []
     for metric in metrics_in_order(run.table):
         for site in sites_in_order(run.table, metric):
@@ -47,7 +46,7 @@ def rows_section(run: Run, detail: int) -> Section | None:
         most = max(len(view["series"]) for view in views.values())
         if most == MOST_SERIES:
             caption += f" At most {MOST_SERIES} lines are drawn; the table has the others."
-        parts.append(Chart("lines", "By block", caption, metric_and_site(views), views))
+        parts.append(Chart("lines", "By block", caption, ("metric", "site"), views))
     parts.append(_table(lines, folded=bool(views)))
     return Section("What was computed", "", tuple(parts))
 
