@@ -137,18 +137,10 @@ def declare(
     package: str, *, name: str, title: str, cites: tuple[Cite, ...], paper: str, minutes: float = 0.1,
     checkpoints: tuple[str, ...] = (), rows: tuple[str, ...] = (),
 ) -> None:  # fmt: skip
-    """Register the reproduction of the folder ``package``; its functions are imported when first called.
+    """Register the reproduction of a folder, whose ``__name__`` is ``package``; see :class:`Reproduction`.
 
-    Args:
-        package: ``__name__`` of the folder, which has ``measure`` in ``measure.py`` and ``judge``, ``describe`` and
-            ``draw`` in ``show.py``.
-        name: see :class:`Reproduction`, as for all others.
-        title: one line.
-        cites: the figure or statement.
-        paper: what the paper says about it.
-        minutes: rough duration.
-        checkpoints: names of the original weights.
-        rows: names of the rows.
+    ``measure`` lies in its ``measure.py``; ``judge``, ``describe`` and ``draw`` lie in its ``show.py``. They are
+    imported when first called.
     """
     home = package.removeprefix("rankscope.")
     measure = deferred(f"{home}.measure:measure")
