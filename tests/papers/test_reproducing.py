@@ -35,7 +35,7 @@ def runs() -> dict[str, Run]:
     return {name: reproduce(name, small=True, seeds=1) for name in NAMES}
 
 
-def test_every_recipe_is_tested_here() -> None:
+def test_every_reproduction_is_tested_here() -> None:
     assert tuple(REPRODUCTIONS) == NAMES
 
 

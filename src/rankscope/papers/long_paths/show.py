@@ -61,17 +61,17 @@ class GainArm:
 
     @property
     def mean_length(self) -> MeanInterval:
-        """Over seeds."""
+        """Mean and interval over seeds."""
         return mean_interval(self.lengths.tolist())
 
     @property
     def mean_accuracy(self) -> MeanInterval:
-        """Over seeds."""
+        """Mean and interval over seeds."""
         return mean_interval(self.accuracy.tolist())
 
     @property
     def mean_loss(self) -> str:
-        """Over seeds."""
+        """Mean over seeds, rounded."""
         return number(mean_interval(self.loss.tolist()).mean)
 
     @property
