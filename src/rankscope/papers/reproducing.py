@@ -74,7 +74,7 @@ def text_of(run: Run) -> str:
     libraries = [name for name in ("torch", "transformers") if name in seen.versions]
     versions = ", ".join(f"{name} {seen.versions[name]}" for name in libraries)
     made = f"Measured {seen.created[:10]} with rankscope {seen.versions.get('rankscope', '')} ({versions})."
-    parts = [f"# {made_by.title}", f"**Result.** {made_by.judge(run)}", f"Source: {sources}. {made}"]
+    parts = [f"# {made_by.title}", f"**Result.** {run.verdict or made_by.judge(run)}", f"Source: {sources}. {made}"]
     parts += [f"**The paper.** {made_by.paper}", made_by.describe(run), *(f"Note: {note}" for note in run.notes)]
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
