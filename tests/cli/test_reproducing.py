@@ -5,6 +5,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
+from rankscope._citations import Cite
+from rankscope.papers._spec import REPRODUCTIONS, Reproduction, Settings
+from rankscope.papers.measuring.parts import RowRecorder, finished_run
+from rankscope.runs.provenance import Provenance
+from rankscope.runs.rows import RowWriter
+from rankscope.runs.run import Run
+
 
 def test_the_list(cli) -> None:
     assert "dong2021-fig2" in cli("reproduce", "--list").out
@@ -30,3 +39,27 @@ def test_wrong_use_is_answered(cli) -> None:
     assert unknown.code == 2
     assert "dong2021-fig2" in unknown.err
     assert "bert" in cli("reproduce", "dong2021-path-census", "--bert", "x").err
+
+
+def test_a_declaration_is_all_a_reproduction_needs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cli) -> None:
+    def measure(settings: Settings) -> Run:
+        writer = RowWriter(coordinates=("seed",))
+        RowRecorder(writer).add("answer", 42.0, "paths", seed=0)
+        return finished_run(settings, writer, Provenance(model="none", origin="memory"), {}, small=settings.small)
+
+    entry = Reproduction(
+        "tiny-2026",
+        "How small can a reproduction be?",
+        (Cite("dong2021attention"),),
+        "Nothing is claimed.",
+        measure,
+        judge=lambda run: f"It reads {run.table['value'][0]}.",
+        describe=lambda run: "**What we see.** One number.",
+        draw=lambda run: {},
+    )
+    assert "tiny-2026" not in REPRODUCTIONS
+    monkeypatch.setitem(REPRODUCTIONS._entries, "tiny-2026", entry)
+    assert "tiny-2026" in cli("reproduce", "--list").out
+    first = cli("reproduce", "tiny-2026", "--small", "--out", str(tmp_path))
+    assert first.out.startswith("# How small can a reproduction be?\n\n**Result.** It reads 42.0.\n")
+    assert cli("reproduce", "--from", str(tmp_path)).out == first.out

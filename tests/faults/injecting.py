@@ -46,7 +46,7 @@ def signal_in_task(number: int, which: str) -> None:
 
 def signal_in_part(number: int, which: str) -> None:
     """The same when the nth part of a long reproduction has been kept."""
-    from rankscope.papers.training import keeping
+    from rankscope.papers.measuring import parts as keeping
 
     parts = [0]
     replace = keeping.replace_file

@@ -19,7 +19,7 @@ USED = (
     "transformers.models.bert.modeling_bert",
     "transformers.models.gpt2.modeling_gpt2",
     "rankscope.cli.app",
-    "rankscope.papers.reproducing",
+    "rankscope.papers",
     "rankscope.monitor",
     "rankscope.reporting.terminal",
     "rankscope.sweeps.plan",

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.papers.measuring.answers import (
+from rankscope.papers.training.baselines import (
     one_answer_for_all,
     one_answer_per_position,
     one_answer_per_sequence,

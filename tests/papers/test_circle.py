@@ -8,11 +8,17 @@ import numpy as np
 import pytest
 import torch
 
-from rankscope.papers.dong2021.circle import COORDINATES, PLACES, exact_distances, free_run, radial_factor
-from rankscope.papers.dong2021.circle_lines import Free
-from rankscope.papers.dong2021.circle_network import VARIANTS, RecurrentBlock, recurrent_block
-from rankscope.papers.dong2021.circle_text import describe_circle
-from rankscope.papers.training.keeping import write_rows
+from rankscope.papers.dong2021_circle.measure import (
+    COORDINATES,
+    VARIANTS,
+    RecurrentBlock,
+    exact_distances,
+    free_run,
+    radial_factor,
+    recurrent_block,
+)
+from rankscope.papers.dong2021_circle.show import PLACES, FreeRun, describe
+from rankscope.papers.measuring.parts import write_rows
 from rankscope.papers.training.tasks import circle_task
 from rankscope.runs.provenance import Provenance
 from rankscope.runs.rows import RowWriter
@@ -97,7 +103,7 @@ def test_cubic_law_a_step_of_pure_attention_triples_a_small_change_of_radius() -
     ],
 )
 def test_how_a_run_ends(distance, centre, steps: int, end: str) -> None:
-    free = Free(np.array(distance), np.array(centre), np.log10(distance), np.empty((0, 4)), 0.0, 1.0, steps)
+    free = FreeRun(np.array(distance), np.array(centre), np.log10(distance), np.empty((0, 4)), 0.0, 1.0, steps)
     assert free.end == end
 
 
@@ -105,7 +111,7 @@ def circle_run(ends: dict[str, list[float]], loss: float = 1e-6, widths: tuple[i
     """A run of one seed whose distances are written by hand, by variant."""
     writer = RowWriter(coordinates=COORDINATES)
     rows = [
-        {"metric": metric, "layer": step, "value": value, "variant": name, "width": width, "seed": 0}
+        {"metric": metric, "site": "points", "layer": step, "value": value, "variant": name, "width": width, "seed": 0}
         for width in widths
         for name in VARIANTS
         for metric, values in (
@@ -118,7 +124,7 @@ def circle_run(ends: dict[str, list[float]], loss: float = 1e-6, widths: tuple[i
         )
         for step, value in enumerate(values)
     ]
-    write_rows(writer, rows, "points")
+    write_rows(writer, rows)
     steps = len(ends["attention"]) - 1
     extra = {"widths": widths, "steps": steps, "seeds": 1, "angles": 4, "plan": {"steps": 1, "batch": 1, "rate": 1}}
     return Run("reproduce:dong2021-circle", Provenance("m"), {}, "", writer.table(), extra=extra)
@@ -143,5 +149,5 @@ AS_CLAIMED = {"attention": MEETS_FIRST, "attention + skip": STAYS, "attention + 
 def test_item_11_yes_only_if_every_claimed_outcome_happened(
     changes: dict[str, list[float]], loss: float, answer: str
 ) -> None:
-    text = describe_circle(circle_run({**AS_CLAIMED, **changes}, loss))
+    text = describe(circle_run({**AS_CLAIMED, **changes}, loss))
     assert f"**Does the claim hold?** {answer}" in text

@@ -7,19 +7,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rankscope.papers._lines import line, select
-from rankscope.papers._recipe import RECIPES, Settings
-from rankscope.papers.dong2021.comparing import METRIC, compare
-from rankscope.papers.mechanisms.summing import AS_IT_IS, lines_of
-from rankscope.papers.mechanisms.table_rows import MECHANISMS
+from rankscope.papers._curves import line
+from rankscope.papers._spec import REPRODUCTIONS, Settings
+from rankscope.papers.dong2021_fig2.show import METRIC, compare
+from rankscope.papers.mechanisms.rows import MECHANISMS
+from rankscope.papers.mechanisms.show import AS_IT_IS, lines_of
 from rankscope.papers.reproducing import text_of
+from rankscope.runs.rows import only
 from rankscope.runs.run import Run
 
 HOME = Path(__file__).resolve().parents[2] / "docs" / "data" / "reproductions"
 LARGEST_DATA, LARGEST_FIGURE = 1_000_000, 300_000
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", REPRODUCTIONS)
 def test_data_text_and_figures_belong_together(name: str) -> None:
     run = Run.load(HOME / name)
     assert run.kind == f"reproduce:{name}"
@@ -32,10 +33,10 @@ def test_data_text_and_figures_belong_together(name: str) -> None:
 
 
 def test_all_figures_are_made_again_within_three_hours() -> None:
-    assert sum(recipe.minutes for recipe in RECIPES.values()) < 180
-    timed = {name: Run.load(HOME / name).provenance.wall_seconds for name in RECIPES}
+    assert sum(recipe.minutes for recipe in REPRODUCTIONS.values()) < 180
+    timed = {name: Run.load(HOME / name).provenance.wall_seconds for name in REPRODUCTIONS}
     for name, seconds in timed.items():
-        assert seconds is None or seconds < 60 * (RECIPES[name].minutes + 1), name
+        assert seconds is None or seconds < 60 * (REPRODUCTIONS[name].minutes + 1), name
 
 
 def test_dong_figure_2_at_initialisation_is_reproduced() -> None:
@@ -54,7 +55,7 @@ def test_the_plateau_of_bert_is_float32_rounding_as_printed() -> None:
     where = {"model": "BERT", "curve": "SAN", "weights": "init", "text": "words"}
     plateau = line(run.table, METRIC, **where, reading="authors")
     assert plateau.at_floor[3:].all()
-    rows = select(run.table, {"metric": "relative_composite_residual_float32", **where})
+    rows = only(run.table, metric="relative_composite_residual_float32", **where)
     late = rows["value"].to_numpy()[rows["layer"].to_numpy() >= 6]
     assert late.mean() == pytest.approx(1.9e-7, rel=0.1)
 
@@ -83,13 +84,13 @@ def test_the_table_of_mechanisms_is_whole_and_its_explanations_hold() -> None:
 
 @pytest.mark.slow
 def test_bert_gives_the_committed_numbers_again() -> None:
-    from rankscope.papers.dong2021.measuring import measure_figure
+    from rankscope.papers.dong2021_fig2.measure import measure
 
-    fresh = measure_figure(Settings(seeds=1), ["BERT"]).table
+    fresh = measure(Settings("dong2021-fig2", seeds=1), ["BERT"]).table
     kept = Run.load(HOME / "dong2021-fig2").table
     for curve in ("SAN", "SAN+MLP", "SAN+skip", "transformer"):
         where = {"metric": METRIC, "model": "BERT", "curve": curve, "reading": "authors", "seed": 0, "text": "words"}
-        ours, theirs = (select(table, where)["value"].to_numpy() for table in (fresh, kept))
+        ours, theirs = (only(table, **where)["value"].to_numpy() for table in (fresh, kept))
         large = theirs > 1e-3
         np.testing.assert_allclose(ours[large], theirs[large], rtol=1e-4)
         assert (ours[~large] < 1e-5).all()

@@ -7,10 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rankscope.papers.dong2021.circle_lines import networks, widths
-from rankscope.papers.dong2021.effectiveness_lines import curve, guess, over_seeds, published_facts, seeds
-from rankscope.papers.dong2021.long_paths import FALLING, FIXED
-from rankscope.papers.dong2021.long_paths_lines import arm, arms
+from rankscope.papers.dong2021_circle.show import free_runs, widths
+from rankscope.papers.dong2021_paths.show import curve, guess, over_seeds, published_facts, seeds
+from rankscope.papers.long_paths.show import FALLING, FIXED, arm, arms
 from rankscope.runs.run import Run
 
 HOME = Path(__file__).resolve().parents[2] / "docs" / "data" / "reproductions"
@@ -49,10 +48,10 @@ def test_the_longest_paths_barely_beat_chance_in_either_meaning(paths: Run) -> N
 def test_the_circle_is_unstable_by_the_cubic_law_without_a_skip_and_not_with_one() -> None:
     run = Run.load(HOME / "dong2021-circle")
     for width in widths(run):
-        for free in networks(run, "attention", width):
+        for free in free_runs(run, "attention", width):
             assert 2.5 < free.radial < 3.5
             assert free.end != "kept"
-        for free in networks(run, "attention + skip + MLP", width):
+        for free in free_runs(run, "attention + skip + MLP", width):
             assert free.radial < 1.2
 
 
@@ -60,7 +59,7 @@ def test_exact_and_float64_distances_agree_while_float64_sees_them() -> None:
     run = Run.load(HOME / "dong2021-circle")
     for width in widths(run):
         for variant in ("attention", "attention + skip", "attention + MLP", "attention + skip + MLP"):
-            for free in networks(run, variant, width):
+            for free in free_runs(run, variant, width):
                 size = np.maximum(free.centre, free.distance)[: free.exact.size]
                 seen = free.distance[: free.exact.size] > 1e-9 * size
                 np.testing.assert_allclose(

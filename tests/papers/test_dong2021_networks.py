@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import partial
 
 import pytest
@@ -12,8 +13,8 @@ from rankscope._errors import UnsupportedOperationError
 from rankscope.metrics.composite_residual import relative_composite_residual
 from rankscope.models.inputs import prepare_inputs
 from rankscope.models.loading import LoadedModel, load
-from rankscope.papers.dong2021.networks import AUTHORS, NETWORKS, Network, mlp_taken_out, prepared_for
-from rankscope.papers.measuring.one_network import measure_network
+from rankscope.papers.dong2021_fig2.measure import AUTHORS, NETWORKS, FigureNetwork, mlp_taken_out
+from rankscope.papers.measuring.network import measure_network
 from rankscope.runs.rows import RowWriter
 from rankscope.verbs.ablate.variants import variant_named
 
@@ -29,7 +30,7 @@ def attended(attention: nn.Module, x: Tensor, heads: int) -> Tensor:
     return (scores.softmax(dim=-1) @ value).transpose(1, 2).flatten(-2)
 
 
-def bert_states(model: nn.Module, ids: Tensor, network: Network) -> list[Tensor]:
+def bert_states(model: nn.Module, ids: Tensor, network: FigureNetwork) -> list[Tensor]:
     """Whatever enters and leaves the blocks of BERT when its skips and MLPs are cut as the authors cut them."""
     x = model.embeddings(input_ids=ids)
     states = [x]
@@ -43,7 +44,7 @@ def bert_states(model: nn.Module, ids: Tensor, network: Network) -> list[Tensor]
     return states
 
 
-def albert_states(model: nn.Module, ids: Tensor, network: Network) -> list[Tensor]:
+def albert_states(model: nn.Module, ids: Tensor, network: FigureNetwork) -> list[Tensor]:
     """The same for ALBERT, where the activation, the skip and the norm of the MLP outlive its matrices."""
     x = model.encoder.embedding_hidden_mapping_in(model.embeddings(input_ids=ids))
     layer = model.encoder.albert_layer_groups[0].albert_layers[0]
@@ -59,11 +60,11 @@ def albert_states(model: nn.Module, ids: Tensor, network: Network) -> list[Tenso
     return states
 
 
-def measured(loaded: LoadedModel, ids: Tensor, network: Network) -> dict[int, Tensor]:
+def measured(loaded: LoadedModel, ids: Tensor, network: FigureNetwork) -> dict[int, Tensor]:
     """The relative residual by depth and sequence, as the reproduction takes it."""
     writer = RowWriter(coordinates=("curve",))
     prepared = prepare_inputs(loaded, {"input_ids": ids})
-    with prepared_for(network, loaded):
+    with mlp_taken_out(loaded) if network.without_mlp else nullcontext():
         measure_network(
             loaded.model,
             prepared,
@@ -84,7 +85,7 @@ def measured(loaded: LoadedModel, ids: Tensor, network: Network) -> dict[int, Te
 
 @pytest.mark.parametrize("network", AUTHORS, ids=lambda network: network.name)
 @pytest.mark.parametrize(("spec", "states"), [("init:tiny-bert", bert_states), ("init:tiny-albert", albert_states)])
-def test_the_authors_networks_are_what_they_are_said_to_be(spec, states, network: Network) -> None:
+def test_the_authors_networks_are_what_they_are_said_to_be(spec, states, network: FigureNetwork) -> None:
     loaded = load(spec, dtype="float64")
     ids = torch.arange(2 * 12).reshape(2, 12) % 29 + 5
     with torch.no_grad():
@@ -105,7 +106,7 @@ def _fail_inside(loaded: LoadedModel, before: dict[str, int]) -> None:
 
 
 @pytest.mark.parametrize("network", AUTHORS, ids=lambda network: network.name)
-def test_xlnet_agrees_with_its_own_switch_for_the_residual(network: Network) -> None:
+def test_xlnet_agrees_with_its_own_switch_for_the_residual(network: FigureNetwork) -> None:
     """The model's own attention can leave its skip out when it is called so; its MLP module holds skip and norm."""
     ids = torch.arange(2 * 12).reshape(2, 12) + 5
     loaded, own = load("init:tiny-xlnet"), load("init:tiny-xlnet").model
@@ -144,7 +145,7 @@ def test_at_initialisation_bert_agrees_with_the_named_variants() -> None:
     loaded = load("init:tiny-bert", dtype="float64")
     ids = torch.arange(2 * 12).reshape(2, 12) + 5
     for network, name in zip(AUTHORS[:3], ("dong:san", "dong:san+mlp", "dong:san+skip"), strict=True):
-        named = Network(network.name, "authors", variant_named(name).operation)
+        named = FigureNetwork(network.name, "authors", variant_named(name).operation)
         first, second = measured(loaded, ids, network), measured(loaded, ids, named)
         torch.testing.assert_close(first[1], second[1], rtol=1e-6, atol=0.0)
 

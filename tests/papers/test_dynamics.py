@@ -7,23 +7,24 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from rankscope.papers.dynamics.arms import COORDINATES, FULL, SMALL, Arm
-from rankscope.papers.dynamics.measuring import train
-from rankscope.papers.dynamics.networks import causal_sort_task, network_for, task_for
-from rankscope.papers.dynamics.reading import Training, arms_of
-from rankscope.papers.training.fitting import Plan, fit
+from rankscope.papers.measuring.parts import RowRecorder
+from rankscope.papers.training.fitting import TrainingPlan, fit
+from rankscope.papers.training.tasks import causal_sort_task
+from rankscope.papers.training_fights_collapse.arms import FULL, SMALL, TrainedArm
+from rankscope.papers.training_fights_collapse.measure import COORDINATES, network_for, task_for, train
+from rankscope.papers.training_fights_collapse.show import Training, arms_of
 from rankscope.runs.provenance import Provenance
 from rankscope.runs.rows import RowWriter
 from rankscope.runs.run import Run
 
 SIZE = replace(SMALL, depth=2, steps=6)
-PLAN = Plan(steps=6)
+PLAN = TrainingPlan(steps=6)
 
 
-def run_of(*arms: Arm) -> Run:
+def run_of(*arms: TrainedArm) -> Run:
     writer = RowWriter(coordinates=COORDINATES)
     for arm in arms:
-        train(arm, 0, SIZE, PLAN, writer)
+        train(arm, 0, SIZE, PLAN, RowRecorder(writer))
     return Run(kind="x", provenance=Provenance(model="x"), floor={}, verdict="", table=writer.table())
 
 
@@ -37,7 +38,7 @@ def test_the_causal_task_never_shows_an_answer_before_it_is_due() -> None:
 
 
 def test_watching_does_not_change_a_training() -> None:
-    for arm in (Arm("encoder", "no skip", 2), Arm("causal", "whole", 2)):
+    for arm in (TrainedArm("encoder", "no skip", 2), TrainedArm("causal", "whole", 2)):
         rows = select_losses(run_of(arm))
         task = task_for(arm, SIZE, 0)
         alone = fit(network_for(arm, SIZE, task, 0), task, PLAN, seed=0, operation=arm.operation)
@@ -50,7 +51,7 @@ def select_losses(run: Run) -> dict[int, float]:
 
 
 def test_attention_alone_has_order_three_and_a_window_order_one() -> None:
-    arms = (Arm("encoder", "attention alone", 2), Arm("encoder", "attention alone", 2, "window(1)"))
+    arms = (TrainedArm("encoder", "attention alone", 2), TrainedArm("encoder", "attention alone", 2, "window(1)"))
     run = run_of(*arms)
     assert arms_of(run) == list(arms)
     cubic, linear = (Training(run, arm) for arm in arms)
@@ -64,16 +65,16 @@ def test_attention_alone_has_order_three_and_a_window_order_one() -> None:
 
 
 def test_whole_networks_are_cut_after_training_too() -> None:
-    arm = Arm("encoder", "whole", 2)
+    arm = TrainedArm("encoder", "whole", 2)
     training = Training(run_of(arm), arm)
     assert set(arm.cuts) == {"no skip", "no skip, no norm", "no skip, no MLP", "attention alone"}
     for cut in arm.cuts:
         assert training.cut_after(cut)[0] < training.residual().last[0] - 0.5
-    assert Arm("encoder", "no skip", 2).cuts == ()
+    assert TrainedArm("encoder", "no skip", 2).cuts == ()
 
 
 def test_weights_have_moved_only_after_the_first_step() -> None:
-    training = Training(run_of(Arm("encoder", "whole", 2)), Arm("encoder", "whole", 2))
+    training = Training(run_of(TrainedArm("encoder", "whole", 2)), TrainedArm("encoder", "whole", 2))
     moved = training.course("q_moved", lambda rows: float(rows["value"].to_numpy().max()))
     assert moved.first.max() == 0
     assert moved.last.min() > 0

@@ -7,7 +7,7 @@ import itertools
 import pytest
 import torch
 
-from rankscope.papers.dong2021.guessing import ALONE, CONSTANT, POSITION, TWINS, guesses
+from rankscope.papers.training.baselines import ALONE, CONSTANT, POSITION, TWINS, guesses
 from rankscope.papers.training.tasks import IGNORED, Examples, hull_task, sort_task
 
 

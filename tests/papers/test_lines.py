@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from rankscope._errors import InputError
-from rankscope.papers._lines import line
-from rankscope.papers._published import PublishedLine
-from rankscope.papers.dong2021.comparing import _compared
+from rankscope.papers._curves import PublishedLine, line
+from rankscope.papers.dong2021_fig2.show import compared
 from rankscope.runs.rows import RowWriter
 
 
@@ -48,12 +47,12 @@ def test_no_rows_is_an_error_that_names_them() -> None:
 @pytest.mark.parametrize(("printed", "within"), [([0.5, 0.25], 2), ([0.5, 0.2], 1)])
 def test_a_curve_outside_its_allowance_is_counted(printed: list[float], within: int) -> None:
     ours = line(table({0: [[0.5, 0.5], [0.25, 0.25]], 1: [[0.5, 0.5], [0.26, 0.26]]}), "m", curve="a")
-    found = _compared("M", "a", "words", ours, PublishedLine(np.array(printed), None), (0.01, 0.07))
+    found = compared("M", "a", "words", ours, PublishedLine(np.array(printed), None), (0.01, 0.07))
     assert (found.within, found.compared, found.within_wide) == (within, 2, 2)
 
 
 def test_rounding_in_print_is_not_compared() -> None:
     ours = line(table({0: [[0.5], [1e-7]]}), "m", curve="a")
-    found = _compared("M", "a", "words", ours, PublishedLine(np.array([0.5, 2e-7]), 1), (0.01, 0.07))
+    found = compared("M", "a", "words", ours, PublishedLine(np.array([0.5, 2e-7]), 1), (0.01, 0.07))
     assert found.compared == 1
     assert "below a thousandth too" in found.rounding

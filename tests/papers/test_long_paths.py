@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rankscope.papers._recipe import Settings
-from rankscope.papers.dong2021.long_paths import FALLING, FIXED, gain_at, measure_long_paths
-from rankscope.papers.dong2021.long_paths_lines import arm, arms
+from rankscope.papers._spec import Settings
+from rankscope.papers.long_paths.measure import gain_at, measure
+from rankscope.papers.long_paths.show import FALLING, FIXED, arm, arms
 
 
 @pytest.fixture(scope="module")
 def run():
-    return measure_long_paths(Settings(small=True))
+    return measure(Settings("long-paths", small=True))
 
 
 def test_the_gain_falls_straight_and_stays() -> None:

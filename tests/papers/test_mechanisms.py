@@ -10,14 +10,18 @@ import torch
 
 from rankscope._errors import InputError, UnknownNameError
 from rankscope.exact_arithmetic.float64 import WideArithmetic
-from rankscope.papers._recipe import Settings
-from rankscope.papers.mechanisms.building import built, drawn_together, inputs_of, structure
-from rankscope.papers.mechanisms.changes import CHANGES
-from rankscope.papers.mechanisms.declaring import GROUPS, SMALL
-from rankscope.papers.mechanisms.measuring import COORDINATES, measure_mechanisms
-from rankscope.papers.mechanisms.summing import Line, lines_of
-from rankscope.papers.mechanisms.table_rows import IN_SMALL, MECHANISMS
-from rankscope.papers.mechanisms.wording import end_words, log10_words
+from rankscope.papers._spec import Settings
+from rankscope.papers.mechanisms.measure import (
+    CHANGES,
+    COORDINATES,
+    built,
+    drawn_together,
+    inputs_of,
+    measure,
+    structure,
+)
+from rankscope.papers.mechanisms.rows import GROUPS, IN_SMALL, MECHANISMS, SMALL
+from rankscope.papers.mechanisms.show import MechanismLine, end_words, lines_of, log10_words
 from rankscope.papers.reproducing import reproduce
 from rankscope.runs.provenance import Provenance
 from rankscope.runs.rows import RowWriter
@@ -28,8 +32,8 @@ from rankscope.stream.viewing import undisturbed
 
 
 @pytest.fixture(scope="module")
-def lines() -> dict[tuple[str, str], Line]:
-    run = measure_mechanisms(Settings(small=True, only=("bert", "sinks", "relative-bias", "fourier")))
+def lines() -> dict[tuple[str, str], MechanismLine]:
+    run = measure(Settings("mechanisms", small=True, only=("bert", "sinks", "relative-bias", "fourier")))
     return {(line.mechanism.name, line.change): line for line in lines_of(run)}
 
 
@@ -49,7 +53,7 @@ def test_blocks_are_found_and_deep_enough(name: str) -> None:
     assert all(plan.skips for stack in view.stacks for plan in stack.plans)
 
 
-def test_orders_of_the_three_ways(lines: dict[tuple[str, str], Line]) -> None:
+def test_orders_of_the_three_ways(lines: dict[tuple[str, str], MechanismLine]) -> None:
     assert lines["bert", "none"].order["cut"] == 3
     assert lines["relative-bias", "none"].order["cut"] == 1
     assert lines["fourier", "none"].order["cut"] == 0
@@ -57,7 +61,7 @@ def test_orders_of_the_three_ways(lines: dict[tuple[str, str], Line]) -> None:
     assert lines["bert", "none"].order_read["cut"] == "exact"
 
 
-def test_the_component_that_explains_a_row_does(lines: dict[tuple[str, str], Line]) -> None:
+def test_the_component_that_explains_a_row_does(lines: dict[tuple[str, str], MechanismLine]) -> None:
     assert lines["relative-bias", "no bias"].order["cut"] == 3
     assert lines["sinks", "none"].order["cut"] == 0
     assert lines["sinks", "no sinks"].order["cut"] == 1
@@ -157,5 +161,5 @@ def test_words_for_a_number_given_by_its_logarithm() -> None:
 def test_rows_that_are_not_there_are_answered() -> None:
     with pytest.raises(UnknownNameError, match="longformer"):
         reproduce("mechanisms", small=True, only=["longfromer"])
-    with pytest.raises(InputError, match="is no table"):
+    with pytest.raises(InputError, match="is not a table"):
         reproduce("dong2021-path-census", small=True, only=["bert"])

@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from rankscope.papers.dong2021.effectiveness import SMALL
-from rankscope.papers.dong2021.effectiveness_judging import DRAWS, REPEATS, judge
-from rankscope.papers.training.fitting import Plan, as_batch, fit
+from rankscope.papers.dong2021_paths.measure import COORDINATES, DRAWS, REPEATS, SMALL, judge_paths
+from rankscope.papers.measuring.parts import RowRecorder
+from rankscope.papers.training.fitting import TrainingPlan, as_batch, fit
 from rankscope.papers.training.networks import WITHOUT_MLP, encoder_for
 from rankscope.paths.capture import freeze_network
 from rankscope.paths.effectiveness import accuracy, path_effectiveness, run_along
 from rankscope.paths.single import follow, sample_paths
+from rankscope.runs.rows import RowWriter
 from rankscope.stream.viewing import undisturbed, view_of
 from rankscope.surgery.operating import operating
 
@@ -23,10 +24,12 @@ from rankscope.surgery.operating import operating
 def judged(request):
     task = SMALL[request.param].make(0)
     model = encoder_for(task, layers=3, heads=2, width=16)
-    fit(model, task, Plan(steps=5, batch=10), operation=WITHOUT_MLP)
+    fit(model, task, TrainingPlan(steps=5, batch=10), operation=WITHOUT_MLP)
     with undisturbed(model):
         view = view_of(model, as_batch(task.held.take(slice(2))))
-        rows = judge(model, view, task.held, task.held)
+        writer = RowWriter(coordinates=COORDINATES)
+        judge_paths(model, view, task.held, task.held, RowRecorder(writer))
+        rows = writer.table().to_pylist()
     return task, model, view, rows
 
 

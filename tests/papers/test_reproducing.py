@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from rankscope._errors import InputError, UnknownNameError
-from rankscope.papers._lines import line
-from rankscope.papers._published import published, published_line
-from rankscope.papers._recipe import RECIPES
+from rankscope.papers._curves import line, published, published_line
+from rankscope.papers._spec import REPRODUCTIONS
 from rankscope.papers.reproducing import reproduce, text_of, write_reproduction
 from rankscope.runs.run import Run
 
@@ -36,8 +35,8 @@ def runs() -> dict[str, Run]:
     return {name: reproduce(name, small=True, seeds=1) for name in NAMES}
 
 
-def test_every_recipe_is_tested_here() -> None:
-    assert tuple(RECIPES) == NAMES
+def test_every_reproduction_is_tested_here() -> None:
+    assert tuple(REPRODUCTIONS) == NAMES
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -57,7 +56,7 @@ def test_it_writes_data_figures_and_text(runs: dict[str, Run], name: str, tmp_pa
 @pytest.mark.parametrize("name", NAMES)
 def test_the_text_cites_and_concludes(runs: dict[str, Run], name: str) -> None:
     text = text_of(runs[name])
-    assert all(str(cite) in text for cite in RECIPES[name].cites)
+    assert all(str(cite) in text for cite in REPRODUCTIONS[name].cites)
     assert "**The paper.**" in text
     assert "**What we see.**" in text
     assert runs[name].verdict

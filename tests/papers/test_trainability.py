@@ -8,10 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from rankscope.papers.trainability.grid import FULL, SMALL, Cell
-from rankscope.papers.trainability.judging import area_under_curve, mean_ranks, rank_correlation, with_interval
-from rankscope.papers.trainability.reading import Networks, skills
-from rankscope.papers.trainability.text import best_cut
+from rankscope.papers.width_depth.measure import FULL, SMALL, MapCell
+from rankscope.papers.width_depth.ranks import area_under_curve, mean_ranks, rank_correlation, with_interval
+from rankscope.papers.width_depth.show import Networks, best_cut, skills
 
 FEW = st.lists(st.tuples(st.integers(-3, 3), st.integers(0, 4)), min_size=2, max_size=12)
 
@@ -72,8 +71,8 @@ def test_every_design_of_the_grid_is_one_of_a_kind(size: type(FULL)) -> None:  #
 
 
 def test_weights_keep_the_size_of_a_token_unless_told_otherwise() -> None:
-    assert Cell(2, 64, 4, 1.0).std == 0.125
-    assert Cell(2, 64, 4, 1.0, 0.02).std == 0.02
+    assert MapCell(2, 64, 4, 1.0).std == 0.125
+    assert MapCell(2, 64, 4, 1.0, 0.02).std == 0.02
 
 
 def made_up(predicted: list[float], accuracy: list[float]) -> Networks:

@@ -15,8 +15,8 @@ from rankscope.cli.streams import print_json, remarks_console, results_console
 
 def reproduce_command(
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="Which figure; see --list.")] = None,
-    listing: Annotated[bool, typer.Option("--list", help="What can be reproduced.")] = False,
-    small: Annotated[bool, typer.Option("--small", help="Tiny models, in seconds: shapes only.")] = False,
+    listing: Annotated[bool, typer.Option("--list", help="List what can be reproduced.")] = False,
+    small: Annotated[bool, typer.Option("--small", help="Tiny models, in seconds; shapes only.")] = False,
     seeds: Annotated[int | None, typer.Option("--seeds", min=1, help="Random initialisations to average.")] = None,
     bert: Annotated[
         str | None, typer.Option("--bert", metavar="SPEC", help="The original BERT: a folder or a hub name.")
@@ -34,7 +34,7 @@ def reproduce_command(
             metavar="DIR",
             exists=True,
             file_okay=False,
-            help="Draw and describe a saved run, measure nothing.",
+            help="Draw and describe a saved run without measuring.",
         ),
     ] = None,
     out: Annotated[
@@ -42,7 +42,7 @@ def reproduce_command(
     ] = None,
     keep: Annotated[
         Path | None,
-        typer.Option("--keep", metavar="DIR", file_okay=False, help="Keep finished parts here, and go on from them."),
+        typer.Option("--keep", metavar="DIR", file_okay=False, help="Folder for finished parts; a killed run resumes."),
     ] = None,
     as_json: parameters.AsJson = False,
     quiet: parameters.Quiet = False,
@@ -86,15 +86,15 @@ def reproduce_command(
 
 def _so_far(keep: Path | None) -> str:
     if keep is None:
-        return "Nothing was written: pass --keep DIR, and a long reproduction goes on where it was stopped."
+        return "Nothing was written: with --keep DIR a long reproduction can resume."
     parts = len(list(keep.glob("*.json"))) if keep.is_dir() else 0
-    return f"{parts} finished parts are kept in {keep}. The same command goes on from them."
+    return f"{parts} finished parts are kept in {keep}. The same command resumes from them."
 
 
 def _list(*, as_json: bool) -> None:
-    from rankscope.papers._recipe import RECIPES
+    from rankscope.papers._spec import REPRODUCTIONS
 
-    entries = [recipe.facts() for recipe in RECIPES.values()]
+    entries = [entry.facts() for entry in REPRODUCTIONS.values()]
     if as_json:
         from rankscope.runs.provenance import SCHEMA
 

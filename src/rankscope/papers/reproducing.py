@@ -1,4 +1,4 @@
-"""``reproduce``: is the paper right? Measure one of its figures again and lay both side by side."""
+"""``reproduce``: is the paper right? Measure one of its figures again and compare the two."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from rankscope.papers._recipe import RECIPES, Recipe, Settings, checked
+from rankscope.papers._spec import REPRODUCTIONS, Reproduction, Settings
 from rankscope.runs.run import Run
 from rankscope.runs.storage import write_page
 from rankscope.views.figures import drawing_style
 
-FIGURE_INCHES_TO_DOTS = 150
+DOTS_PER_INCH = 150
 TEXT = "text.md"
 
 
@@ -32,60 +32,50 @@ def reproduce(
 
     Args:
         name: one of ``rankscope reproduce --list``.
-        small: tiny models, in seconds; the shapes only.
-        seeds: random initialisations to average; None for the recipe's own number.
-        checkpoints: folders of the original weights, where the recipe can use them.
+        small: use tiny models to check the shapes in seconds.
+        seeds: number of random initialisations; None for the reproduction's own number.
+        checkpoints: folders or hub names of the original weights, if the reproduction can use them.
         text: a text file to read instead of the built-in sample.
         progress: show a progress bar.
-        keep: a folder for finished parts, where the recipe is long: an interrupted run goes on from them.
-        only: names of the rows wanted, where the recipe is a table.
+        keep: folder for finished parts, so that an interrupted run can resume.
+        only: names of the rows to measure, if the reproduction is a table.
 
     Returns:
         Every value behind the figure; ``write_reproduction`` draws and describes it.
 
     Raises:
-        UnknownNameError: no such reproduction.
-        InputError: weights the recipe does not know.
+        UnknownNameError: no such reproduction, or no such row.
+        InputError: weights the reproduction does not know.
 
     Example:
         >>> run = reproduce("dong2021-path-census", small=True)
         >>> run.kind
         'reproduce:dong2021-path-census'
     """
-    recipe = RECIPES[name]
-    folder = None if text is None else Path(text)
-    settings = Settings(
-        small=small,
-        seeds=seeds,
-        checkpoints=dict(checkpoints or {}),
-        text=folder,
-        progress=progress,
-        keep=None if keep is None else Path(keep),
-        only=tuple(only),
-    )
+    wanted = REPRODUCTIONS[name]
+    read, kept = (None if path is None else Path(path) for path in (text, keep))
+    settings = wanted.checked(Settings(name, small, seeds, dict(checkpoints or {}), read, progress, kept, tuple(only)))
     started = time.perf_counter()
-    run = recipe.measure(checked(recipe, settings))
-    # With kept parts there is no telling how long the whole would have taken.
-    seconds = None if settings.keep else round(time.perf_counter() - started, 3)
-    return replace(run, verdict=recipe.conclude(run), provenance=replace(run.provenance, wall_seconds=seconds))
+    run = wanted.measure(settings)
+    # Kept parts come from earlier processes: how long the whole took is not known.
+    seconds = None if kept else round(time.perf_counter() - started, 3)
+    return replace(run, verdict=wanted.judge(run), provenance=replace(run.provenance, wall_seconds=seconds))
 
 
-def recipe_of(run: Run) -> Recipe:
-    """The recipe a run was made by."""
-    return RECIPES[run.kind.removeprefix("reproduce:")]
+def reproduction_of(run: Run) -> Reproduction:
+    """The reproduction that made a run."""
+    return REPRODUCTIONS[run.kind.removeprefix("reproduce:")]
 
 
 def text_of(run: Run) -> str:
-    """What the paper says, what we see, where they differ and why, as Markdown."""
-    recipe = recipe_of(run)
-    sources = "; ".join(str(cite) for cite in recipe.cites)
-    seen = run.provenance
-    versions = ", ".join(
-        f"{library} {seen.versions[library]}" for library in ("torch", "transformers") if library in seen.versions
-    )
+    """The result, what the paper says, what we see, where they differ and why, as Markdown."""
+    made_by, seen = reproduction_of(run), run.provenance
+    sources = "; ".join(str(cite) for cite in made_by.cites)
+    libraries = [name for name in ("torch", "transformers") if name in seen.versions]
+    versions = ", ".join(f"{name} {seen.versions[name]}" for name in libraries)
     made = f"Measured {seen.created[:10]} with rankscope {seen.versions.get('rankscope', '')} ({versions})."
-    parts = [f"# {recipe.title}", f"Source: {sources}. {made}", f"**The paper.** {recipe.paper}", recipe.describe(run)]
-    parts += [f"Note: {note}" for note in run.notes]
+    parts = [f"# {made_by.title}", f"**Result.** {run.verdict or made_by.judge(run)}", f"Source: {sources}. {made}"]
+    parts += [f"**The paper.** {made_by.paper}", made_by.describe(run), *(f"Note: {note}" for note in run.notes)]
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
@@ -97,12 +87,10 @@ def write_reproduction(run: Run, folder: str | os.PathLike[str]) -> list[Path]:
     """
     home = run.save(folder)
     written = [home / "run.json", *sorted(home.glob("rows-*.parquet"))]
-    for stem, figure in recipe_of(run).draw(run).items():
+    for stem, figure in reproduction_of(run).draw(run).items():
         with drawing_style("reproduce", {"svg.hashsalt": "rankscope", "svg.fonttype": "none"}):
-            for suffix, options in ((".png", {"dpi": FIGURE_INCHES_TO_DOTS}), (".svg", {"metadata": {"Date": None}})):
-                path = home / f"{stem}{suffix}"
-                figure.savefig(path, **options)
-                written.append(path)
-    path = home / TEXT
-    write_page(path, text_of(run))
-    return [*written, path]
+            for suffix, options in ((".png", {"dpi": DOTS_PER_INCH}), (".svg", {"metadata": {"Date": None}})):
+                written.append(home / f"{stem}{suffix}")
+                figure.savefig(written[-1], **options)
+    write_page(home / TEXT, text_of(run))
+    return [*written, home / TEXT]

@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from rankscope._errors import InputError
-from rankscope.papers.training.fitting import Fit, Moment, Plan, as_batch, batches, fit, share_right
+from rankscope.papers.training.fitting import Fit, Moment, TrainingPlan, as_batch, batches, fit, share_right
 from rankscope.papers.training.networks import WITHOUT_MLP, encoder_for
 from rankscope.papers.training.tasks import hull_task, memory_task, sort_task
 from rankscope.surgery.operating import operating
 from rankscope.surgery.operation import Operation
 
-PLAN = Plan(steps=6, batch=8, rate=3e-3)
+PLAN = TrainingPlan(steps=6, batch=8, rate=3e-3)
 
 
 def fitted(seed: int = 0, **options) -> tuple[torch.nn.Module, Fit]:
@@ -64,27 +64,27 @@ def test_a_schedule_is_asked_at_every_step() -> None:
 
 def test_every_example_comes_once_per_round() -> None:
     task = sort_task(0, train=20, held=1)
-    parts = list(batches(task.train, Plan(steps=6, batch=8), seed=0))
+    parts = list(batches(task.train, TrainingPlan(steps=6, batch=8), seed=0))
     assert [len(part) for part in parts] == [8, 8, 4, 8, 8, 4]
     seen = torch.cat([part.inputs["input_ids"] for part in parts[:3]])
     assert sorted(seen.tolist()) == sorted(task.train.inputs["input_ids"].tolist())
 
 
 def test_the_rate_rises_and_falls() -> None:
-    plan = Plan(steps=100, warmup=0.1)
+    plan = TrainingPlan(steps=100, warmup=0.1)
     assert plan.factor(0) == pytest.approx(0.1)
     assert plan.factor(9) == pytest.approx(1.0)
     assert plan.factor(55) == pytest.approx(0.5)
     assert plan.factor(100) == pytest.approx(0.0, abs=1e-12)
-    assert Plan(steps=100, warmup=0.1, falls=False).factor(90) == 1.0
+    assert TrainingPlan(steps=100, warmup=0.1, falls=False).factor(90) == 1.0
     with pytest.raises(InputError, match="steps=0"):
-        Plan(steps=0)
+        TrainingPlan(steps=0)
 
 
 @pytest.mark.parametrize("task", [hull_task(0, train=8, held=4), memory_task(0, sentences=6, vocabulary=30)])
 def test_without_positions_order_does_not_matter(task) -> None:
     model = encoder_for(task, layers=2, heads=2, width=8)
-    fit(model, task, Plan(steps=2, batch=4), operation=WITHOUT_MLP)
+    fit(model, task, TrainingPlan(steps=2, batch=4), operation=WITHOUT_MLP)
     part = task.held.take(slice(1))
     order = torch.randperm(part.labels.shape[1], generator=torch.Generator().manual_seed(0))
     mixed = {name: value[:, order] for name, value in part.inputs.items()}

@@ -10,8 +10,8 @@ import pytest
 import scipy.stats
 
 from rankscope._errors import ResultError
-from rankscope.papers.training.intervals import mean_interval
-from rankscope.papers.training.keeping import Row, kept, write_rows
+from rankscope.papers._curves import mean_interval
+from rankscope.papers.measuring.parts import Row, kept, write_rows
 from rankscope.runs.rows import RowWriter
 
 
@@ -53,11 +53,11 @@ def test_a_file_of_something_else_is_replaced(tmp_path: Path, text: str) -> None
 
 def test_rows_become_a_table_with_their_coordinates() -> None:
     writer = RowWriter(coordinates=("seed",))
-    write_rows(writer, [{"metric": "loss", "layer": 2, "value": 0.5, "seed": 7, "sequence": 4}], "final")
+    write_rows(writer, [{"metric": "loss", "layer": 2, "value": 0.5, "seed": 7, "sequence": 4, "site": "final"}])
     (row,) = writer.table().to_pylist()
     assert (row["metric"], row["layer"], row["value"], row["seed"], row["sequence"]) == ("loss", 2, 0.5, 7, 4)
     with pytest.raises(ResultError, match="announced"):
-        write_rows(writer, [{"metric": "loss", "layer": 2, "value": 0.5, "colour": "red"}], "final")
+        write_rows(writer, [{"metric": "loss", "layer": 2, "value": 0.5, "colour": "red", "site": "final"}])
 
 
 @pytest.mark.parametrize("number", [2, 3, 5, 10])

@@ -1,0 +1,1 @@
+"""How reproductions measure: parts of work that can be resumed, and one network after the other into one table."""

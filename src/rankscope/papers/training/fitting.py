@@ -15,21 +15,21 @@ from torch.utils.data import BatchSampler, RandomSampler
 
 from rankscope._errors import InputError, MissingExtraError
 from rankscope.models.inputs import Batch
-from rankscope.papers.training.tasks import Examples, Task
+from rankscope.papers.training.tasks import Examples, TrainingTask
 from rankscope.stream.viewing import view_of
 from rankscope.surgery.operating import operating
 from rankscope.surgery.operation import Operation
 
 
 @dataclass(frozen=True)
-class Plan:
-    """How a model is trained: Adam, a linear rise and a cosine (or no) fall of the rate, gradients clipped at norm 1.
+class TrainingPlan:
+    """How a model is trained with AdamW.
 
     Attributes:
-        steps: of the optimiser.
+        steps: optimiser steps.
         batch: sequences per step.
         rate: highest learning rate.
-        warmup: share of the steps over which the rate rises from 0.
+        warmup: share of the steps over which the rate rises linearly from 0.
         falls: whether it then falls to 0 as a cosine, or stays.
         weight_decay: decoupled, as in AdamW.
         clip: largest gradient norm.
@@ -49,7 +49,7 @@ class Plan:
                 raise InputError(f"{name}={getattr(self, name)}: expected more than 0.")
 
     def factor(self, step: int) -> float:
-        """Rate at a step, as a share of the highest."""
+        """Learning rate at a step, as a share of the highest."""
         rising = max(1.0, self.warmup * self.steps)
         if step < rising:
             return (step + 1) / rising
@@ -61,7 +61,7 @@ class Plan:
 
 @dataclass(frozen=True, eq=False)
 class Moment:
-    """What a callback sees at a step: gradients are there, weights are not yet changed by them.
+    """What a callback sees at a step: gradients are computed, weights are not yet updated.
 
     Attributes:
         step: from 0.
@@ -101,8 +101,8 @@ Schedule = Callable[[int], Operation]
 
 def fit(
     model: nn.Module,
-    task: Task,
-    plan: Plan,
+    task: TrainingTask,
+    plan: TrainingPlan,
     *,
     seed: int = 0,
     operation: Operation | Schedule | None = None,
@@ -126,7 +126,7 @@ def fit(
         >>> from rankscope.papers.training.tasks import sort_task
         >>> task = sort_task(train=20, held=10)
         >>> model = encoder_for(task, layers=1, width=8)
-        >>> len(fit(model, task, Plan(steps=3), operation=WITHOUT_MLP).losses)
+        >>> len(fit(model, task, TrainingPlan(steps=3), operation=WITHOUT_MLP).losses)
         3
     """
     try:
@@ -161,8 +161,8 @@ def fit(
     return Fit(tuple(losses), time.perf_counter() - started)
 
 
-def batches(examples: Examples, plan: Plan, seed: int) -> Iterator[Examples]:
-    """As many batches as the plan has steps: every example once, in random order, again and again."""
+def batches(examples: Examples, plan: TrainingPlan, seed: int) -> Iterator[Examples]:
+    """As many batches as the plan has steps; each epoch goes through all examples in random order."""
     generator = torch.Generator().manual_seed(seed)
     order = BatchSampler(RandomSampler(range(len(examples)), generator=generator), plan.batch, drop_last=False)
     done = 0
@@ -175,14 +175,14 @@ def batches(examples: Examples, plan: Plan, seed: int) -> Iterator[Examples]:
 
 
 def as_batch(examples: Examples) -> Batch:
-    """The same as the batch of a verb."""
+    """The examples as the batch of a verb."""
     mask = examples.inputs.get("attention_mask")
     keep = None if mask is None else mask.bool()
     return Batch(dict(examples.inputs), keep, 0, len(examples))
 
 
 def share_right(model: nn.Module, examples: Examples, *, batch: int = 100) -> float:
-    """Share of labels at which the model's largest score is; labels below zero do not count."""
+    """Accuracy of the model; labels below zero do not count."""
     from rankscope.paths.effectiveness import accuracy
 
     def scored() -> Iterator[tuple[Tensor, Tensor]]:

@@ -1,7 +1,6 @@
-"""Small encoders from transformers for the tasks: BERT, with its LayerNorms and skips, with or without positions.
+"""Small transformers for the tasks: BERT with or without positions, and GPT-2.
 
-The MLPs are there, as small as can be, and are taken out by ``operate`` (:data:`WITHOUT_MLP`), so that the same model
-can be handed to every verb.
+A network without MLPs has MLPs of width 1 that surgery drops (:data:`WITHOUT_MLP`), so that every verb can take it.
 """
 
 from __future__ import annotations
@@ -10,16 +9,22 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import BertConfig, BertForTokenClassification
+from transformers import (
+    BertConfig,
+    BertForTokenClassification,
+    GPT2Config,
+    GPT2ForTokenClassification,
+    PreTrainedModel,
+)
 
-from rankscope.papers.training.tasks import Task
+from rankscope.papers.training.tasks import TrainingTask
 from rankscope.surgery.operation import Operation
 
 WITHOUT_MLP = Operation(mlp="drop")
 
 
 class BertForPoints(BertForTokenClassification):
-    """BERT that reads points of the plane through a learnt linear map, where words have their embedding."""
+    """BERT that embeds points of the plane with a learnt linear map."""
 
     main_input_name = "points"
 
@@ -33,7 +38,7 @@ class BertForPoints(BertForTokenClassification):
 
 
 def encoder_for(
-    task: Task,
+    task: TrainingTask,
     *,
     layers: int = 6,
     heads: int = 2,
@@ -42,14 +47,14 @@ def encoder_for(
     std: float = 0.02,
     seed: int = 0,
 ) -> BertForTokenClassification:
-    """A BERT for ``task``, drawn from ``seed``; the random state of the caller is left alone.
+    """A BERT for ``task``, initialised from ``seed``; the caller's random state is not changed.
 
     Args:
-        task: tells classes, ids, tokens, and whether there are positions; without, their table is zero and stays so.
-        layers: blocks.
-        heads: of a block.
-        width: of the stream.
-        mlp_width: inside of the MLPs; 1 where they are to be dropped.
+        task: sets classes, ids and tokens; without positions, their embedding is frozen at zero.
+        layers: number of blocks.
+        heads: per block.
+        width: of the residual stream.
+        mlp_width: inside the MLPs; 1 if they are dropped.
         std: standard deviation of a weight at initialisation.
         seed: of the weights.
     """
@@ -74,3 +79,26 @@ def encoder_for(
         table = model.bert.embeddings.position_embeddings.weight
         table.requires_grad_(False).zero_()
     return model.train()
+
+
+def decoder_for(task: TrainingTask, *, layers: int, heads: int, width: int, std: float, seed: int) -> PreTrainedModel:
+    """A GPT-2 that answers every token, initialised from ``seed``; the caller's random state is not changed."""
+    config = GPT2Config(
+        vocab_size=task.vocabulary,
+        n_positions=task.tokens,
+        n_embd=width,
+        n_layer=layers,
+        n_head=heads,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        classifier_dropout=0.0,
+        num_labels=task.classes,
+        initializer_range=std,
+        bos_token_id=None,
+        eos_token_id=None,
+        use_cache=False,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return GPT2ForTokenClassification(config).train()

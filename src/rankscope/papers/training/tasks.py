@@ -1,7 +1,7 @@
 """Small tasks as data: sequences and a label per token, each a pure function of a seed.
 
-Sizes and rules are those of Dong, Cordonnier and Loukas (2021), sec. 4.2 and 4.3. Where the paper's data are not to be
-had (its 500 sentences) a stand-in is drawn, and the docstring says how.
+Sizes and rules are those of Dong, Cordonnier and Loukas (2021), sec. 4.2 and 4.3. The paper's 500 sentences are not
+available; ``memory_task`` draws substitutes.
 """
 
 from __future__ import annotations
@@ -21,8 +21,6 @@ CITES = (Cite("dong2021attention", "sec. 4.2"), Cite("dong2021attention", "sec. 
 IGNORED = -100
 """The label of padding."""
 
-INPUT_NAMES = ("input_ids", "points")
-
 
 @dataclass(frozen=True, eq=False)
 class Examples:
@@ -40,7 +38,7 @@ class Examples:
         return int(self.labels.shape[0])
 
     def take(self, rows: Tensor | slice) -> Examples:
-        """Some of the sequences, cut at the longest of them where an attention mask tells."""
+        """Some of the sequences, cut to the longest of them if there is an attention mask."""
         inputs = {name: value[rows] for name, value in self.inputs.items()}
         labels = self.labels[rows]
         mask = inputs.get("attention_mask")
@@ -52,18 +50,18 @@ class Examples:
 
 
 @dataclass(frozen=True, eq=False)
-class Task:
-    """What is to be learnt.
+class TrainingTask:
+    """What a small network learns.
 
     Attributes:
         name: of the task.
-        seed: its data are a function of.
-        train: examples to learn from.
-        held: examples to judge by; for memorisation those learnt from.
+        seed: determines the data.
+        train: training examples.
+        held: held-out examples; for memorisation the training examples.
         classes: answers per token; 0 for a regression.
-        tokens: longest sequence.
-        vocabulary: ids there are; 0 where tokens are points of the plane.
-        positions: whether the model is told where a token stands.
+        tokens: length of the longest sequence.
+        vocabulary: number of ids; 0 if tokens are points of the plane.
+        positions: whether the model gets position embeddings.
     """
 
     name: str
@@ -78,16 +76,16 @@ class Task:
 
 def sort_task(
     seed: int = 0, *, train: int = 1000, held: int = 200, length: int = 8, symbols: int = 10, fresh: bool = False
-) -> Task:
-    """Sort a sequence: at each position answer the symbol that stands there in the sorted sequence.
+) -> TrainingTask:
+    """Sort a sequence: at each position, answer the symbol at that position of the sorted sequence.
 
     Args:
-        seed: of the draw.
-        train: sequences to learn from.
-        held: other sequences.
+        seed: of the data.
+        train: training sequences.
+        held: held-out sequences.
         length: of a sequence; symbols may repeat.
-        symbols: how many there are.
-        fresh: sequences that are held out are none of those learnt from.
+        symbols: number of symbols.
+        fresh: draw held-out sequences until none of them is a training sequence.
 
     Example:
         >>> task = sort_task(3, train=2, held=1)
@@ -102,27 +100,23 @@ def sort_task(
             while ids[number].tobytes() in seen:
                 ids[number] = generator.integers(0, symbols, size=length)
     whole = _by_ids(ids, np.sort(ids, axis=1))
-    return Task(
+    return TrainingTask(
         "sort", seed, whole.take(slice(train)), whole.take(slice(train, None)), symbols, length, symbols, positions=True
     )
 
 
-def hull_task(seed: int = 0, *, train: int = 10_000, held: int = 300, points: int = 10) -> Task:
+def hull_task(seed: int = 0, *, train: int = 10_000, held: int = 300, points: int = 10) -> TrainingTask:
     """Say of each point of a cloud whether it is a corner of the cloud's convex hull.
 
     Points are uniform in [0, 10] x [0, 10]; each cloud is then shifted as a whole by N(0, 3.3^2) in both directions.
-
-    Args:
-        seed: of the draw.
-        train: clouds to learn from.
-        held: other clouds.
-        points: of a cloud.
     """
     generator = np.random.default_rng([seed, 2])
     clouds = generator.uniform(0.0, 10.0, size=(train + held, points, 2))
     clouds += generator.normal(0.0, 3.3, size=(train + held, 1, 2))
     whole = Examples({"points": torch.from_numpy(clouds).float()}, torch.from_numpy(on_hull(clouds).astype(np.int64)))
-    return Task("hull", seed, whole.take(slice(train)), whole.take(slice(train, None)), 2, points, 0, positions=False)
+    return TrainingTask(
+        "hull", seed, whole.take(slice(train)), whole.take(slice(train, None)), 2, points, 0, positions=False
+    )
 
 
 def on_hull(clouds: NDArray[np.float64]) -> NDArray[np.bool_]:
@@ -147,19 +141,12 @@ def on_hull(clouds: NDArray[np.float64]) -> NDArray[np.bool_]:
 
 def memory_task(
     seed: int = 0, *, sentences: int = 500, longest: int = 128, mean: float = 24.0, vocabulary: int = 5000
-) -> Task:
+) -> TrainingTask:
     r"""Learn by heart one random bit for each token of some sentences; judged on the same sentences.
 
-    The paper's sentences are not to be had. These are drawn: lengths from a log-normal law (about ``mean`` tokens, at
-    least 3, at most ``longest``), tokens from Zipf's law :math:`p(r)\propto 1/(r+2.7)`, so that, as in real text,
-    frequent tokens come more than once in a sentence. Without positions a model gives such twins the same answer.
-
-    Args:
-        seed: of the draw.
-        sentences: how many.
-        longest: tokens at most.
-        mean: of the lengths, roughly.
-        vocabulary: ids, id 0 being padding.
+    Lengths come from a log-normal law (about ``mean`` tokens, at least 3, at most ``longest``), tokens from Zipf's law
+    :math:`p(r)\propto 1/(r+2.7)`, so that, as in real text, frequent tokens repeat within a sentence. Without positions
+    a model gives such repeated tokens the same answer. Id 0 is padding.
     """
     generator = np.random.default_rng([seed, 3])
     drawn = generator.lognormal(math.log(mean) - 0.125, 0.5, size=sentences)
@@ -170,22 +157,42 @@ def memory_task(
     labels = generator.integers(0, 2, size=(sentences, width))
     mask = np.arange(width) < lengths[:, None]
     whole = _by_ids(np.where(mask, ids, 0), np.where(mask, labels, IGNORED), mask)
-    return Task("memory", seed, whole, whole, 2, width, vocabulary, positions=False)
+    return TrainingTask("memory", seed, whole, whole, 2, width, vocabulary, positions=False)
 
 
-def circle_task(seed: int = 0, *, angles: int = 1000, radius: float = 0.3) -> Task:
-    """Two opposing points on a circle; answer the next two, one step of a full turn in ``angles`` further on.
+def circle_task(seed: int = 0, *, angles: int = 1000, radius: float = 0.3) -> TrainingTask:
+    """Two opposing points on a circle; answer the pair one step of a full turn in ``angles`` further on.
 
-    Args:
-        seed: unused by the data, which are all the angles there are; kept with the task.
-        angles: examples, evenly spaced.
-        radius: of the circle.
+    The data are all the angles there are, whatever the seed.
     """
     turn = 2 * math.pi * torch.arange(angles + 1, dtype=torch.float64) / angles
     one = radius * torch.stack([turn.cos(), turn.sin()], dim=-1)
     pair = torch.stack([one, -one], dim=1)
     whole = Examples({"points": pair[:-1]}, pair[1:])
-    return Task("circle", seed, whole, whole, 0, 2, 0, positions=False)
+    return TrainingTask("circle", seed, whole, whole, 0, 2, 0, positions=False)
+
+
+def causal_sort_task(seed: int = 0, *, train: int = 1000, held: int = 200) -> TrainingTask:
+    """Sort as a causal model can: read the sequence and a mark, then answer the sorted symbols one after the other.
+
+    The tokens are the sequence, the mark, and all sorted symbols but the last; from the mark on, the answer to each
+    token is the next sorted symbol.
+
+    Example:
+        >>> task = causal_sort_task(0, train=2, held=1)
+        >>> task.tokens, int((task.train.labels[0] >= 0).sum())
+        (16, 8)
+    """
+    task = sort_task(seed, train=train, held=held, fresh=True)
+
+    def spoken(examples: Examples) -> Examples:
+        ids, labels = examples.inputs["input_ids"], examples.labels
+        mark = torch.full_like(ids[:, :1], task.vocabulary)
+        told = torch.cat([ids, mark, labels[:, :-1]], dim=1)
+        return Examples({"input_ids": told}, torch.cat([torch.full_like(labels, IGNORED), labels], dim=1))
+
+    parts = spoken(task.train), spoken(task.held)
+    return TrainingTask("causal sort", seed, *parts, task.classes, 2 * task.tokens, task.vocabulary + 1, positions=True)
 
 
 def _by_ids(ids: NDArray[np.int64], labels: NDArray[np.int64], mask: NDArray[np.bool_] | None = None) -> Examples:

@@ -1,0 +1,149 @@
+"""What a reproduction declares, and the settings it is run with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from rankscope._citations import Cite
+from rankscope._deferred import deferred
+from rankscope._errors import InputError, UnknownNameError
+from rankscope._registry import Registry
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from rankscope.runs.run import Run
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExperimentSize:
+    """How much is run. Each experiment adds what else it varies.
+
+    Attributes:
+        seeds: random initialisations.
+    """
+
+    seeds: int
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields in plain JSON types."""
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+
+
+AnySize = TypeVar("AnySize", bound=ExperimentSize)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a reproduction is run.
+
+    Attributes:
+        name: the reproduction.
+        small: use tiny models to check the shapes in seconds; not comparable with the paper.
+        seeds: number of random initialisations; None for the reproduction's own number.
+        checkpoints: folders or hub names of the original weights, by the reproduction's name for them.
+        text: a text file to read instead of the built-in sample.
+        progress: show a progress bar.
+        keep: folder for finished parts, so that an interrupted run can resume; None to keep none.
+        only: names of the rows to measure, if the reproduction is a table; empty for all of them.
+    """
+
+    name: str
+    small: bool = False
+    seeds: int | None = None
+    checkpoints: Mapping[str, str] = field(default_factory=dict)
+    text: Path | None = None
+    progress: bool = False
+    keep: Path | None = None
+    only: tuple[str, ...] = ()
+
+    def pick(self, full: AnySize, small: AnySize) -> AnySize:
+        """The size that was asked for, with the number of seeds that was asked for."""
+        size = small if self.small else full
+        return size if self.seeds is None else replace(size, seeds=self.seeds)
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """One figure, table or open question of a paper, as data and four functions.
+
+    All functions but ``measure`` read nothing but the run, so that they work on a saved one.
+
+    Attributes:
+        name: as it is written on the command line.
+        title: one line.
+        cites: the figure or statement.
+        paper: what the paper says about it.
+        measure: makes the run.
+        judge: one sentence, stored as the run's verdict.
+        describe: the results and where they differ from the paper, in Markdown; every number comes from the run.
+        draw: figures by file name, without suffix.
+        checkpoints: names of the original weights that can be given.
+        minutes: rough duration at full size on two cores.
+        rows: names of the rows that can be measured alone, if it is a table.
+    """
+
+    name: str
+    title: str
+    cites: tuple[Cite, ...]
+    paper: str
+    measure: Callable[[Settings], Run]
+    judge: Callable[[Run], str]
+    describe: Callable[[Run], str]
+    draw: Callable[[Run], Mapping[str, Figure]]
+    checkpoints: tuple[str, ...] = ()
+    minutes: float = 0.1
+    rows: tuple[str, ...] = ()
+
+    def facts(self) -> dict[str, object]:
+        """The entry in ``reproduce --list --json``, in plain JSON types."""
+        return {
+            "name": self.name,
+            "title": self.title,
+            "cites": [str(cite) for cite in self.cites],
+            "minutes": self.minutes,
+            "checkpoints": list(self.checkpoints),
+            "paper": self.paper,
+        }
+
+    def checked(self, settings: Settings) -> Settings:
+        """The settings, if the reproduction can follow them.
+
+        Raises:
+            InputError: weights it does not know, no seed at all, or a row of something that is not a table.
+            UnknownNameError: a row it does not have.
+        """
+        unknown = sorted(set(settings.checkpoints) - set(self.checkpoints))
+        if unknown:
+            known = ", ".join(self.checkpoints) or "none"
+            raise InputError(f"{self.name} reads no weights named {', '.join(unknown)}; it reads {known}.")
+        for name in settings.only:
+            if not self.rows:
+                raise InputError(f"{self.name} is not a table, so it has no row {name!r}. Leave it out.")
+            if name not in self.rows:
+                raise UnknownNameError("row", name, self.rows)
+        if settings.seeds is not None and settings.seeds < 1:
+            raise InputError(f"seeds={settings.seeds}: expected at least 1.")
+        return settings
+
+
+REPRODUCTIONS: Registry[Reproduction] = Registry("reproduction", "rankscope.papers")
+
+
+def declare(
+    package: str, *, name: str, title: str, cites: tuple[Cite, ...], paper: str, minutes: float = 0.1,
+    checkpoints: tuple[str, ...] = (), rows: tuple[str, ...] = (),
+) -> None:  # fmt: skip
+    """Register the reproduction of a folder, whose ``__name__`` is ``package``; see :class:`Reproduction`.
+
+    ``measure`` lies in its ``measure.py``; ``judge``, ``describe`` and ``draw`` lie in its ``show.py``. They are
+    imported when first called.
+    """
+    home = package.removeprefix("rankscope.")
+    measure = deferred(f"{home}.measure:measure")
+    judge, describe, draw = (deferred(f"{home}.show:{function}") for function in ("judge", "describe", "draw"))
+    entry = Reproduction(name, title, cites, paper, measure, judge, describe, draw, checkpoints, minutes, rows)
+    REPRODUCTIONS.add(name, entry)

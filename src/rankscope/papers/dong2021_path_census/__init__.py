@@ -1,0 +1,17 @@
+"""Numbers and lengths of the paths through well-known transformers."""
+
+from __future__ import annotations
+
+from rankscope._citations import Cite
+from rankscope.papers._spec import declare
+
+declare(
+    __name__,
+    name="dong2021-path-census",
+    title="Most paths through a transformer are long",
+    cites=(Cite("dong2021attention", "thm. 2.1"),),
+    paper=(
+        "A network of L blocks with H heads and skips is a sum over paths; C(L,k) H^k of them enter k blocks. Long "
+        "paths converge to rank one, so the few short ones matter."
+    ),
+)

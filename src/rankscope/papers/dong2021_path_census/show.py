@@ -1,0 +1,77 @@
+"""Share of paths by length, drawn and as a table."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from rankscope.papers._curves import markdown_table
+from rankscope.papers._drawing import COLOURS, Look, drawn
+from rankscope.papers.dong2021_path_census.measure import COUNT, SHARE
+from rankscope.runs.curves import names_in
+from rankscope.runs.rows import only
+from rankscope.views import Line, LineChart, Style
+from rankscope.views.palette import MARKERS
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from rankscope.runs.run import Run
+
+SHORT = 6
+
+
+def _shares(run: Run, model: str) -> tuple[np.ndarray, np.ndarray, int]:
+    """Lengths, shares, and the number of heads."""
+    rows = only(run.table, metric=SHARE, model=model)
+    return rows["layer"].to_numpy(), rows["value"].to_numpy(), int(rows["heads"][0].as_py())
+
+
+def judge(run: Run) -> str:
+    """The mean length in the largest model."""
+    name = names_in(run.table, "model")[-1]
+    length, share, _ = _shares(run, name)
+    return f"{name}: the mean path enters {(length * share).sum():.2f} of {length[-1]} blocks."
+
+
+def describe(run: Run) -> str:
+    """A table of totals, mean lengths and the share of short paths."""
+    rows = []
+    for name in names_in(run.table, "model"):
+        length, share, heads = _shares(run, name)
+        total = float(only(run.table, metric=COUNT, model=name)["value"].to_numpy().sum())
+        mean, short = float((length * share).sum()), float(share[length <= SHORT].sum())
+        rows.append((name, str(heads), str(length[-1]), f"{total:.3g}", f"{mean:.2f}", f"{short:.2g}"))
+    head = ("model", "heads", "blocks", "paths", "mean length", f"share of length {SHORT} or less")
+    return (
+        "**What we see.** Counted in whole numbers:\n\n" + markdown_table(head, rows) + "\n\n**Where it differs.** "
+        "Nowhere: this is arithmetic. It does say that short paths, which carry what attention keeps of the tokens' "
+        "differences, are a vanishing share of all paths; how much they carry is not a matter of counting."
+    )
+
+
+def draw(run: Run) -> dict[str, Figure]:
+    """Share of paths by length, and the share at most that long."""
+    shown = [name for name in names_in(run.table, "model") if int(_shares(run, name)[0].size) <= 33]
+    shown = shown if len(shown) <= 5 else [shown[i] for i in (0, 1, 3, 4, 5)]
+    single, up_to = [], []
+    for name, colour, marker in zip(shown, COLOURS, MARKERS, strict=False):
+        length, share, heads = _shares(run, name)
+        label, style = f"{name} ({heads}, {length[-1]})", Style(colour, marker)
+        single.append(Line(label, length, share, style=style))
+        up_to.append(Line(label, length, np.cumsum(share), style=style))
+    entered = "length of the path (blocks entered)"
+    left: Look = {"y_range": (-0.02, 1.02), "legend_title": "model (heads, blocks)"}
+    right: Look = {"y_range": (1e-12, 2), "log": True, "names": "none"}
+    panels = [
+        LineChart("share of all paths", tuple(single), x_label=entered, **left),
+        LineChart("share of paths at most so long", tuple(up_to), x_label=entered, **right),
+    ]
+    figure = drawn(
+        "How long are the paths of a transformer with skips?",
+        "Each block is passed over or entered through one of H heads, so lengths follow a binomial law with chance "
+        "H/(1+H).",
+        [panels],
+    )
+    return {"figure": figure}
