@@ -25,6 +25,9 @@ STYLES = {
 }
 OTHER = Style(PURPLE, "v", "--", 1.3)
 DEEPEST_SHOWN = -40.0
+DECIMALS = {"order": 4, "factor": None, "linear_factor": None}
+"""Of the columns that are not logarithms; those have three."""
+
 FLOOR = "* at the float floor of its format"
 
 
@@ -37,46 +40,37 @@ def document(run: Run) -> Document:
 def exact_table(run: Run, stack: str | None) -> Table:
     """The table of one stack, blocks down."""
     residuals = exact_curves(run.table, "log10_residual", stack)
-    others = {
-        name: line
-        for name in ("order", "factor", "linear_factor")
-        if (line := exact_curves(run.table, name, stack).get("exact")) is not None
-    }
-    relative = exact_curves(run.table, "log10_relative_residual", stack)["exact"]
-    order = [name for name in ("exact", LAW) if name in residuals]
-    order += [name for name in residuals if name not in order]
-    powers = {**{name: residuals[name] for name in order}, "relative": relative}
+    first = [name for name in ("exact", LAW) if name in residuals]
+    lines = {name: residuals[name] for name in dict.fromkeys((*first, *residuals))}
+    lines["relative"] = exact_curves(run.table, "log10_relative_residual", stack)["exact"]
+    for name in ("order", "factor", "linear_factor"):
+        if (line := exact_curves(run.table, name, stack).get("exact")) is not None:
+            lines[name] = line
     layers = residuals["exact"].layers
-    rows: list[Row] = []
-    for place in shown_lines(layers.size):
-        if place is None:
-            rows.append(None)
-            continue
-        layer = int(layers[place])
-        cells = [_power(line, layer) for line in powers.values()]
-        rows.append([str(layer), *cells, *(_plain(line, layer, name) for name, line in others.items())])
-    columns = [Column(name.replace("_", " "), trend=line.mean.tolist()) for name, line in {**powers, **others}.items()]
+    rows: list[Row] = [
+        None
+        if place is None
+        else [
+            str(layers[place]),
+            *(_cell(line, int(layers[place]), DECIMALS.get(name, 3)) for name, line in lines.items()),
+        ]
+        for place in shown_lines(layers.size)
+    ]
+    columns = [Column(name.replace("_", " "), trend=line.mean.tolist()) for name, line in lines.items()]
     caption = f"log10 of the residual at block.out{f', {stack}' if stack else ''}"
     return Table(["block", *columns], rows, caption=caption)
 
 
-def _at(line: Curve, layer: int) -> tuple[float, bool]:
+def _cell(line: Curve, layer: int, digits: int | None) -> Cell:
+    """The value at a layer with so many decimals; None writes three significant digits."""
     found = np.flatnonzero(line.layers == layer)
-    return (float(line.mean[found[0]]), bool(line.any_floor[found[0]])) if found.size else (float("nan"), False)
-
-
-def _power(line: Curve, layer: int) -> Cell:
-    value, at_floor = _at(line, layer)
+    if not found.size:
+        return Cell("")
+    value, floor = float(line.mean[found[0]]), bool(line.any_floor[found[0]])
     if np.isneginf(value):
         return Cell("-inf")  # the logarithm of an exact zero
-    text = f"{value:.3f}" if np.isfinite(value) else "floor" if at_floor else ""
-    return Cell(text, ("floor",) if at_floor else ())
-
-
-def _plain(line: Curve, layer: int, name: str) -> Cell:
-    value, at_floor = _at(line, layer)
-    words = f"{value:.4f}" if name == "order" else number(value)
-    return Cell(words if np.isfinite(value) else "floor" if at_floor else "", ("floor",) if at_floor else ())
+    text = number(value) if digits is None else f"{value:.{digits}f}"
+    return Cell(text if np.isfinite(value) else "floor" if floor else "", ("floor",) if floor else ())
 
 
 def plot(run: Run) -> Plot:
