@@ -169,6 +169,7 @@ def test_selftest(cli, monkeypatch: pytest.MonkeyPatch, passed: bool) -> None:
 @pytest.mark.parametrize(
     ("kind", "fields"),
     [
+        ("verbs", {"name", "question", "answer", "offload", "parallel", "in_plans", "columns"}),
         ("metrics", {"name", "side", "symbol", "at_collapse", "needs", "summary", "cites"}),
         ("sites", {"name", "summary"}),
         ("presets", {"name", "model_type", "reads", "summary"}),

@@ -36,6 +36,8 @@ def values(table: Any) -> list[tuple[Any, ...]]:
         ("ablate", {"variants": ["pure", "full"]}),
         ("exact", {}),
         ("bound", {"theorems": ["dong_2021_multi_head"], "lanczos": 5}),
+        ("decompose", {"marginals": ["heads"]}),
+        ("remedy", {"remedies": ["stronger_skip"], "gradients": False, "repeats": 0}),
         ("predict", {"most_blocks": 3}),
     ],
 )

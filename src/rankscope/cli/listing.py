@@ -17,6 +17,7 @@ _MATH_ROLE = re.compile(r":math:`([^`]*)`")
 class Kind(str, Enum):
     """What can be listed."""
 
+    verbs = "verbs"
     metrics = "metrics"
     sites = "sites"
     families = "families"
@@ -31,7 +32,7 @@ def ls_command(
     kind: Annotated[Kind, typer.Argument(help="What to list.")],
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
-    """What is there to choose from: metrics, sites, families, presets, masks, variants, theorems or remedies."""
+    """What is there to choose from: verbs, metrics, sites, families, presets, masks, variants, theorems or remedies."""
     entries = _LISTINGS[kind]()
     if as_json:
         from rankscope.runs.provenance import SCHEMA
@@ -42,6 +43,23 @@ def ls_command(
 
     rows = [{name: _shown(entry[name]) for name in _COLUMNS[kind]} for entry in entries]
     print_entries(rows, results_console())
+
+
+def _verbs() -> list[dict[str, Any]]:
+    from rankscope.verbs._spec import verbs_in_order
+
+    return [
+        {
+            "name": verb.name,
+            "question": verb.question,
+            "answer": verb.answer,
+            "offload": verb.takes("work"),
+            "parallel": [] if verb.execution is None else list(verb.execution.parallel_modes),
+            "in_plans": verb.in_plans,
+            "columns": list(verb.columns),
+        }
+        for verb in verbs_in_order()
+    ]
 
 
 def _metrics() -> list[dict[str, Any]]:
@@ -163,6 +181,7 @@ def _remedies() -> list[dict[str, Any]]:
 
 
 _LISTINGS: Mapping[Kind, Callable[[], list[dict[str, Any]]]] = {
+    Kind.verbs: _verbs,
     Kind.metrics: _metrics,
     Kind.sites: _sites,
     Kind.families: _families,
@@ -173,6 +192,7 @@ _LISTINGS: Mapping[Kind, Callable[[], list[dict[str, Any]]]] = {
     Kind.remedies: _remedies,
 }
 _COLUMNS: Mapping[Kind, tuple[str, ...]] = {
+    Kind.verbs: ("name", "question", "offload", "parallel", "in_plans"),
     Kind.metrics: ("name", "side", "at_collapse", "needs", "summary"),
     Kind.sites: ("name", "summary"),
     Kind.families: ("name", "layout", "position", "model_types"),

@@ -14,11 +14,11 @@ models:
   # - model: some-org/some-model        # on the hub: branches, tags or commits
   #   revisions: [step1000, step2000]
 
-verbs:                                  # measure, ablate, exact, bound, predict, each with its own options
+verbs:                                  # those of `rankscope ls verbs` that go in plans, each with its own options
   - measure: {metrics: [relative_residual, mean_cosine]}
   - ablate: {variants: [pure, full]}
 
-variants:                               # surgery under which measure, exact and bound run; the whole model is full
+variants:                               # surgery for measure, exact, bound and decompose; full is the whole model
   - full
   - {name: no-skip, skip: 0}            # settings of rankscope.operate, or a name from `rankscope ls variants`
 
