@@ -8,7 +8,7 @@ from rankscope._deferred import names_of
 
 if TYPE_CHECKING:
     from rankscope.models.heads.family import Family, register
-    from rankscope.models.inputs import prepare_inputs
+    from rankscope.models.inputs import TokensPolicy, prepare_inputs
     from rankscope.models.loading import LoadedModel, load
     from rankscope.models.pretrained import pretrained_folder
     from rankscope.models.stream import Stream
@@ -17,6 +17,7 @@ __all__ = [
     "Family",
     "LoadedModel",
     "Stream",
+    "TokensPolicy",
     "load",
     "prepare_inputs",
     "pretrained_folder",
@@ -27,6 +28,7 @@ _HOME = {
     "Family": "rankscope.models.heads.family",
     "LoadedModel": "rankscope.models.loading",
     "Stream": "rankscope.models.stream",
+    "TokensPolicy": "rankscope.models.inputs",
     "load": "rankscope.models.loading",
     "prepare_inputs": "rankscope.models.inputs",
     "pretrained_folder": "rankscope.models.pretrained",

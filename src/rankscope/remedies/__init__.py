@@ -1,6 +1,18 @@
 """Remedies for rank collapse: one file each, found by name in ``REMEDIES``."""
 
+from rankscope._citations import Cite
 from rankscope.remedies._applying import Treatment, applied, remedied, treatment
-from rankscope.remedies._spec import REMEDIES, Remedy, RemedyCase, remedy
+from rankscope.remedies._spec import REMEDIES, Remedy, RemedyCase, Step, remedy
 
-__all__ = ["REMEDIES", "Remedy", "RemedyCase", "Treatment", "applied", "remedied", "remedy", "treatment"]
+__all__ = [
+    "REMEDIES",
+    "Cite",
+    "Remedy",
+    "RemedyCase",
+    "Step",
+    "Treatment",
+    "applied",
+    "remedied",
+    "remedy",
+    "treatment",
+]

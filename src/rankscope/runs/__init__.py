@@ -13,11 +13,13 @@ if TYPE_CHECKING:
     from rankscope.runs.exactness import exact_curves
     from rankscope.runs.provenance import Provenance
     from rankscope.runs.reruns import judge_rerun
+    from rankscope.runs.rows import RowWriter
     from rankscope.runs.run import Run, load_run
 
 __all__ = [
     "Curve",
     "Provenance",
+    "RowWriter",
     "Run",
     "exact_curves",
     "grid_of",
@@ -29,6 +31,7 @@ __all__ = [
 _HOME = {
     "Curve": "rankscope.runs.curves",
     "Provenance": "rankscope.runs.provenance",
+    "RowWriter": "rankscope.runs.rows",
     "Run": "rankscope.runs.run",
     "exact_curves": "rankscope.runs.exactness",
     "grid_of": "rankscope.runs.bounds",

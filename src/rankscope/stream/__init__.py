@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 from rankscope._deferred import names_of
 
 if TYPE_CHECKING:
-    from rankscope.stream.sites import SiteSelection
+    from rankscope.stream.sites import SiteRef, SiteSelection
     from rankscope.stream.tracer import trace
     from rankscope.stream.viewing import undisturbed, view_of
 
 __all__ = [
+    "SiteRef",
     "SiteSelection",
     "trace",
     "undisturbed",
@@ -19,6 +20,7 @@ __all__ = [
 ]
 
 _HOME = {
+    "SiteRef": "rankscope.stream.sites",
     "SiteSelection": "rankscope.stream.sites",
     "trace": "rankscope.stream.tracer",
     "undisturbed": "rankscope.stream.viewing",
