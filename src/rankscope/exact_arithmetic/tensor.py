@@ -118,11 +118,11 @@ class Deviation(Tensor):
         refuse("Tensor.numpy", "it leaves torch")
 
     def tolist(self) -> NoReturn:
-        """Refuse."""
+        """Refuse: a list would lose the terms."""
         refuse("Tensor.tolist", "it leaves torch")
 
     def __array__(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse."""
+        """Refuse, like :meth:`numpy`."""
         refuse("Tensor.__array__", "it leaves torch")
 
     def __dlpack__(self, *args: Any, **kwargs: Any) -> NoReturn:
