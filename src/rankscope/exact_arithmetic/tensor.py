@@ -122,7 +122,7 @@ class Deviation(Tensor):
         refuse("Tensor.tolist", "it leaves torch")
 
     def __array__(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse, like :meth:`numpy`."""
+        """Refuse, like ``numpy``."""
         refuse("Tensor.__array__", "it leaves torch")
 
     def __dlpack__(self, *args: Any, **kwargs: Any) -> NoReturn:
