@@ -118,11 +118,11 @@ class Deviation(Tensor):
         refuse("Tensor.numpy", "it leaves torch")
 
     def tolist(self) -> NoReturn:
-        """Refuse."""
+        """Refuse: a list would lose the terms."""
         refuse("Tensor.tolist", "it leaves torch")
 
     def __array__(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse."""
+        """Refuse, like ``numpy``."""
         refuse("Tensor.__array__", "it leaves torch")
 
     def __dlpack__(self, *args: Any, **kwargs: Any) -> NoReturn:
@@ -165,7 +165,7 @@ class Deviation(Tensor):
         base, terms = self._centred(keep)
         out = []
         for (scale, values), log_norm in terms:
-            # e^scale values = e^log_scale (e^change values), where the new values have unit norm.
+            # e^scale values = e^log_scale (e^change values); with log_scale < 0 the new values have unit norm.
             log_scale = min(scale + log_norm, 0.0) if math.isfinite(log_norm) else scale
             change = scale - log_scale
             if log_scale < 0.0 and abs(change + log_norm) > 1.0:

@@ -1,6 +1,6 @@
 """Freezes a network: one forward pass of the model, recorded as linear maps and checked along the way.
 
-Nothing about a family is assumed except its head weights. Where the stream goes through norms and gains is found by
+Nothing about a family is assumed except its head weights. The norms and gains on the stream are found by
 comparing the observed tensors, and every attention branch is rebuilt from its heads and compared before it is used.
 """
 

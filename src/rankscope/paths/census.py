@@ -37,7 +37,7 @@ class Census:
 
 
 def census(heads: Sequence[int], skips: Sequence[bool] | None = None) -> Census:
-    r"""Count paths: the coefficients of :math:`\prod_l (1 + H_l z)`, without the 1 where a skip is cut. Exact.
+    r"""Count paths: the coefficients of :math:`\prod_l (1 + H_l z)`, without the 1 if a skip is removed. Exact.
 
     With skips and H heads in each of L layers, that is :math:`\binom{L}{k} H^k`, so the length of a path drawn
     uniformly is binomial with probability :math:`H / (1 + H)`.

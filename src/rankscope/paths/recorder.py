@@ -161,7 +161,7 @@ class Recorder(StreamMode):
         self._begin_block()
 
     def reads_attention(self) -> bool:
-        """Always."""
+        """True: every attention call becomes a step."""
         return True
 
     def _begin_block(self) -> None:

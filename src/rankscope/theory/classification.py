@@ -122,7 +122,7 @@ def _cause(facts: LayerFacts) -> str:
 
 
 def float_visible_depth(log_relative_residuals: Sequence[float], floor: float) -> int | None:
-    """First layer, counted from 1, whose relative residual is at or below ``floor``; None where all are above.
+    """First layer, counted from 1, whose relative residual is at or below ``floor``; None if all are above.
 
     **Exact.** From that layer on, a forward pass in a dtype with this floor shows only rounding.
 
@@ -143,7 +143,7 @@ def float_visible_depth(log_relative_residuals: Sequence[float], floor: float) -
 
 
 def visible_depths(log_relative_residuals: Sequence[float]) -> dict[str, int | None]:
-    """The layer at which each float format stops seeing; None where it sees them all. **Heuristic** floor of 4 eps.
+    """The layer at which each float format reaches its floor; None if it never does. **Heuristic** floor of 4 eps.
 
     Example:
         >>> visible_depths([-1.0, -3.0, -9.0, -27.0])

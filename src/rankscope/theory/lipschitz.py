@@ -3,7 +3,7 @@ r"""Certified Lipschitz constants of an MLP, for the Frobenius and for the compo
 For :math:`f(x) = \phi(xW_1 + b_1)W_2 + b_2` with :math:`|\phi'| \le \ell`, applied token by token,
 :math:`\|f(X) - 1f(x)^T\|_F \le \ell\|W_1\|_2\|W_2\|_2\|X - 1x^T\|_F`, and entry by entry
 :math:`|f(X) - 1f(x)^T| \le \ell\,|X - 1x^T|\,|W_1||W_2|`, so that the composite residual grows by no more than
-:math:`\ell\,\||W_1||W_2|\|_{1,\infty}`. A gated MLP :math:`(\phi(xW_g)\odot xW_u)W_d` is Lipschitz only where its input
+:math:`\ell\,\||W_1||W_2|\|_{1,\infty}`. A gated MLP :math:`(\phi(xW_g)\odot xW_u)W_d` is Lipschitz only if its input
 is bounded, which the norm before it guarantees: :math:`\|x\|_2 \le \rho`.
 """
 

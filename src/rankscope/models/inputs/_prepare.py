@@ -76,7 +76,7 @@ def prepare_planned(loaded: LoadedModel, given: Given, plan: InputPlan) -> Prepa
                 "Pass a tensor, a dictionary of keyword arguments, or a list of either."
             )
         if plan.padding is not None and not (isinstance(plan.padding, str) and plan.padding == NO_PADDING):
-            raise InputError("padding= is about tensors of your own; texts are padded here, and padding is left out.")
+            raise InputError("padding= is for your own tensors; texts are padded here, and padding is excluded.")
         if loaded.input_kind not in ("image", "audio"):
             return prepare_text(loaded, config, given, plan)
         if given is not None:

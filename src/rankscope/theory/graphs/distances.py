@@ -24,7 +24,7 @@ Words = NDArray[np.uint64]
 
 
 def reach_of_many(sees: Any, sources: Ints, most_layers: int) -> Floats:
-    """For each source the layers after which every token holds something of it; inf where ``most_layers`` are too few.
+    """For each source the layers after which it has reached every token; inf if ``most_layers`` are too few.
 
     **Exact.** One bit per source and token; a layer unites the bits of all tokens that a token sees.
 
@@ -219,7 +219,7 @@ class _Search:
 
 
 def depths(edges: Any, source: int) -> Floats:
-    """Steps from ``source`` along the rows of a csr array to every node; inf where there is no way. **Exact**.
+    """Steps from ``source`` along the rows of a csr array to every node; inf if there is no path. **Exact**.
 
     Example:
         >>> from scipy.sparse import csr_array
