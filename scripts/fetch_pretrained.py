@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from rankscope._errors import LoadError, RankscopeError
+from rankscope.errors import LoadError, RankscopeError
 from rankscope.models.loading import load
 from rankscope.models.loading.quiet import quiet_transformers
 from rankscope.models.pretrained import PRETRAINED, Alphabet, Pretrained, Wheel, cache_folder, pretrained_folder

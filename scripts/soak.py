@@ -25,7 +25,7 @@ import torch
 from torch import nn
 
 import rankscope as rs
-from rankscope._errors import UnsupportedOperationError
+from rankscope.errors import UnsupportedOperationError
 from rankscope.models.inputs import prepare_inputs
 from rankscope.models.loading import LoadedModel, load
 

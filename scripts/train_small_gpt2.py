@@ -31,7 +31,7 @@ from transformers import (
     set_seed,
 )
 
-from rankscope._errors import LoadError
+from rankscope.errors import LoadError
 from rankscope.models.pretrained import cache_folder
 
 PACKAGE, SHA256 = (

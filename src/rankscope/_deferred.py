@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rankscope._errors import RankscopeError
+from rankscope.errors import RankscopeError
 
 
 def resolve(place: str) -> Any:

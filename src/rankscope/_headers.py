@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rankscope._errors import LoadError
+from rankscope.errors import LoadError
 
 LONGEST_HEADER = 100_000_000
 

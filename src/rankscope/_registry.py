@@ -7,7 +7,7 @@ import pkgutil
 from collections.abc import Iterator, Mapping
 from typing import Generic, TypeVar
 
-from rankscope._errors import UnknownNameError
+from rankscope.errors import UnknownNameError
 
 T = TypeVar("T")
 

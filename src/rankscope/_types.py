@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
 
-from rankscope._errors import InputError
+from rankscope.errors import InputError
 
 _LONGEST_NAME, _LONGEST_PATH = 255, 4096
 
@@ -44,7 +44,7 @@ def path_of(given: object, what: str, expected: str) -> Path:
     Example:
         >>> path_of({"a": 1}, "model", "a folder")
         Traceback (most recent call last):
-        rankscope._errors.InputError: model is a dict; expected a folder.
+        rankscope.errors.InputError: model is a dict; expected a folder.
     """
     place = os.fspath(given) if isinstance(given, (str, os.PathLike)) else None
     if not isinstance(place, str):

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import rankscope
-from rankscope._errors import LoadError
 from rankscope.cli.app import main
+from rankscope.errors import LoadError
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = json.loads((ROOT / "tests/golden/commands.json").read_text(encoding="utf-8"))

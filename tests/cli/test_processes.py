@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import rankscope
-from rankscope._errors import InputError
+from rankscope.errors import InputError
 from rankscope.execution.launching import launched
 from rankscope.verbs._spec import VERBS, Verb
 
@@ -47,7 +47,7 @@ def test_two_processes_say_once_what_one_says(tmp_path: Path) -> None:
 
 BROKEN = """
 import os, sys
-from rankscope._errors import LoadError
+from rankscope.errors import LoadError
 from rankscope.cli.app import main
 from rankscope.execution import ranks
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from rankscope._errors import InputError
 from rankscope.cli.rerunning import command_again
+from rankscope.errors import InputError
 
 
 def rankscope(*words: str) -> subprocess.CompletedProcess[str]:

@@ -7,7 +7,7 @@ import inspect
 import pytest
 import torch
 
-from rankscope._errors import InputError
+from rankscope.errors import InputError
 from rankscope.masks import MASKS, Mask, MaskSpec, mask_from_description, parse_mask
 
 EVERY = list(MASKS)

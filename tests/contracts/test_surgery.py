@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import _get_current_function_mode_stack
 
-from rankscope._errors import UnsupportedOperationError
+from rankscope.errors import UnsupportedOperationError
 from rankscope.models.inputs import Batch, prepare_inputs
 from rankscope.models.loading import load
 from rankscope.models.loading.quiet import quiet_transformers

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import pyarrow.compute as pc
 
 import rankscope
-from rankscope._errors import RankscopeError
+from rankscope.errors import RankscopeError
 from tests.reference.grammar import Network
 from tests.reference.grammar_mpmath import Truth, truth_of
 from tests.reference.grammar_torch import Toy

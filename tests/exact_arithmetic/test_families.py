@@ -7,7 +7,7 @@ import warnings
 import pytest
 import torch
 
-from rankscope._errors import DiscoveryError, UnsupportedArithmeticError
+from rankscope.errors import DiscoveryError, UnsupportedArithmeticError
 from rankscope.exact_arithmetic.registry import RULES, rule
 from rankscope.exact_arithmetic.rounding import last_digits_moved
 from rankscope.exact_arithmetic.rules.activations import smooth

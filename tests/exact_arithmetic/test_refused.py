@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rankscope._errors import UnsupportedArithmeticError
+from rankscope.errors import UnsupportedArithmeticError
 from rankscope.exact_arithmetic.registry import RULES, rule
 from tests.exact_arithmetic.test_first_order import DEEP, KERNEL, MATRIX, ROWS, deviation
 

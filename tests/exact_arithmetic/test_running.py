@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rankscope._errors import UnsupportedArithmeticError
+from rankscope.errors import UnsupportedArithmeticError
 from rankscope.exact_arithmetic.running import exact_stream, single_sequences
 from rankscope.exact_arithmetic.tensor import Deviation
 from rankscope.models.inputs import Batch, prepare_inputs

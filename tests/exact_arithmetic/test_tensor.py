@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from rankscope._errors import InputError, UnsupportedArithmeticError
+from rankscope.errors import InputError, UnsupportedArithmeticError
 from rankscope.exact_arithmetic.tensor import Deviation
 from rankscope.exact_arithmetic.terms import Term, gathered
 

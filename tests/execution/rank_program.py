@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import nn
 
 import rankscope as rs
-from rankscope._errors import RankscopeError
+from rankscope.errors import RankscopeError
 from rankscope.execution.ranks import RankObserver
 from rankscope.execution.rendezvous import Rendezvous, rendezvous
 from rankscope.execution.support import Parallel

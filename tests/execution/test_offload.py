@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import rankscope
-from rankscope._errors import InputError, LoadError, UnsupportedConfigError
+from rankscope.errors import InputError, LoadError, UnsupportedConfigError
 from rankscope.execution.offload import schedule
 from rankscope.models.loading import load
 from rankscope.runs.run import Run

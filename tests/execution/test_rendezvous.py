@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch.distributed import HashStore, distributed_c10d
 
-from rankscope._errors import ProcessError
+from rankscope.errors import ProcessError
 from rankscope.execution import rendezvous
 from rankscope.execution.rendezvous import RankStore, Rendezvous
 from rankscope.models.spread import in_group

@@ -223,7 +223,7 @@ def train_on_a_full_disk(record: str) -> None:
 
 def begin_on_a_full_disk(record: str) -> None:
     """A gauge whose record cannot take its first line."""
-    from rankscope._errors import InputError
+    from rankscope.errors import InputError
     from rankscope.monitor import Gauge
     from tests.monitor.trainings import bert, probe
 

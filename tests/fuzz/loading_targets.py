@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from rankscope._errors import LoadError
+from rankscope.errors import LoadError
 from tests.fuzz.target import Target
 
 ROOM = 2**28

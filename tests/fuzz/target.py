@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from rankscope._errors import RankscopeError
+from rankscope.errors import RankscopeError
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from rankscope._errors import LoadError
+from rankscope.errors import LoadError
 from tests.fuzz import watching
 from tests.fuzz.target import Target, outcome
 from tests.fuzz.watching import Board, Guard, Trespass, in_a_child, watched

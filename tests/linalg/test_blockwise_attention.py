@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rankscope._errors import InputError
 from rankscope._types import Status
+from rankscope.errors import InputError
 from rankscope.linalg import blockwise_attention, score_tiles
 from rankscope.linalg.attention import AttentionMatrix
 from rankscope.linalg.blockwise_attention import BlockwiseAttention

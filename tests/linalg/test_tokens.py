@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rankscope._errors import InputError
+from rankscope.errors import InputError
 from rankscope.linalg import tiles
 from rankscope.linalg.attention import AttentionMatrix
 from rankscope.linalg.tokens import Tokens

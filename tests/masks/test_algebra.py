@@ -14,7 +14,7 @@ import pytest
 import torch
 from hypothesis import given
 
-from rankscope._errors import InputError, MissingExtraError
+from rankscope.errors import InputError, MissingExtraError
 from rankscope.masks import Mask, mask_from_description, parse_mask
 from rankscope.masks._edges import Progressions
 from tests.masks.strategies import lengths, masks

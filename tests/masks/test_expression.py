@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope._errors import InputError, RankscopeError, UnknownNameError
+from rankscope.errors import InputError, RankscopeError, UnknownNameError
 from rankscope.masks import MASKS, mask_from_description, parse_mask
 from rankscope.masks._mask import Both, Complement, Either
 

@@ -15,7 +15,7 @@ import scipy.sparse
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope._errors import InputError
+from rankscope.errors import InputError
 from rankscope.masks import MASKS, mask_from_description, parse_mask
 from rankscope.masks._graph_file import array_from_npy, read_graph
 

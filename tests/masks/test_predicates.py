@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from rankscope._errors import InputError
+from rankscope.errors import InputError
 from rankscope.masks import MASKS, parse_mask
 from rankscope.masks.adjacency import written_out
 from rankscope.masks.random_sparse import _mixed, drawn_keys

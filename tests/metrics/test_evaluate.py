@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from rankscope._errors import InputError, UnknownNameError
 from rankscope._types import Status
+from rankscope.errors import InputError, UnknownNameError
 from rankscope.linalg.attention import AttentionMatrix
 from rankscope.linalg.precision import float_floor
 from rankscope.linalg.tokens import Tokens

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rankscope._errors import LoadError, UnsupportedConfigError
+from rankscope.errors import LoadError, UnsupportedConfigError
 from rankscope.models.loading import load
 from rankscope.verbs.ablate.run import ablate
 from rankscope.verbs.bound.run import bound

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rankscope._errors import LoadError
+from rankscope.errors import LoadError
 from rankscope.models.loading import load
 from rankscope.models.loading.config import refuse_remote_kernels
 
@@ -55,7 +55,7 @@ def test_labels_by_number_are_no_kernels() -> None:
 PROGRAM = """
 import json, pathlib, sys
 from rankscope import load
-from rankscope._errors import LoadError
+from rankscope.errors import LoadError
 snapshot = pathlib.Path(sys.argv[1])
 whole = load("owner/name")
 print(whole.origin, whole.tokenizer is not None, whole.notes)

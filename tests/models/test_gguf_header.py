@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rankscope._errors import LoadError
+from rankscope.errors import LoadError
 from rankscope.models.loading import load
 from rankscope.models.loading.gguf import read_gguf_header
 from tests.fuzz.loading_targets import gguf_seeds

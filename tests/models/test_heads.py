@@ -9,7 +9,7 @@ import torch
 import transformers
 from torch import nn
 
-from rankscope._errors import UnsupportedConfigError
+from rankscope.errors import UnsupportedConfigError
 from rankscope.models.heads import HeadWeights, head_weights
 from rankscope.models.heads.family import FAMILIES, REFUSED, Family
 from rankscope.models.inputs import prepare_inputs

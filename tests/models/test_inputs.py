@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rankscope._errors import InputError
+from rankscope.errors import InputError
 from rankscope.models.inputs import prepare_inputs
 from rankscope.models.inputs.rows import hash_tokenizer, special_ids
 from rankscope.models.inputs.synthetic import chirps, smooth_images

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rankscope._errors import LoadError, UnsupportedConfigError
+from rankscope.errors import LoadError, UnsupportedConfigError
 from rankscope.models.heads import head_weights
 from rankscope.models.lazy_blocks import lazy_model
 from rankscope.models.loading import load

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from rankscope._errors import LoadError, UnknownNameError
+from rankscope.errors import LoadError, UnknownNameError
 from rankscope.models.inputs import prepare_inputs
 from rankscope.models.loading import folder as folder_module
 from rankscope.models.loading import load

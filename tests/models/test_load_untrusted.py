@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rankscope._errors import LoadError
+from rankscope.errors import LoadError
 from rankscope.models.loading import load
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import rankscope as rs
-from rankscope._errors import InputError
+from rankscope.errors import InputError
 from rankscope.models.inputs import prepare_inputs
 from rankscope.models.loading import load
 

@@ -8,7 +8,7 @@ from types import MappingProxyType
 import pytest
 import torch
 
-from rankscope._errors import UnknownNameError
+from rankscope.errors import UnknownNameError
 from rankscope.models.inputs import prepare_inputs
 from rankscope.models.loading import load
 from rankscope.models.loading.config import model_class_named

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.nn.functional import cosine_similarity
 
-from rankscope._errors import LoadError, UnknownNameError
+from rankscope.errors import LoadError, UnknownNameError
 from rankscope.models.inputs import prepare_inputs
 from rankscope.models.loading import LoadedModel, load
 from rankscope.models.pretrained import PRETRAINED, Pretrained, Wheel, pretrained_folder

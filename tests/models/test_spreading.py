@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rankscope._errors import LoadError
+from rankscope.errors import LoadError
 from rankscope.models.loading import load, spreading
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rankscope._errors import InputError, SiteError
+from rankscope.errors import InputError, SiteError
 from rankscope.models.stream import Stream, stream_of
 
 PLAIN = torch.arange(2 * 6 * 5.0).reshape(2, 6, 5)

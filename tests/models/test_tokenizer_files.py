@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rankscope._errors import InputError, LoadError
+from rankscope.errors import InputError, LoadError
 from rankscope.models.inputs import prepare_inputs
 from rankscope.models.loading import load
 from rankscope.models.loading.foreign import is_rust_panic, refusing

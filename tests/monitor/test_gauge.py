@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rankscope._errors import InputError, SiteError, UnknownNameError
+from rankscope.errors import InputError, SiteError, UnknownNameError
 from rankscope.metrics import METRICS
 from rankscope.monitor import Alarm, CollapseError, CollapseWarning, Gauge, Heatmap, read_record
 from rankscope.monitor.outlets import HEATMAP_EVERY

@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from rankscope._errors import InputError, ResultError
+from rankscope.errors import InputError, ResultError
 from rankscope.monitor import Alarm, LayerValue, Reading, read_record
 from rankscope.monitor.outlets import RecordWriter
 

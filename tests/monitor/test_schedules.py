@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope._errors import InputError
+from rankscope.errors import InputError
 from rankscope.monitor.schedules import Linear, Logarithmic, Schedule, WallTime, as_schedule
 
 

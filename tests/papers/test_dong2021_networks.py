@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rankscope._errors import UnsupportedOperationError
+from rankscope.errors import UnsupportedOperationError
 from rankscope.metrics.composite_residual import relative_composite_residual
 from rankscope.models.inputs import prepare_inputs
 from rankscope.models.loading import LoadedModel, load

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rankscope._errors import InputError
+from rankscope.errors import InputError
 from rankscope.papers._curves import PublishedLine, line
 from rankscope.papers.dong2021_fig2.show import compared
 from rankscope.runs.rows import RowWriter

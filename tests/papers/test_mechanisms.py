@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from rankscope._errors import InputError, UnknownNameError
+from rankscope.errors import InputError, UnknownNameError
 from rankscope.exact_arithmetic.float64 import WideArithmetic
 from rankscope.papers._spec import Settings
 from rankscope.papers.mechanisms.measure import (

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rankscope._errors import InputError, UnknownNameError
+from rankscope.errors import InputError, UnknownNameError
 from rankscope.papers._curves import line, published, published_line
 from rankscope.papers._spec import REPRODUCTIONS
 from rankscope.papers.reproducing import reproduce, text_of, write_reproduction

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rankscope._errors import InputError, UnsupportedConfigError
+from rankscope.errors import InputError, UnsupportedConfigError
 from rankscope.models.inputs import prepare_inputs
 from rankscope.models.loading import load
 from rankscope.paths.capture import freeze_network

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rankscope._errors import InputError, UnsupportedConfigError
+from rankscope.errors import InputError, UnsupportedConfigError
 from rankscope.models.inputs import Batch, prepare_inputs
 from rankscope.models.loading import load
 from rankscope.paths.effectiveness import _only_stack, accuracy, path_effectiveness, run_along

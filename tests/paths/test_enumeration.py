@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rankscope._errors import InputError
+from rankscope.errors import InputError
 from rankscope.paths.census import census
 from rankscope.paths.lengths import length_sums, theoretical_applications
 from rankscope.paths.marginals import Pick, composition, head_marginals, through, without

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rankscope._errors import UnsupportedConfigError, UnsupportedOperationError
+from rankscope.errors import UnsupportedConfigError, UnsupportedOperationError
 from rankscope.models.inputs import prepare_inputs
 from rankscope.models.loading import LoadedModel, load
 from rankscope.models.loading.quiet import quiet_transformers

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from rankscope._errors import InputError
+from rankscope.errors import InputError
 from rankscope.paths.lengths import LengthSums, lengths_of_interest, plan_memory, relative_error
 from tests.paths.conftest import Small
 

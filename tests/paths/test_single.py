@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from rankscope._errors import InputError
+from rankscope.errors import InputError
 from rankscope.paths.census import census
 from rankscope.paths.lengths import length_sums
 from rankscope.paths.single import chain_norm, follow, head_norms, median_interval, sample_paths, top_paths

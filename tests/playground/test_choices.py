@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from rankscope._errors import InputError
+from rankscope.errors import InputError
 from rankscope.playground.choices import MOST_SCORES, OPTIONS, RANGES, Choices, choices_from
 from rankscope.playground.scenes import SCENES
 from rankscope.remedies import REMEDIES

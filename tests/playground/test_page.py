@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from rankscope._errors import MissingExtraError
+from rankscope.errors import MissingExtraError
 from rankscope.playground.controls import LABELS, ROWS
 from rankscope.playground.page import NAMES, build
 

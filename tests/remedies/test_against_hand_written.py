@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rankscope._errors import UnsupportedOperationError
+from rankscope.errors import UnsupportedOperationError
 from rankscope.remedies import REMEDIES, applied
 from tests.remedies.written_out import forward_under
 from tests.surgery.written_out import CARRIERS, DIM, KINDS, build

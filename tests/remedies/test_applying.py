@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.overrides import _get_current_function_mode_stack
 
-from rankscope._errors import InputError, UnknownNameError, UnsupportedOperationError
+from rankscope.errors import InputError, UnknownNameError, UnsupportedOperationError
 from rankscope.models.inputs import prepare_inputs
 from rankscope.models.loading import load
 from rankscope.remedies import REMEDIES, applied

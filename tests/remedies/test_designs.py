@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from rankscope._errors import UnsupportedOperationError
+from rankscope.errors import UnsupportedOperationError
 from rankscope.remedies import REMEDIES, remedied
 from rankscope.theory.designs.design import Design
 from rankscope.verbs.predict.run import predict_remedies

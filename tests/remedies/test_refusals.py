@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import rankscope as rs
-from rankscope._errors import InputError
+from rankscope.errors import InputError
 
 
 class Mixed(nn.Module):

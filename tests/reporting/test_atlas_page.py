@@ -12,7 +12,7 @@ import pytest
 from scripts.fetch_axe import axe_file
 
 import rankscope as rs
-from rankscope._errors import InputError, ResultError
+from rankscope.errors import InputError, ResultError
 from tests.browser import Opened, launched, opened, serious_findings
 from tests.sweeps.folders import made, rows, task
 

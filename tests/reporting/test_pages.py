@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import rankscope
-from rankscope._errors import InputError, ResultError
+from rankscope.errors import InputError, ResultError
 from rankscope.reporting import pages
 from tests.reporting.runs import EDGES, LONG_TOKEN, OVERRIDE, SCRIPT, VERBS, of_depth, run_of
 

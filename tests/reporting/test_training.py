@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import rankscope
-from rankscope._errors import ResultError
+from rankscope.errors import ResultError
 from rankscope.reporting.page.charts import Chart
 from rankscope.reporting.page.gauge_chapter import training_chapter
 from rankscope.runs.gauge_record import Record, read_record

@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 
 from rankscope import Run, compare, measure
-from rankscope._errors import InputError, UnknownNameError
+from rankscope.errors import InputError, UnknownNameError
 from rankscope.runs.bootstrap import resampled_differences, widening
 from rankscope.runs.comparison import by_sequence
 from rankscope.runs.rows import RowWriter

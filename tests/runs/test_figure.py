@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rankscope._errors import UnknownNameError
+from rankscope.errors import UnknownNameError
 from tests.runs.builders import make_run, profile
 
 pytest.importorskip("matplotlib")

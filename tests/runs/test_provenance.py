@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from rankscope._errors import ResultError
+from rankscope.errors import ResultError
 from rankscope.runs.provenance import Provenance, current_command, git_state, installed_versions, without_home
 
 

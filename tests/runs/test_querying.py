@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import rankscope as rs
-from rankscope._errors import InputError, ResultError
+from rankscope.errors import InputError, ResultError
 from tests.sweeps.folders import made, rows, task
 
 COURSE = {"relative_residual": [0.9, 0.8, 0.7], "mu": [1.0, 2.0, 3.0]}

@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from rankscope._errors import ResultError
 from rankscope._types import Status
+from rankscope.errors import ResultError
 from rankscope.runs.rows import FIXED_COLUMNS, STATUS_CODE, RowWriter
 
 COMMON = {"metric": "m", "site": "block.out", "stack": None, "layer": 2, "first_sequence": 5}

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rankscope._errors import InputError, MissingExtraError, UnknownNameError
 from rankscope._types import Status
+from rankscope.errors import InputError, MissingExtraError, UnknownNameError
 from rankscope.runs.rows import RowWriter
 from rankscope.runs.run import Run, load_run
 from tests.runs.builders import make_run, profile

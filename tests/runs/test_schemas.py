@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from rankscope._errors import ResultError
+from rankscope.errors import ResultError
 from rankscope.runs import gauge_record
 from rankscope.runs.gauge_record import read_record
 from rankscope.runs.provenance import SCHEMA

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rankscope._errors import ResultError
+from rankscope.errors import ResultError
 from rankscope.runs import storage
 from rankscope.runs.run import load_run
 from tests.runs.builders import make_run, profile

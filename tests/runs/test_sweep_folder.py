@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope._errors import ResultError
+from rankscope.errors import ResultError
 from rankscope.runs import sweep_folder, sweep_status
 from rankscope.runs.sweep_folder import SweepFolder, rows_file
 from rankscope.runs.sweep_status import status_of

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rankscope._errors import UnknownNameError
+from rankscope.errors import UnknownNameError
 from rankscope.runs.summary import shown_lines, summarise
 from rankscope.views import number
 from tests.runs.builders import make_run, profile

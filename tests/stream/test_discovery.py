@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from rankscope._errors import DiscoveryError
+from rankscope.errors import DiscoveryError
 from rankscope.models.view import BlockPlan, Label, ModelView
 from rankscope.stream.discovery import _cut_into_blocks, discover
 from rankscope.stream.probe import CallRecord

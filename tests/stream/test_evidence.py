@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rankscope import Stream, ablate, decompose, doctor, exact, measure, operate
-from rankscope._errors import InputError, LayoutError, RankscopeError, UnsupportedConfigError, UnsupportedOperationError
+from rankscope.errors import InputError, LayoutError, RankscopeError, UnsupportedConfigError, UnsupportedOperationError
 from rankscope.models.loading import load
 from rankscope.monitor.gauge import Gauge
 from tests.own_models import GPT

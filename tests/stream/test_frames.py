@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rankscope._errors import SiteError
+from rankscope.errors import SiteError
 from rankscope.models.inputs import Batch
 from rankscope.models.stream import Stream
 from rankscope.models.view import BlockCall, BlockPlan, Stack

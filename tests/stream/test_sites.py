@@ -6,7 +6,7 @@ from dataclasses import FrozenInstanceError
 
 import pytest
 
-from rankscope._errors import InputError, UnknownNameError
+from rankscope.errors import InputError, UnknownNameError
 from rankscope.stream.sites import DEFAULT_SITES, SITES, SiteRef, SiteSelection
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rankscope._errors import SiteError
+from rankscope.errors import SiteError
 from rankscope.models.view import ModelView
 from rankscope.stream.attention_calls import AttentionCall
 from rankscope.stream.discovery import discover

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rankscope._errors import UnsupportedOperationError
+from rankscope.errors import UnsupportedOperationError
 from rankscope.stream.attention_calls import AttentionCall
 from rankscope.stream.sites import SiteRef, SiteSelection
 from rankscope.stream.tracer import trace

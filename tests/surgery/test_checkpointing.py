@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
-from rankscope._errors import UnsupportedOperationError
+from rankscope.errors import UnsupportedOperationError
 from rankscope.models.loading import load
 from rankscope.models.loading.quiet import quiet_transformers
 from rankscope.surgery.operating import operate

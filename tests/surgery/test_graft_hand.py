@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rankscope._errors import UnsupportedOperationError
+from rankscope.errors import UnsupportedOperationError
 from rankscope.models.stream import Stream
 from rankscope.models.view import BlockCall, BlockPlan, Stack
 from rankscope.stream.mode import ActiveBlock

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rankscope._errors import UnsupportedOperationError
+from rankscope.errors import UnsupportedOperationError
 from rankscope.surgery.attention_grafts import AttentionMixing, LengthScale, OutputGate, ValueMixing
 from rankscope.surgery.branch_grafts import BranchGains, Contrast, NormGains
 from rankscope.surgery.graft import Graft, Mixture

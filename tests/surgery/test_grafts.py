@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rankscope._errors import UnsupportedOperationError
+from rankscope.errors import UnsupportedOperationError
 from rankscope.models.stream import Stream
 from rankscope.models.view import BlockCall, BlockPlan, ModelView, Stack
 from rankscope.stream.attention_calls import AttentionCall

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import rankscope as rs
-from rankscope._errors import InputError, LayoutError, UnsupportedOperationError
+from rankscope.errors import InputError, LayoutError, UnsupportedOperationError
 from rankscope.surgery.operating import operate
 from tests.own_models import SelfAttention
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import _get_current_function_mode_stack
 
-from rankscope._errors import InputError, SiteError, UnsupportedOperationError
+from rankscope.errors import InputError, SiteError, UnsupportedOperationError
 from rankscope.models.loading import load
 from rankscope.models.loading.quiet import quiet_transformers
 from rankscope.stream.sites import SITES, SiteSelection

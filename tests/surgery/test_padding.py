@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rankscope._errors import UnsupportedOperationError
+from rankscope.errors import UnsupportedOperationError
 from rankscope.models.loading import load
 from rankscope.models.loading.quiet import quiet_transformers
 from rankscope.surgery.operating import operate

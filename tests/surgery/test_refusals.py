@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from rankscope._errors import InputError, UnsupportedOperationError
+from rankscope.errors import InputError, UnsupportedOperationError
 from rankscope.masks import parse_mask
 from rankscope.models.stream import Stream
 from rankscope.models.view import BlockCall, BlockPlan, Carry, ModelView, Stack

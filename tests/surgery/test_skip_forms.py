@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import rankscope as rs
-from rankscope._errors import UnsupportedOperationError
+from rankscope.errors import UnsupportedOperationError
 from rankscope.surgery.operating import operate
 from tests.own_models import SelfAttention
 

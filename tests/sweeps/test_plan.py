@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rankscope._errors import InputError
+from rankscope.errors import InputError
 from rankscope.sweeps.plan import Checkpoint, plan_of, sized
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope._errors import InputError
+from rankscope.errors import InputError
 from rankscope.sweeps.plan import LARGEST_PLAN, read_plan_data
 
 LEVELS = zip("abcdefg", "bcdefgh", strict=True)

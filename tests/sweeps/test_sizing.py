@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from rankscope._errors import RankscopeError
+from rankscope.errors import RankscopeError
 from rankscope.models.loading import load
 from rankscope.sweeps.sizing import PROCESS, TaskSize, memory_for, size_from_headers, size_on_meta, sized
 

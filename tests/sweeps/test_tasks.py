@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rankscope._errors import InputError, LoadError, UnknownNameError
+from rankscope.errors import InputError, LoadError, UnknownNameError
 from rankscope.sweeps import tasks as tasks_module
 from rankscope.sweeps.plan import plan_of
 from rankscope.sweeps.tasks import Task, differs, identity_of, tasks_of

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from rankscope._errors import InputError
+from rankscope.errors import InputError
 from rankscope.theory.classification import LayerFacts, classify, float_visible_depth, visible_depths
 from rankscope.theory.contraction import heads_factor
 from rankscope.theory.cubic_law import cubic_constant

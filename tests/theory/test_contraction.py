@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from rankscope._errors import InputError
+from rankscope.errors import InputError
 from rankscope.theory.contraction import layer_gains
 from rankscope.theory.lanczos import lanczos_ends
 from rankscope.theory.scaled import centred

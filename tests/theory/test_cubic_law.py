@@ -9,7 +9,7 @@ import pytest
 import torch
 from mpmath import mp
 
-from rankscope._errors import InputError
+from rankscope.errors import InputError
 from rankscope.models.heads import HeadWeights
 from rankscope.theory.attention_weights import HeadTensors, head_tensors
 from rankscope.theory.cubic_law import cubic_constant, cubic_step

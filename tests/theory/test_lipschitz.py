@@ -6,7 +6,7 @@ import mpmath
 import pytest
 import torch
 
-from rankscope._errors import InputError
+from rankscope.errors import InputError
 from rankscope.theory.lipschitz import SLOPES, gated_constants, mlp_constants, spectral_bound
 from rankscope.theory.operator_norms import composite_norm
 

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from rankscope._errors import InputError
+from rankscope.errors import InputError
 from rankscope.theory.contraction import heads_factor, heads_gain, heads_map
 from rankscope.theory.stability import largest_gain, stability_factor
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from rankscope._errors import LoadError, UnknownNameError
+from rankscope.errors import LoadError, UnknownNameError
 from rankscope.metrics.residual import relative_residual
 from rankscope.models.loading import load
 from rankscope.verbs.ablate.judge import arms

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import rankscope as rs
-from rankscope._errors import InputError, LoadError, UnknownNameError, UnsupportedConfigError
+from rankscope.errors import InputError, LoadError, UnknownNameError, UnsupportedConfigError
 from rankscope.models.loading import load
 from rankscope.models.pretrained import pretrained_folder
 from rankscope.theory.theorems import THEOREMS, Evaluation, LayerQuantities, Network

@@ -21,7 +21,7 @@ from rankscope.metrics import METRICS
 from rankscope.options import INPUTS, RESULT, SURGERY
 from rankscope.remedies import REMEDIES
 from rankscope.runs.run import Run
-from rankscope.sweeps.plan import Inputs, Variant, options_in_plans
+from rankscope.sweeps.plan import Inputs, PlanVariant, options_in_plans
 from rankscope.verbs._spec import VERBS, Verb, function_at, verbs_in_order
 
 WITH_RUNS = [verb for verb in verbs_in_order() if verb.makes_runs]
@@ -74,12 +74,12 @@ def test_inputs_and_surgery_of_a_plan_are_the_declared_ones() -> None:
     }  # seeds: its own key
     assert set(Inputs.model_fields) - {"texts"} == declared
     surgery = {option.name for option in SURGERY}
-    assert surgery <= set(Variant.model_fields)
+    assert surgery <= set(PlanVariant.model_fields)
     operate = set(inspect.signature(rankscope.operate).parameters)
-    assert set(Variant.model_fields) - {"name"} <= operate
+    assert set(PlanVariant.model_fields) - {"name"} <= operate
     for option in SURGERY:
         if option.choices:
-            assert set(option.choices) == set(Variant.model_fields[option.name].annotation.__args__)  # type: ignore[union-attr]
+            assert set(option.choices) == set(PlanVariant.model_fields[option.name].annotation.__args__)  # type: ignore[union-attr]
 
 
 def test_every_place_a_verb_names_exists() -> None:

@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 import pytest
 import torch
 
-from rankscope._errors import InputError, UnknownNameError
+from rankscope.errors import InputError, UnknownNameError
 from rankscope.models.loading import load
 from rankscope.runs.rows import only
 from rankscope.runs.run import Run, load_run

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2Model
 
-from rankscope._errors import InputError
+from rankscope.errors import InputError
 from rankscope.verbs.decompose.run import decompose
 from tests.paths.live_bytes import LiveBytes
 

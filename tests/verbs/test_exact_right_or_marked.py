@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rankscope._errors import RankscopeError
+from rankscope.errors import RankscopeError
 from rankscope.models.loading import load
 from rankscope.models.presets import TINY_PRESETS
 from rankscope.runs.run import Run

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import rankscope
-from rankscope._errors import InputError, RankscopeError
+from rankscope.errors import InputError, RankscopeError
 from rankscope.masks import MASKS, parse_mask
 from rankscope.verbs.masks.show import plot as plot_masks
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import rankscope as rs
-from rankscope._errors import InputError
 from rankscope._types import Status
+from rankscope.errors import InputError
 from rankscope.models.loading import load
 from rankscope.runs.run import Run
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import rankscope as rs
-from rankscope._errors import InputError
+from rankscope.errors import InputError
 from rankscope.linalg.tokens import Tokens
 from rankscope.metrics import METRICS
 from rankscope.models.loading import load

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from rankscope._errors import InputError, UnknownNameError
+from rankscope.errors import InputError, UnknownNameError
 from rankscope.metrics.residual import relative_residual
 from rankscope.metrics.stable_rank import stable_rank
 from rankscope.models.loading import load

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import rankscope
-from rankscope._errors import InputError, LoadError, RankscopeError, UnsupportedConfigError
+from rankscope.errors import InputError, LoadError, RankscopeError, UnsupportedConfigError
 from rankscope.models.designs import design_of
 from rankscope.runs.prediction import predicted_sentence
 from rankscope.runs.run import load_run

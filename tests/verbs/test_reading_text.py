@@ -13,7 +13,7 @@ import torch
 import transformers
 
 import rankscope as rs
-from rankscope._errors import InputError, LoadError
+from rankscope.errors import InputError, LoadError
 from rankscope.models.inputs import prepare_inputs
 from rankscope.models.loading import load
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from rankscope._errors import InputError, UnknownNameError
+from rankscope.errors import InputError, UnknownNameError
 from rankscope.models.inputs import prepare_inputs
 from rankscope.models.loading import load
 from rankscope.remedies import REMEDIES, applied

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rankscope import load_run, measure
-from rankscope._errors import InputError, ResultError
+from rankscope.errors import InputError, ResultError
 from rankscope.runs.similarity import MOST_TOKENS, packed, shown_positions, similarities_in
 from rankscope.verbs.measure.similarity import cosines
 

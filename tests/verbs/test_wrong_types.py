@@ -14,7 +14,7 @@ import torch
 import transformers
 
 import rankscope as rs
-from rankscope._errors import InputError, LoadError, RankscopeError
+from rankscope.errors import InputError, LoadError, RankscopeError
 
 MODEL = rs.load("init:tiny-bert").model
 TOKENIZER = transformers.PreTrainedTokenizerFast(

@@ -9,7 +9,6 @@ from typing import Annotated
 
 import typer
 
-from rankscope._errors import RankscopeError
 from rankscope._version import __version__
 from rankscope.cli import (
     comparing,
@@ -27,6 +26,7 @@ from rankscope.cli.failing import EXIT_NO_READER, drop_output, flush_output, tol
 from rankscope.cli.interrupting import ending_on_request, exit_code, is_untold
 from rankscope.cli.processes import one_voice
 from rankscope.cli.verb_commands import command_of
+from rankscope.errors import RankscopeError
 from rankscope.verbs._spec import verbs_in_order
 
 EXIT_FAILED = 1

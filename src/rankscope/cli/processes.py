@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 
-from rankscope._errors import InputError
+from rankscope.errors import InputError
 from rankscope.execution.launching import joined, launched
 from rankscope.verbs._spec import verbs_in_order
 

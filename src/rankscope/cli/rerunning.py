@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rankscope._errors import InputError
 from rankscope.cli import parameters
 from rankscope.cli.streams import print_json, remarks_console, results_console
+from rankscope.errors import InputError
 from rankscope.verbs._spec import verbs_in_order
 
 if TYPE_CHECKING:

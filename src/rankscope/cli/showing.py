@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from rankscope._errors import InputError, ResultError
 from rankscope.cli.streams import print_json, remarks_console, results_console
+from rankscope.errors import InputError, ResultError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

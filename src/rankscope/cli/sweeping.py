@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from rankscope._errors import InputError
 from rankscope.cli import parameters
 from rankscope.cli.interrupting import keeping
 from rankscope.cli.showing import wants_progress
 from rankscope.cli.streams import print_json, remarks_console, results_console
+from rankscope.errors import InputError
 
 if TYPE_CHECKING:
     from rankscope.runs.sweep_status import SweepStatus

@@ -10,7 +10,7 @@ from typing import Any, NoReturn, TypeVar
 import torch
 from torch import nn
 
-from rankscope._errors import UnsupportedArithmeticError
+from rankscope.errors import UnsupportedArithmeticError
 
 RuleFunction = TypeVar("RuleFunction", bound=Callable[..., Any])
 RULES: dict[Any, Callable[..., Any]] = {}

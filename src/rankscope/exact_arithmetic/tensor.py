@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from rankscope._errors import InputError
+from rankscope.errors import InputError
 from rankscope.exact_arithmetic.registry import RULES, refuse
 from rankscope.exact_arithmetic.rounding import are_moved, moved
 from rankscope.exact_arithmetic.terms import (

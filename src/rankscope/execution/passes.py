@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from rankscope._errors import InputError, UnsupportedConfigError
+from rankscope.errors import InputError, UnsupportedConfigError
 from rankscope.execution.findings import Findings
 from rankscope.execution.offload.budget import parse_size
 from rankscope.execution.offload.meta_model import MetaModel, open_meta_model

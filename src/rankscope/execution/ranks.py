@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rankscope._errors import InputError, ProcessError, UnsupportedConfigError
+from rankscope.errors import InputError, ProcessError, UnsupportedConfigError
 from rankscope.execution.findings import Findings
 from rankscope.execution.rendezvous import Rendezvous, rendezvous
 from rankscope.execution.support import PARALLEL_MODES, Parallel

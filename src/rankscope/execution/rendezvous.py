@@ -18,7 +18,7 @@ from contextlib import contextmanager
 import torch
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from rankscope._errors import ProcessError, RankscopeError
+from rankscope.errors import ProcessError, RankscopeError
 
 PATIENCE_SECONDS = 1800.0
 _PARTING_SECONDS = 1.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from rankscope._errors import InputError
+from rankscope.errors import InputError
 
 Parallel = Literal["data", "fsdp", "tensor"]
 PARALLEL_MODES: tuple[Parallel, ...] = ("data", "fsdp", "tensor")
@@ -27,7 +27,7 @@ class ExecutionSupport:
         ('data',)
         >>> entry.check(parallel="fsdp")
         Traceback (most recent call last):
-        rankscope._errors.InputError: count does not take parallel='fsdp': count reads whole weights. It takes 'data'.
+        rankscope.errors.InputError: count does not take parallel='fsdp': count reads whole weights. It takes 'data'.
     """
 
     verb: str

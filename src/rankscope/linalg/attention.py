@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from rankscope._errors import InputError
+from rankscope.errors import InputError
 from rankscope.linalg.attention_view import AttentionSums, AttentionView
 from rankscope.linalg.tokens import TokenPiece, Tokens, add_columns, join_rows, walk
 

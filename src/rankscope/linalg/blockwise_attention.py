@@ -24,7 +24,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from rankscope._errors import InputError
+from rankscope.errors import InputError
 from rankscope.linalg.attention_view import AttentionSums, AttentionView
 from rankscope.linalg.largest_singular_value import SingularValue, largest_singular_value, singular_value_within
 from rankscope.linalg.precision import float64_home, is_wide

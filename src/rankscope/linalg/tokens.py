@@ -30,7 +30,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from rankscope._errors import InputError
+from rankscope.errors import InputError
 from rankscope.linalg import spectrum, tiles
 from rankscope.linalg.precision import float64_home, is_wide, power_of_two_below
 from rankscope.linalg.triangular_factor import chunks, is_tall, triangular_factor

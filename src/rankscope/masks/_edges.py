@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope._errors import InputError
+from rankscope.errors import InputError
 
 EDGE_LIMIT = 1 << 26
 """Maximum number of edges that are listed one by one; this takes about a gigabyte."""

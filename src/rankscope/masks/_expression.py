@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from rankscope._errors import InputError
+from rankscope.errors import InputError
 from rankscope.masks._mask import Mask, both, complement, either
 from rankscope.masks._spec import Value, make
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from rankscope._errors import InputError
+from rankscope.errors import InputError
 from rankscope.masks._edges import EDGE_LIMIT, EdgeRows, Ints, distinct, from_codes
 
 BYTE_LIMIT = 1 << 28

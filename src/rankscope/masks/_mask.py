@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rankscope._errors import InputError, MissingExtraError
+from rankscope.errors import InputError, MissingExtraError
 from rankscope.masks._edges import EDGE_LIMIT, Bools, EdgeRows, check_edge_count, united
 
 if TYPE_CHECKING:

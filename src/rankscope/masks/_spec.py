@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from rankscope._citations import Cite
-from rankscope._errors import InputError, UnknownNameError
 from rankscope._registry import Registry
+from rankscope.errors import InputError, UnknownNameError
 from rankscope.masks._edges import Bools, EdgeRows, Edges, contained
 from rankscope.masks._mask import Mask
 

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rankscope._errors import InputError
+from rankscope.errors import InputError
 from rankscope.masks._edges import EdgeRows, Progressions
 from rankscope.masks._graph_file import graph_from_lines, read_graph
 from rankscope.masks._spec import Parameter, Value, mask

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rankscope._citations import Cite
-from rankscope._errors import InputError
+from rankscope.errors import InputError
 from rankscope.masks._edges import EdgeRows, Ints, check_edge_count, from_codes
 from rankscope.masks._spec import Parameter, mask
 

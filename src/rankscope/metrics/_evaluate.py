@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from rankscope._errors import InputError
 from rankscope._types import Status
+from rankscope.errors import InputError
 from rankscope.linalg.attention_view import AttentionView
 from rankscope.linalg.spectrum import least_with_six_digits
 from rankscope.linalg.tokens import Tokens

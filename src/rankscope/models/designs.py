@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rankscope._errors import LoadError, UnsupportedConfigError
 from rankscope._types import path_of
+from rankscope.errors import LoadError, UnsupportedConfigError
 from rankscope.models.loading.config import config_from_json
 from rankscope.models.presets import PRESETS, preset
 from rankscope.theory.designs.design import CHOICES, Design

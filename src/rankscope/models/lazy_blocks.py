@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from rankscope._errors import LoadError, UnsupportedConfigError
 from rankscope._types import path_of
+from rankscope.errors import LoadError, UnsupportedConfigError
 from rankscope.models.heads.family import Family, config_value, family_of
 from rankscope.models.loading.config import config_from_json
 from rankscope.models.loading.shard_files import safetensors_in

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from rankscope._errors import UnsupportedConfigError
+from rankscope.errors import UnsupportedConfigError
 from rankscope.models.heads.family import ABSENT, Family, config_value, family_of
 
 _GATED = ("gate_proj", "up_proj", "down_proj")

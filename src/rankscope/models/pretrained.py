@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
 
-from rankscope._errors import LoadError, UnknownNameError
+from rankscope.errors import LoadError, UnknownNameError
 
 FETCH_COMMAND = "python scripts/fetch_pretrained.py"
 Alphabet = Literal["own", "reactions", "residues"]

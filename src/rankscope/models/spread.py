@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from rankscope._errors import InputError
+from rankscope.errors import InputError
 
 Spread = Literal["fsdp", "tensor"]
 

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from rankscope._errors import InputError, SiteError
+from rankscope.errors import InputError, SiteError
 
 _WORDS = ("batch", "tokens", "dim", "streams")
 _ENTRY = re.compile(r"\(\s*(\w+)\s+(\w+)\s*\)|(\w+)")

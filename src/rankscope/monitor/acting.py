@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from rankscope._errors import InputError, RankscopeError, UnknownNameError
+from rankscope.errors import InputError, RankscopeError, UnknownNameError
 from rankscope.runs.readings import Alarm
 
 Action = Literal["log", "warn", "stop", "raise"] | Callable[[Alarm], None]

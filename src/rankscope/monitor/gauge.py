@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from rankscope._errors import InputError
+from rankscope.errors import InputError
 from rankscope.models.inputs import Padding, TokensPolicy
 from rankscope.models.loading import need_module
 from rankscope.models.stream import Stream, stream_of

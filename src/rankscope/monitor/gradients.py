@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rankscope._errors import UnsupportedConfigError
 from rankscope._types import Status
+from rankscope.errors import UnsupportedConfigError
 from rankscope.models.heads import head_weights
 from rankscope.models.heads.family import Family, family_of
 from rankscope.models.view import ModelView

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
-from rankscope._errors import SiteError, UnsupportedOperationError
+from rankscope.errors import SiteError, UnsupportedOperationError
 from rankscope.models.inputs import Batch, Padding, TokensPolicy, prepare_inputs
 from rankscope.models.loading import load
 from rankscope.models.view import ModelView, Stack

@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import pyarrow.parquet as pq
 
-from rankscope._errors import InputError
+from rankscope.errors import InputError
 from rankscope.monitor.acting import LOGGER
 from rankscope.runs._frozen import thaw
 from rankscope.runs.gauge_history import History

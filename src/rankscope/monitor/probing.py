@@ -14,8 +14,8 @@ import pyarrow as pa
 import torch
 from torch import Tensor, nn
 
-from rankscope._errors import RankscopeError
 from rankscope._types import Status
+from rankscope.errors import RankscopeError
 from rankscope.metrics import METRICS, MetricSpec
 from rankscope.models.inputs import Batch, Padding, Prepared, TokensPolicy, prepare_inputs
 from rankscope.models.loading import load

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from rankscope._errors import ProcessError
+from rankscope.errors import ProcessError
 from rankscope.execution.rendezvous import RankStore
 from rankscope.models.spread import in_group
 from rankscope.runs.readings import LayerValue

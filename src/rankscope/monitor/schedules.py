@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import ClassVar, Protocol
 
-from rankscope._errors import InputError
+from rankscope.errors import InputError
 
 DEFAULT_SHARE = 0.01
 

@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from rankscope._errors import InputError
 from rankscope._types import Status
+from rankscope.errors import InputError
 from rankscope.runs.curves import names_in
 from rankscope.runs.rows import only
 

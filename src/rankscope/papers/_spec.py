@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from rankscope._citations import Cite
 from rankscope._deferred import deferred
-from rankscope._errors import InputError, UnknownNameError
 from rankscope._registry import Registry
+from rankscope.errors import InputError, UnknownNameError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

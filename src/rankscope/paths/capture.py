@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from rankscope._errors import UnsupportedConfigError
+from rankscope.errors import UnsupportedConfigError
 from rankscope.models.inputs import Batch
 from rankscope.models.view import ModelView
 from rankscope.paths.network import FrozenBlock, FrozenNetwork

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rankscope._citations import Cite
-from rankscope._errors import InputError, UnsupportedConfigError
+from rankscope.errors import InputError, UnsupportedConfigError
 from rankscope.models.inputs import Batch
 from rankscope.models.view import Label, ModelView, Stack
 from rankscope.paths.capture import freeze_network

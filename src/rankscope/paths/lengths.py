@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from rankscope._errors import InputError
+from rankscope.errors import InputError
 from rankscope.paths.network import FrozenBlock, FrozenNetwork, FrozenStep, Origin
 
 ORIGINS: tuple[Origin, ...] = ("embedding", "mlp", "cross_attention", "bias", "other")

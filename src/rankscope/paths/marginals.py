@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rankscope._errors import InputError
+from rankscope.errors import InputError
 from rankscope.paths.lengths import LengthSums
 from rankscope.paths.network import FrozenNetwork, FrozenStep
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rankscope._errors import UnsupportedConfigError
+from rankscope.errors import UnsupportedConfigError
 from rankscope.models.heads import HeadWeights, head_weights
 from rankscope.models.view import Label, ModelView, Stack
 from rankscope.paths.maps import IDENTITY, Chain, Gain, NormCall, departure, explain, frozen_norm, tolerance

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rankscope._citations import Cite
-from rankscope._errors import InputError
+from rankscope.errors import InputError
 from rankscope.linalg.tokens import Tokens
 from rankscope.metrics.residual import relative_residual
 from rankscope.paths.census import census

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from rankscope._errors import UnsupportedConfigError
+from rankscope.errors import UnsupportedConfigError
 from rankscope.models.loading.dtypes import default_dtype
 from rankscope.models.stream import Stream
 from rankscope.models.view import Label, ModelView

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from rankscope._errors import InputError
+from rankscope.errors import InputError
 from rankscope.remedies import REMEDIES
 from rankscope.theory.designs.design import Design, NormKind, NormPlace
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, fields
 from functools import lru_cache
 from typing import Any
 
-from rankscope._errors import InputError, MissingExtraError, RankscopeError
+from rankscope.errors import InputError, MissingExtraError, RankscopeError
 from rankscope.playground.choices import Choices
 from rankscope.playground.controls import controls_of, theme_of
 from rankscope.playground.rendering import refusal, rendered

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from rankscope._errors import InputError
+from rankscope.errors import InputError
 from rankscope.exact_arithmetic.tensor import Deviation
 from rankscope.linalg.precision import float_floor
 from rankscope.linalg.tokens import Tokens

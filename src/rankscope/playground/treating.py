@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from torch import Tensor
 
-from rankscope._errors import UnsupportedArithmeticError, UnsupportedOperationError
+from rankscope.errors import UnsupportedArithmeticError, UnsupportedOperationError
 from rankscope.exact_arithmetic.running import exact_stream
 from rankscope.exact_arithmetic.tensor import Deviation
 from rankscope.models.inputs import Batch

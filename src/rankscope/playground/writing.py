@@ -6,7 +6,7 @@ from html import escape
 from importlib.resources import files
 from pathlib import Path
 
-from rankscope._errors import ResultError
+from rankscope.errors import ResultError
 from rankscope.playground.picture import Picture
 from rankscope.playground.rendering import rendered
 from rankscope.runs.storage import write_page

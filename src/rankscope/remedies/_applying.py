@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from rankscope._errors import InputError, UnsupportedOperationError
+from rankscope.errors import InputError, UnsupportedOperationError
 from rankscope.models.view import BlockPlan, ModelView
 from rankscope.remedies._spec import REMEDIES, Need, Remedy, RemedyCase, Step
 from rankscope.surgery.graft import Graft

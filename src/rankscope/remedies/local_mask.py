@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rankscope._citations import Cite
-from rankscope._errors import InputError
+from rankscope.errors import InputError
 from rankscope.masks import parse_mask
 from rankscope.remedies._spec import RemedyCase, Step, remedy
 from rankscope.surgery.operation import Operation

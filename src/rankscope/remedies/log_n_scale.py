@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rankscope._citations import Cite
-from rankscope._errors import UnsupportedOperationError
+from rankscope.errors import UnsupportedOperationError
 from rankscope.remedies._spec import RemedyCase, Step, remedy
 from rankscope.surgery.attention_grafts import LengthScale
 from rankscope.theory.designs.design import Design

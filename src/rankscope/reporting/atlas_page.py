@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from rankscope._errors import InputError, ResultError
 from rankscope._types import path_of
+from rankscope.errors import InputError, ResultError
 from rankscope.reporting.page.charts import Chart, Views, plain, series_of
 from rankscope.reporting.page.facts import FACTS
 from rankscope.reporting.page.rendering import Chapter, render

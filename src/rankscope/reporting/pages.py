@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rankscope._errors import InputError, ResultError
 from rankscope._types import path_of
+from rankscope.errors import InputError, ResultError
 from rankscope.reporting.page.chapters import chapter_of, is_plain, model_name
 from rankscope.reporting.page.charts import Chart, Views, line_view, metrics_in_order, sites_in_order
 from rankscope.reporting.page.gauge_chapter import training_chapter

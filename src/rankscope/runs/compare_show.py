@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from rankscope._errors import UnknownNameError
+from rankscope.errors import UnknownNameError
 from rankscope.runs.curves import names_in
 from rankscope.runs.rows import only
 from rankscope.runs.summary import headline, main_site, shown_lines

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from rankscope._errors import InputError, UnknownNameError
+from rankscope._deferred import resolve
+from rankscope.errors import InputError, UnknownNameError
 from rankscope.runs._frozen import freeze, thaw
 from rankscope.runs.bootstrap import Resampled, resampled_differences
 from rankscope.runs.curves import USABLE, names_in
@@ -20,7 +21,7 @@ from rankscope.runs.document import facts_line
 from rankscope.runs.provenance import SCHEMA
 from rankscope.runs.rows import FIXED_COLUMNS, only
 from rankscope.runs.run import Run, load_run
-from rankscope.views import number
+from rankscope.views import Document, Plot, number
 from rankscope.views.figures import draw
 from rankscope.views.notebook import document_html
 from rankscope.views.text import document_text
@@ -65,19 +66,18 @@ class Comparison:
 
     def plot(self, metrics: Sequence[str] | None = None, site: str | None = None) -> Figure:
         """A matplotlib figure (extra ``plot``): one panel per metric, the difference by block with its interval."""
-        from rankscope.runs.compare_show import plot
-
+        plot: Callable[..., Plot] = resolve("runs.compare_show:plot")
         return draw(plot(self, metrics=metrics, site=site), "Comparison.plot")
 
     def __str__(self) -> str:
-        from rankscope.runs.compare_show import document
-
-        return document_text(document(self))
+        return document_text(self._document())
 
     def _repr_html_(self) -> str:
-        from rankscope.runs.compare_show import document
+        return document_html(self._document())
 
-        return document_html(document(self))
+    def _document(self) -> Document:
+        describe: Callable[[Comparison], Document] = resolve("runs.compare_show:document")
+        return describe(self)
 
     def __repr__(self) -> str:
         return f"<Comparison of {self.table.num_rows} values. {self.verdict}>"

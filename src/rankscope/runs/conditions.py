@@ -12,7 +12,7 @@ from typing import Literal, get_args
 import numpy as np
 import pyarrow as pa
 
-from rankscope._errors import InputError, UnknownNameError
+from rankscope.errors import InputError, UnknownNameError
 from rankscope.runs.curves import curve, names_in
 from rankscope.runs.rows import of_stack, only
 from rankscope.runs.summary import stacks_of

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from rankscope._errors import InputError, UnknownNameError
 from rankscope._types import Status
+from rankscope.errors import InputError, UnknownNameError
 from rankscope.runs.rows import STATUSES, of_stack, only
 
 Reduce = Literal["mean", "median"]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from rankscope._errors import ResultError
+from rankscope.errors import ResultError
 from rankscope.runs._frozen import freeze
 from rankscope.runs.plain_json import parse_json
 from rankscope.runs.readings import Alarm, LayerValue, Reading

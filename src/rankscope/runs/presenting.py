@@ -6,10 +6,10 @@ A kind that is not a verb is shown as ``measure`` shows its own: a grid of metri
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rankscope._deferred import resolve
-from rankscope._errors import InputError
+from rankscope.errors import InputError
 from rankscope.views import Document, Plot
 from rankscope.views.figures import draw
 from rankscope.views.notebook import document_html
@@ -18,26 +18,32 @@ from rankscope.views.text import document_text
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from rankscope.runs.run import Run
+
+class Shown(Protocol):
+    """A run, as far as this module needs to know it."""
+
+    @property
+    def kind(self) -> str:
+        """The name of its verb."""
 
 
-def document_of(run: Run) -> Document:
+def document_of(run: Shown) -> Document:
     """What every text of the run shows: its tables, verdict and notes."""
-    describe: Callable[[Run], Document] = function_at(show_of(run.kind).document)
+    describe: Callable[[Shown], Document] = function_at(show_of(run.kind).document)
     return describe(run)
 
 
-def text_of(run: Run) -> str:
+def text_of(run: Shown) -> str:
     """The run as plain text."""
     return document_text(document_of(run))
 
 
-def notebook_of(run: Run) -> str:
+def notebook_of(run: Shown) -> str:
     """The run as HTML for a notebook."""
     return document_html(document_of(run))
 
 
-def figure_of(run: Run, metrics: Sequence[str] | None = None, site: str | None = None) -> Figure:
+def figure_of(run: Shown, metrics: Sequence[str] | None = None, site: str | None = None) -> Figure:
     """The run as a matplotlib figure.
 
     Raises:

@@ -14,7 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from rankscope._errors import ResultError
+from rankscope.errors import ResultError
 from rankscope.runs._frozen import freeze, thaw
 
 SCHEMA = 1

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 
 from rankscope._deferred import resolve
-from rankscope._errors import InputError, MissingExtraError, ResultError
 from rankscope._types import path_of
+from rankscope.errors import InputError, MissingExtraError, ResultError
 from rankscope.runs.rows import FIXED_COLUMNS
 from rankscope.runs.sweep_folder import ROWS, Expected, SweepFolder
 

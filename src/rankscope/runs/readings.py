@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from rankscope._errors import ResultError
+from rankscope.errors import ResultError
 from rankscope.runs._frozen import freeze, thaw
 
 LARGEST_WHOLE = 2**31

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from rankscope._errors import ResultError
 from rankscope._types import Status
+from rankscope.errors import ResultError
 
 STATUSES: tuple[str, ...] = tuple(str(status) for status in Status)
 STATUS_CODE: Mapping[Status, int] = {status: code for code, status in enumerate(Status)}

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from rankscope._errors import MissingExtraError, ResultError
 from rankscope._types import Status
+from rankscope.errors import MissingExtraError, ResultError
 from rankscope.runs import storage
 from rankscope.runs._frozen import freeze, thaw
 from rankscope.runs.curves import Curve, Reduce, curve

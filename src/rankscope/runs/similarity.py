@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope._errors import ResultError
+from rankscope.errors import ResultError
 
 MOST_TOKENS = 64
 SCALE = 1000

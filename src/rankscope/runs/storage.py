@@ -15,8 +15,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rankscope._errors import ResultError
 from rankscope._types import path_of
+from rankscope.errors import ResultError
 from rankscope.runs.plain_json import parse_json
 from rankscope.runs.provenance import SCHEMA
 from rankscope.runs.rows import FIXED_COLUMNS, NAMES, STATUSES

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rankscope._errors import UnknownNameError
+from rankscope.errors import UnknownNameError
 from rankscope.runs.curves import curve, names_in, where
 from rankscope.runs.rows import of_stack, only
 from rankscope.views import Cell, measured

@@ -24,7 +24,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rankscope._errors import ResultError
+from rankscope.errors import ResultError
 from rankscope.runs.plain_json import parse_json
 from rankscope.runs.storage import replace_file
 

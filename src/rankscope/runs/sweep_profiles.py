@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rankscope._errors import ResultError
+from rankscope.errors import ResultError
 from rankscope.runs.curves import Curve, curve, names_in
 from rankscope.runs.rows import of_stack, only
 from rankscope.runs.summary import HEADLINE, MAIN_SITES, stacks_of

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from torch import nn
 
-from rankscope._errors import DiscoveryError
+from rankscope.errors import DiscoveryError
 from rankscope.models.stream import Stream
 from rankscope.models.view import BlockCall, BlockPlan, Label, ModelView, Stack, Sums
 from rankscope.stream.carries import KnownCall, carries_of

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from rankscope._errors import InputError, LayoutError, SiteError
+from rankscope.errors import InputError, LayoutError, SiteError
 from rankscope.models.inputs import Batch
 from rankscope.models.spread import needs_all_ranks
 from rankscope.models.stream import Stream

@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from rankscope._errors import SiteError
+from rankscope.errors import SiteError
 from rankscope.models.stream import Stream
 from rankscope.models.view import Sums
 from rankscope.stream.operators import (

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
-from rankscope._errors import SiteError
+from rankscope.errors import SiteError
 from rankscope.models.inputs import sequences_in_pass
 from rankscope.models.view import BlockCall, Label, ModelView, Stack
 from rankscope.stream.attention_calls import from_sdpa, inside_multi_head, is_attention_shaped, is_over_keys

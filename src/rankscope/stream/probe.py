@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from rankscope._errors import SiteError
+from rankscope.errors import SiteError
 from rankscope.models.stream import Stream
 from rankscope.models.view import Label, Sums
 from rankscope.stream.attention_calls import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from rankscope._errors import InputError, UnknownNameError
+from rankscope.errors import InputError, UnknownNameError
 
 SITES: Mapping[str, str] = {
     "block.in": "the residual stream as it enters a block",

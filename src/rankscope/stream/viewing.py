@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from rankscope._errors import UnsupportedConfigError
+from rankscope.errors import UnsupportedConfigError
 from rankscope.models.inputs import Batch
 from rankscope.models.spread import resharded
 from rankscope.models.stream import Stream

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rankscope._errors import UnsupportedOperationError
+from rankscope.errors import UnsupportedOperationError
 from rankscope.masks import Mask
 from rankscope.stream.attention_calls import HIDES, AttentionCall
 from rankscope.stream.mode import Perform

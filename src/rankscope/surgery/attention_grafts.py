@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from rankscope._errors import UnsupportedOperationError
+from rankscope.errors import UnsupportedOperationError
 from rankscope.models.view import ModelView
 from rankscope.surgery.graft import Attended, BlockGains, Graft, Mixture, Number, Place, Spot
 

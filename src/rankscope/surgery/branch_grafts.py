@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rankscope._errors import UnsupportedOperationError
+from rankscope.errors import UnsupportedOperationError
 from rankscope.models.view import Label, ModelView
 from rankscope.stream.mode import observing
 from rankscope.stream.operators import is_attention, is_norm

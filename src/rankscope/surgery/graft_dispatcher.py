@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rankscope._errors import UnsupportedOperationError
+from rankscope.errors import UnsupportedOperationError
 from rankscope.models.view import Label
 from rankscope.stream.attention_calls import HIDES, AttentionCall
 from rankscope.stream.mode import ActiveBlock, Perform

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rankscope._errors import UnsupportedOperationError
+from rankscope.errors import UnsupportedOperationError
 from rankscope.models.view import Label, ModelView
 from rankscope.stream.attention_calls import announce, from_sdpa, sdpa_arguments
 from rankscope.stream.frames import first_tensor, output_tensor, with_output_tensor

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from rankscope._errors import UnsupportedOperationError
+from rankscope.errors import UnsupportedOperationError
 from rankscope.masks import Mask, parse_mask
 from rankscope.models.stream import Stream
 from rankscope.models.view import ModelView

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from operator import index
 from typing import Any, Literal, SupportsIndex, get_args
 
-from rankscope._errors import InputError
+from rankscope.errors import InputError
 from rankscope.masks import Mask
 from rankscope.models.view import Label
 

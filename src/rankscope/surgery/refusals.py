@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rankscope._errors import InputError, UnsupportedOperationError
+from rankscope.errors import InputError, UnsupportedOperationError
 from rankscope.models.view import BlockPlan, Carry, ModelView, Stack
 from rankscope.surgery.operation import Operation
 

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 
 from torch import nn
 
-from rankscope._errors import InputError, UnsupportedOperationError
+from rankscope.errors import InputError, UnsupportedOperationError
 from rankscope.models.inputs import prepare_inputs
 from rankscope.models.loading import load, need_module
 from rankscope.models.stream import Stream, stream_of

@@ -12,8 +12,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from rankscope._errors import InputError, MissingExtraError, RankscopeError
 from rankscope._version import __version__
+from rankscope.errors import InputError, MissingExtraError, RankscopeError
 from rankscope.sweeps.sizing import TaskSize, memory_for, size_from_headers, size_on_meta
 from rankscope.sweeps.tasks import Task
 from rankscope.sweeps.working import TRANSIENT, Outcome, do, failed

@@ -9,8 +9,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union
 
-from rankscope._errors import InputError, MissingExtraError
 from rankscope._types import path_of
+from rankscope.errors import InputError, MissingExtraError
 from rankscope.execution.offload.budget import parse_size
 from rankscope.options import Option
 from rankscope.verbs._spec import Verb, verbs_in_order
@@ -223,7 +223,7 @@ class Model(Part):
         return self.checkpoints or tuple(Checkpoint(revision=one) for one in self.revisions) or (None,)
 
 
-class Variant(Part):
+class PlanVariant(Part):
     """Surgery under which the verbs run: a name known to ``ablate``, or settings of ``operate``."""
 
     name: Name
@@ -287,7 +287,7 @@ class Plan(Part):
 
     models: tuple[Model, ...] = Field(min_length=1)
     verbs: tuple[VerbUse, ...] = Field(min_length=1)
-    variants: tuple[Variant, ...] = (Variant(name=WHOLE),)
+    variants: tuple[PlanVariant, ...] = (PlanVariant(name=WHOLE),)
     seeds: tuple[int, ...] = Field(default=(0,), min_length=1)
     inputs: Inputs = Inputs()
     dtype: str | None = None
@@ -395,7 +395,7 @@ def _fields_at(place: tuple[Any, ...]) -> list[str]:
         "inputs": Inputs,
         "checkpoints": Checkpoint,
         "models": Model,
-        "variants": Variant,
+        "variants": PlanVariant,
         **{name: options_in_plans(verb) for name, verb in sweep_verbs().items()},
     }
     inner = next((kinds[step] for step in reversed(place[:-1]) if step in kinds), Plan)

@@ -10,8 +10,8 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
-from rankscope._errors import ResultError
 from rankscope._types import path_of
+from rankscope.errors import ResultError
 from rankscope.runs.sweep_folder import SweepFolder
 from rankscope.runs.sweep_status import SweepStatus, status_of
 from rankscope.sweeps.plan import Plan, plan_of

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rankscope._errors import RankscopeError
 from rankscope._headers import read_header
+from rankscope.errors import RankscopeError
 from rankscope.verbs._spec import VERBS
 
 PROCESS = 900 * 2**20

@@ -10,11 +10,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from rankscope._errors import InputError, LoadError
 from rankscope._version import __version__
+from rankscope.errors import InputError, LoadError
 from rankscope.options import WEIGHTS_ONLY
 from rankscope.runs.sweep_folder import Expected
-from rankscope.sweeps.plan import WHOLE, Checkpoint, Inputs, Model, Plan, Variant, VerbUse, sweep_verbs
+from rankscope.sweeps.plan import WHOLE, Checkpoint, Inputs, Model, Plan, PlanVariant, VerbUse, sweep_verbs
 
 WEIGHTS = ("*.safetensors", "*.gguf", "*.safetensors.index.json", "pytorch_model*.bin")
 OTHERS = ("config.json", "tokenizer.json", "tokenizer.model", "spiece.model", "vocab.txt", "vocab.json",
@@ -203,7 +203,7 @@ def _variants(plan: Plan, use: VerbUse, operations: dict[str, Any]) -> Iterator[
         yield None, None
 
 
-def _operation(variant: Variant) -> dict[str, Any] | None:
+def _operation(variant: PlanVariant) -> dict[str, Any] | None:
     """Settings of ``operate``; a bare name is one of the networks that ``ablate`` knows."""
     if variant.settings:
         _check(variant)
@@ -215,7 +215,7 @@ def _operation(variant: Variant) -> dict[str, Any] | None:
     return variant_named(variant.name).operation.describe() or None
 
 
-def _check(variant: Variant) -> None:
+def _check(variant: PlanVariant) -> None:
     """Let the surgery itself judge the settings before anything runs."""
     from rankscope.masks import parse_mask
     from rankscope.surgery.operation import Operation

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from rankscope._errors import RankscopeError
+from rankscope.errors import RankscopeError
 from rankscope.options import WEIGHTS_ONLY
 from rankscope.runs._frozen import thaw
 from rankscope.sweeps.tasks import Task, differs, identity_of

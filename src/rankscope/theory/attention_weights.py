@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rankscope._errors import InputError
+from rankscope.errors import InputError
 
 
 class AttentionWeights(Protocol):

@@ -14,7 +14,7 @@ from typing import Literal
 
 import torch
 
-from rankscope._errors import InputError
+from rankscope.errors import InputError
 from rankscope.linalg.precision import float_floor
 
 FORMATS: Mapping[str, torch.dtype] = {

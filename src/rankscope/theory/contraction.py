@@ -43,7 +43,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rankscope._errors import InputError
+from rankscope.errors import InputError
 from rankscope.theory.lanczos import LanczosEnds, lanczos_ends
 from rankscope.theory.scaled import centred
 from rankscope.theory.stability import LinearMap, StabilityFactor, largest_gain, stability_factor

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rankscope._citations import Cite
-from rankscope._errors import InputError
+from rankscope.errors import InputError
 from rankscope.theory.scaled import centred
 from rankscope.theory.stability import LinearMap
 

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rankscope._errors import InputError
+from rankscope.errors import InputError
 from rankscope.theory.operator_norms import composite_norm
 
 _EPS = torch.finfo(torch.float64).eps

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rankscope._errors import InputError
+from rankscope.errors import InputError
 
 
 def centred(R: Float[Tensor, "*batch tokens dim"]) -> Float[Tensor, "*batch tokens dim"]:

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rankscope._errors import InputError
+from rankscope.errors import InputError
 from rankscope.theory.scaled import centred
 
 LinearMap = Callable[[Tensor], Tensor]

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from rankscope._errors import InputError
+from rankscope.errors import InputError
 from rankscope.linalg.attention import AttentionMatrix
 from rankscope.linalg.attention_view import AttentionView
 from rankscope.linalg.blockwise_attention import BlockwiseAttention

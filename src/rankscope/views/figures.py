@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope._errors import MissingExtraError
+from rankscope.errors import MissingExtraError
 from rankscope.views.charts import BarChart, Guide, HeatMap, Line, LineChart, Note, Panel, Plot, Style
 from rankscope.views.palette import FAINT, FLOOR_ZONE, GRID, INK, MARKERS, OTHERS, SERIES, SOFT
 from rankscope.views.tables import number

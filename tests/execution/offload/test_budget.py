@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rankscope._errors import InputError
+from rankscope.errors import InputError
 from rankscope.execution.offload.budget import Need, in_words, keeps_streams_in_memory, parse_size
 
 NEED = Need(process=100, block=50, widened=20, work=30, states=40)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rankscope._errors import LoadError, RankscopeError, UnsupportedConfigError
+from rankscope.errors import LoadError, RankscopeError, UnsupportedConfigError
 from rankscope.models.presets import PRESETS
 from rankscope.verbs.measure.run import measure
 from tests.execution.offload.folders import same_bits, saved

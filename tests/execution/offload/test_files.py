@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from rankscope._errors import LoadError
+from rankscope.errors import LoadError
 from rankscope.execution.offload import files
 from rankscope.execution.offload.files import read_header, read_metadata, stored_tensors
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import rankscope
-from rankscope._errors import ResultError
+from rankscope.errors import ResultError
 from rankscope.runs.run import Run, load_run
 from rankscope.verbs.bound.run import bound
 from rankscope.verbs.measure.run import measure

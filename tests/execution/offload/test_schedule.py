@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rankscope._errors import LoadError
+from rankscope.errors import LoadError
 from rankscope.execution.offload.files import StoredTensor
 from rankscope.execution.offload.meta_model import open_meta_model
 from rankscope.execution.offload.schedule import BlockSchedule, OffloadLimits, plan_schedule

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from rankscope._errors import LoadError, ResultError
+from rankscope.errors import LoadError, ResultError
 from rankscope.exact_arithmetic.tensor import Deviation
 from rankscope.execution.offload.states import StateStore, read_state, write_state
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from rankscope._errors import InputError, UnknownNameError
+from rankscope.errors import InputError, UnknownNameError
 from rankscope.monitor import read_record
 from rankscope.monitor.hosts.hugging_face import GaugeCallback
 from tests.monitor.hosts.sabotage import make_tokens_equal

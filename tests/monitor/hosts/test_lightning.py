@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from rankscope._errors import MissingExtraError
+from rankscope.errors import MissingExtraError
 from rankscope.monitor import read_record
 from tests.monitor.hosts.sabotage import make_tokens_equal
 from tests.monitor.sinks.readings import curve, events, texts, wandb_records

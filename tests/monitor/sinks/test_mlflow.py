@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rankscope._errors import InputError, MissingExtraError
+from rankscope.errors import InputError, MissingExtraError
 from rankscope.monitor.sinks.mlflow import ALARM_FILE, MlflowSink
 from tests.monitor.sinks.readings import OVER, SENTENCE, feed
 

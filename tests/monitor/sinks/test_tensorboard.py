@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rankscope._errors import MissingExtraError
+from rankscope.errors import MissingExtraError
 from rankscope.monitor.sinks.tensorboard import TensorBoardSink
 from tests.monitor.sinks.readings import SENTENCE, curve, events, feed
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rankscope._errors import InputError, MissingExtraError
+from rankscope.errors import InputError, MissingExtraError
 from rankscope.monitor.sinks.trackio import TrackioSink
 from tests.monitor.sinks.readings import SENTENCE, feed
 

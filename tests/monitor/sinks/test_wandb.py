@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rankscope._errors import InputError, MissingExtraError
+from rankscope.errors import InputError, MissingExtraError
 from rankscope.monitor.sinks.wandb import STEP_NAME, WandbSink
 from tests.monitor.sinks.readings import ALARM, SCALARS, SENTENCE, feed, heatmap, wandb_records
 

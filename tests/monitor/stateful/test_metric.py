@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from rankscope._errors import InputError, MissingExtraError
+from rankscope.errors import InputError, MissingExtraError
 from rankscope.metrics import METRICS
 from tests.monitor.stateful.batches import attention_batches, token_batches
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rankscope._errors import InputError
+from rankscope.errors import InputError
 from rankscope.papers.training.fitting import Fit, Moment, TrainingPlan, as_batch, batches, fit, share_right
 from rankscope.papers.training.networks import WITHOUT_MLP, encoder_for
 from rankscope.papers.training.tasks import hull_task, memory_task, sort_task

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import scipy.stats
 
-from rankscope._errors import ResultError
+from rankscope.errors import ResultError
 from rankscope.papers._curves import mean_interval
 from rankscope.papers.measuring.parts import Row, kept, write_rows
 from rankscope.runs.rows import RowWriter

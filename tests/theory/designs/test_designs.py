@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from rankscope._errors import InputError
+from rankscope.errors import InputError
 from rankscope.theory.designs.design import Design, narrowed
 from rankscope.theory.designs.sampling import Sampler, normed, span_of_rows
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rankscope._errors import InputError
+from rankscope.errors import InputError
 from rankscope.theory.lipschitz import LipschitzConstants, mlp_constants
 from rankscope.theory.operator_norms import composite_norm, composite_residual
 from rankscope.theory.theorems import THEOREMS

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rankscope._errors import InputError
+from rankscope.errors import InputError
 from rankscope.theory.theorems import THEOREMS
 from rankscope.theory.theorems._decay import log_rate, windows
 from rankscope.theory.theorems._spec import powers_of_ten

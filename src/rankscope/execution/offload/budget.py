@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from rankscope._errors import InputError
+from rankscope.errors import InputError
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _UNITS |= {f"{letter}i": 2 ** (10 * power) for power, letter in enumerate("kmgt", start=1)}

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from rankscope import _headers
-from rankscope._errors import LoadError
+from rankscope.errors import LoadError
 from rankscope.models.loading.shard_files import indexed_files, safetensors_in
 
 _CONVERTED_AT_ONCE = 1 << 22

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rankscope._errors import RankscopeError, UnsupportedConfigError
+from rankscope.errors import RankscopeError, UnsupportedConfigError
 from rankscope.models.view import ModelView
 
 

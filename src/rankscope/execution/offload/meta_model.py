@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from rankscope._errors import InputError, LoadError, MissingExtraError, UnsupportedConfigError
 from rankscope._types import path_of
+from rankscope.errors import InputError, LoadError, MissingExtraError, UnsupportedConfigError
 from rankscope.execution.offload.files import StoredTensor, stored_tensors
 from rankscope.models.inputs import Prepared
 from rankscope.models.loading import LoadedModel

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from rankscope._errors import RankscopeError, UnsupportedConfigError
+from rankscope.errors import RankscopeError, UnsupportedConfigError
 from rankscope.execution.offload.budget import Need, keeps_streams_in_memory, resident_bytes
 from rankscope.execution.offload.gate import BlockGate, PassEnds, map_tensors
 from rankscope.execution.offload.meta_model import MetaModel, read_rest, rest_bytes, standing_in

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rankscope._errors import ResultError
+from rankscope.errors import ResultError
 from rankscope.exact_arithmetic.tensor import Deviation
 from rankscope.exact_arithmetic.terms import Term
 from rankscope.execution.offload.files import StoredTensor, read_header, read_metadata

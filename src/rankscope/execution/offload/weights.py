@@ -10,7 +10,7 @@ from types import TracebackType
 import torch
 from torch import Tensor
 
-from rankscope._errors import LoadError
+from rankscope.errors import LoadError
 from rankscope.execution.offload.meta_model import MetaModel, Slot
 from rankscope.models.view import Stack
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import torch
 
-from rankscope._errors import InputError, ResultError
+from rankscope.errors import InputError, ResultError
 from rankscope.models.inputs import Prepared
 from rankscope.runs.provenance import installed_versions
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
 
-from rankscope._errors import UnsupportedConfigError
 from rankscope._registry import Registry
+from rankscope.errors import UnsupportedConfigError
 
 Layout = Literal["separate", "stacked", "grouped", "einsum"]
 Position = Literal["none", "rotary", "alibi", "relative"]

@@ -9,7 +9,7 @@ from typing import Any, TypeGuard
 
 import torch
 
-from rankscope._errors import InputError
+from rankscope.errors import InputError
 from rankscope.models.inputs.given import prepare_given
 from rankscope.models.inputs.padding import NO_PADDING
 from rankscope.models.inputs.record import InputPlan, Padding, Prepared, TokensPolicy

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from rankscope._errors import InputError
 from rankscope._types import kind_of
+from rankscope.errors import InputError
 from rankscope.models.inputs.padding import content_of, is_mask_like, is_pattern
 from rankscope.models.inputs.record import Batch, InputPlan, Prepared
 from rankscope.models.inputs.rows import TokenRows, all_or_some, kept_tokens, special_ids

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rankscope._errors import InputError
+from rankscope.errors import InputError
 from rankscope.models.inputs.record import Batch, Padding
 
 TRANSFORMERS_MASK = "attention_mask"

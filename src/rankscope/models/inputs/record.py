@@ -11,7 +11,7 @@ from typing import Any, Literal, overload
 
 import torch
 
-from rankscope._errors import InputError
+from rankscope.errors import InputError
 from rankscope.models.loading.dtypes import default_dtype
 
 TokensPolicy = Literal["content", "no-first", "no-special"]

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import torch
 
-from rankscope._errors import InputError
+from rankscope.errors import InputError
 from rankscope.models.inputs.record import TokensPolicy
 from rankscope.models.loading.foreign import refusing
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.nn.functional import interpolate
 
-from rankscope._errors import InputError
+from rankscope.errors import InputError
 from rankscope.models.inputs.given import batches_from_mapping, completed, on_device
 from rankscope.models.inputs.record import Batch, InputPlan, Prepared
 from rankscope.models.inputs.rows import ordinary_ids, random_rows, special_ids

@@ -8,7 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from rankscope._errors import InputError
+from rankscope.errors import InputError
 from rankscope.models.inputs.given import (
     batches_from_mapping,
     completed,

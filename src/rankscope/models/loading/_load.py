@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 import torch
 
-from rankscope._errors import InputError, LoadError
 from rankscope._types import kind_of, path_of
+from rankscope.errors import InputError, LoadError
 from rankscope.models.loading.affording import refuse_unaffordable
 from rankscope.models.loading.config import config_from_json, config_hash, model_class_named
 from rankscope.models.loading.dtypes import default_dtype, parse_dtype

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from rankscope._errors import LoadError, RankscopeError
+from rankscope.errors import LoadError, RankscopeError
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rankscope._errors import LoadError
+from rankscope.errors import LoadError
 from rankscope.models.loading.affording import refuse_endless_lists
 
 LARGEST_CONFIG = 32 * 2**20

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
-from rankscope._errors import LoadError
+from rankscope.errors import LoadError
 
 _DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from rankscope._errors import LoadError
+from rankscope.errors import LoadError
 from rankscope.models.loading.config import config_from_json, refuse_remote_kernels
 from rankscope.models.loading.gguf import gguf_config, only_gguf, refuse_other_shapes
 from rankscope.models.loading.pretrained import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from rankscope._errors import RankscopeError
+from rankscope.errors import RankscopeError
 
 
 def is_rust_panic(error: BaseException) -> bool:

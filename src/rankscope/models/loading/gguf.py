@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 
 import torch
 
-from rankscope._errors import LoadError, MissingExtraError
+from rankscope.errors import LoadError, MissingExtraError
 from rankscope.models.loading.affording import on_meta, refuse_larger_than_memory
 from rankscope.models.loading.config import refuse_remote_kernels
 from rankscope.models.loading.foreign import refusing

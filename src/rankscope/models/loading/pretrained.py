@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from rankscope._errors import LoadError, MissingExtraError
+from rankscope.errors import LoadError, MissingExtraError
 from rankscope.models.loading.affording import refuse_unaffordable
 from rankscope.models.loading.config import model_class_named
 from rankscope.models.loading.spreading import spread_arguments

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rankscope._errors import LoadError
+from rankscope.errors import LoadError
 from rankscope.runs.plain_json import parse_json
 
 INDEX = "model.safetensors.index.json"

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from rankscope._errors import LoadError
+from rankscope.errors import LoadError
 from rankscope.models.loading.affording import on_meta
 from rankscope.models.spread import Spread, in_group
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rankscope._errors import InputError, LoadError
+from rankscope.errors import InputError, LoadError
 from rankscope.models.loading.foreign import in_a_line, refusing
 from rankscope.models.loading.pretrained import hub_answers
 from rankscope.runs.plain_json import parse_json

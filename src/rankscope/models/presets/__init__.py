@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from rankscope._errors import UnknownNameError
+from rankscope.errors import UnknownNameError
 from rankscope.models.presets.real import REAL
 from rankscope.models.presets.record import InputKind, Preset
 from rankscope.models.presets.tiny import TINY_AUDIO, TINY_DECODERS, TINY_ENCODERS, TINY_SEQ2SEQ, TINY_VISION

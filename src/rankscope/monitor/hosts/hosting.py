@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from rankscope._errors import UnknownNameError
+from rankscope.errors import UnknownNameError
 from rankscope.models.inputs import Padding, TokensPolicy
 from rankscope.models.stream import Stream, stream_of
 from rankscope.monitor.acting import LOGGER, Action, Actions

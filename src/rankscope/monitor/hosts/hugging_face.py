@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from rankscope._errors import InputError
+from rankscope.errors import InputError
 from rankscope.monitor.acting import LOGGER
 from rankscope.monitor.hosts.hosting import HostedGauge
 from rankscope.monitor.outlets import Sink

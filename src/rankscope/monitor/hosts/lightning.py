@@ -12,7 +12,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from rankscope._errors import MissingExtraError
+from rankscope.errors import MissingExtraError
 from rankscope.monitor.hosts.hosting import HostedGauge
 from rankscope.monitor.outlets import Sink
 from rankscope.runs.readings import Reading

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from rankscope._errors import InputError, MissingExtraError
+from rankscope.errors import InputError, MissingExtraError
 from rankscope.monitor.sinks.pictures import Painter, artifact_name
 from rankscope.runs.readings import Alarm, Heatmap
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from rankscope._errors import MissingExtraError
+from rankscope.errors import MissingExtraError
 from rankscope.monitor.acting import LOGGER
 from rankscope.runs.readings import Alarm, Heatmap, scalar_name
 from rankscope.views import spans_decades

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rankscope._errors import MissingExtraError
+from rankscope.errors import MissingExtraError
 from rankscope.monitor.sinks.pictures import ALARM_NAME, Painter, as_markdown
 from rankscope.runs.readings import Alarm, Heatmap
 

@@ -13,7 +13,7 @@ from functools import partial, update_wrapper
 import torch
 from torch import Tensor
 
-from rankscope._errors import InputError
+from rankscope.errors import InputError
 from rankscope.linalg.attention import AttentionMatrix
 from rankscope.linalg.tokens import Tokens
 from rankscope.metrics import METRICS, MetricSpec

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from rankscope._errors import MissingExtraError
+from rankscope.errors import MissingExtraError
 from rankscope.metrics import METRICS, MetricSpec
 from rankscope.monitor.stateful.functional import Sums, attention_sums, token_sums
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
-from rankscope._errors import LoadError, UnsupportedOperationError
+from rankscope.errors import LoadError, UnsupportedOperationError
 from rankscope.models.inputs import Batch, Prepared, prepare_inputs
 from rankscope.models.inputs.rows import hash_tokenizer, read_text, rows_from_cycle
 from rankscope.models.inputs.text import sample_text

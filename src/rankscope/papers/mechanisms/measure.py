@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rankscope._errors import DiscoveryError, UnsupportedArithmeticError, UnsupportedOperationError
 from rankscope._types import Status
+from rankscope.errors import DiscoveryError, UnsupportedArithmeticError, UnsupportedOperationError
 from rankscope.exact_arithmetic.float64 import WideArithmetic
 from rankscope.exact_arithmetic.registry import refuse
 from rankscope.exact_arithmetic.running import exact_stream

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import BatchSampler, RandomSampler
 
-from rankscope._errors import InputError, MissingExtraError
+from rankscope.errors import InputError, MissingExtraError
 from rankscope.models.inputs import Batch
 from rankscope.papers.training.tasks import Examples, TrainingTask
 from rankscope.stream.viewing import view_of

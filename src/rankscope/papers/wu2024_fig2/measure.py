@@ -10,7 +10,7 @@ from itertools import product
 import torch
 from tqdm.auto import tqdm
 
-from rankscope._errors import LoadError
+from rankscope.errors import LoadError
 from rankscope.masks import parse_mask
 from rankscope.models.inputs import Prepared, prepare_inputs
 from rankscope.models.loading import LoadedModel, load, load_initialised_twin

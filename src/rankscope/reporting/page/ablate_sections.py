@@ -10,7 +10,7 @@ from rankscope.reporting.page.charts import Chart, Views, guides_of, line_view, 
 from rankscope.reporting.page.safe_text import clipped, visible
 from rankscope.runs.curves import names_in
 from rankscope.runs.run import Run
-from rankscope.verbs.ablate.judge import MEASURE, Arm, arms
+from rankscope.verbs.ablate.judge import MEASURE, AblationArm, arms
 from rankscope.verdicts.states import COLLAPSED_RESIDUAL
 from rankscope.views import UNDEFINED, Cell, Row, Section, Table, number
 
@@ -24,7 +24,7 @@ def ablation_section(run: Run, detail: int) -> Section | None:
     views: Views = {}
     metrics = metrics_in_order(run.table)
     for metric in metrics if detail > 0 else metrics[:3]:
-        groups: dict[str, list[Arm]] = {}
+        groups: dict[str, list[AblationArm]] = {}
         for arm in arms(run.table, metric):
             groups.setdefault(setting_of(arm), []).append(arm)
         for setting, members in groups.items():
@@ -46,12 +46,12 @@ def ablation_section(run: Run, detail: int) -> Section | None:
     return Section("Which component does it", "What happens to the tokens when a part is missing.", tuple(parts))
 
 
-def setting_of(arm: Arm) -> str:
+def setting_of(arm: AblationArm) -> str:
     """Weights, mask and stack of a network in words."""
     return ", ".join(part for part in (f"{arm.weights} weights", f"{arm.mask} mask", arm.stack) if part)
 
 
-def _grid(members: Sequence[Arm]) -> Table:
+def _grid(members: Sequence[AblationArm]) -> Table:
     settings = list(dict.fromkeys(setting_of(arm) for arm in members))
     found = {(arm.variant, setting_of(arm)): arm for arm in members}
     rows: list[Row] = [
@@ -62,7 +62,7 @@ def _grid(members: Sequence[Arm]) -> Table:
     return Table(["network", *(clipped(name, 60) for name in settings)], rows, caption)
 
 
-def _end(arm: Arm | None) -> Cell:
+def _end(arm: AblationArm | None) -> Cell:
     if arm is None or not arm.line.mean.size:
         return Cell("")
     value = float(arm.line.mean[-1])

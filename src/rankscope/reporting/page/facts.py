@@ -19,7 +19,7 @@ from rankscope.reporting.page.mathml import mathml
 
 
 @dataclass(frozen=True)
-class Term:
+class ColumnTerm:
     """A column of a result that is no registered metric; fields as in :class:`rankscope.reporting.page.facts.Fact`."""
 
     name: str
@@ -31,7 +31,7 @@ class Term:
 
 
 OWN_TERMS = (
-    Term(
+    ColumnTerm(
         "log10_residual",
         r"\log_{10} \|\mathrm{res}(X)\|_F",
         "Decimal logarithm of the distance of the tokens from being equal.",
@@ -39,7 +39,7 @@ OWN_TERMS = (
         "any number",
         ("dong2021attention",),
     ),
-    Term(
+    ColumnTerm(
         "log10_relative_residual",
         r"\log_{10} (\|\mathrm{res}(X)\|_F / \|X\|_F)",
         "Decimal logarithm of the residual over the norm.",
@@ -47,7 +47,7 @@ OWN_TERMS = (
         "up to 0",
         ("dong2021attention",),
     ),
-    Term(
+    ColumnTerm(
         "digits_of_agreement",
         r"-\log_{10} (\|\mathrm{res}(X)\|_F / \|X\|_F)",
         "Decimal digits in which the tokens agree.",
@@ -55,7 +55,7 @@ OWN_TERMS = (
         "0 and up",
         ("dong2021attention",),
     ),
-    Term(
+    ColumnTerm(
         "order",
         "p",
         "The power of a block on a small residual: the new one is a constant times the old one to this power.",
@@ -64,21 +64,21 @@ OWN_TERMS = (
         "",
         ("dong2021attention", "wu2024role"),
     ),
-    Term(
+    ColumnTerm(
         "factor",
         r"\|\mathrm{res}(X_{l+1})\| / \|\mathrm{res}(X_l)\|",
         "What a block multiplies the residual by.",
         "**Exact.** Below 1 the tokens come together, above 1 they part.",
         "0 and up",
     ),
-    Term(
+    ColumnTerm(
         "linear_factor",
         "",
         "What a block multiplies an infinitesimal residual by.",
         "**Exact**, from a forward-mode derivative around equal tokens.",
         "0 and up",
     ),
-    Term(
+    ColumnTerm(
         "projection_share",
         r"\langle Y_k, Y\rangle / \|Y\|_F^2",
         "Share of the output that lies in the sum of all paths of one kind.",
@@ -86,21 +86,21 @@ OWN_TERMS = (
         "any number",
         ("dong2021attention",),
     ),
-    Term(
+    ColumnTerm(
         "norm_share",
         r"\|Y_k\|_F / \|Y\|_F",
         "Size of the sum of all paths of one kind over the size of the output.",
         "**Exact.** They do not sum to one: paths may cancel.",
         "0 and up",
     ),
-    Term(
+    ColumnTerm(
         "log10_measured",
         "",
         "Decimal logarithm of the quantity that the theorem speaks about, as measured.",
         "Which quantity it is differs from theorem to theorem: the residual after a layer, its ratio to the one "
         "before, an entropy.",
     ),
-    Term(
+    ColumnTerm(
         "log10_slack",
         r"\log_{10} (\mathrm{bound} / \mathrm{measured})",
         "Decades between the bound and what was measured.",
@@ -108,7 +108,7 @@ OWN_TERMS = (
         "not met, or the verdict says that it is violated.",
         "0 and up",
     ),
-    Term(
+    ColumnTerm(
         "margin",
         "",
         "By how much a hypothesis of a theorem is met.",

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from typing import Any
 
-from rankscope._errors import MissingExtraError
 from rankscope._version import __version__
+from rankscope.errors import MissingExtraError
 from rankscope.reporting.page.charts import Chart
 from rankscope.reporting.page.facts import FACTS, Fact
 from rankscope.reporting.page.safe_text import clipped, slug, spoken, visible, with_powers

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from rankscope._errors import InputError
+from rankscope.errors import InputError
 
 NormKind = Literal["layernorm", "rmsnorm", "none"]
 NormPlace = Literal["pre", "post", "none"]

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope._citations import Cite
-from rankscope._errors import MissingExtraError
+from rankscope.errors import MissingExtraError
 
 CITES = (Cite("wu2024role"),)
 Ints = NDArray[np.int64]

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rankscope._citations import Cite
-from rankscope._errors import InputError
+from rankscope.errors import InputError
 from rankscope.theory.operator_norms import composite_norm, composite_residual, one_norm
 from rankscope.theory.theorems._quantities import LayerQuantities, Network
 from rankscope.theory.theorems._spec import Evaluation, Hypothesis, LayerBound, claim, log, theorem

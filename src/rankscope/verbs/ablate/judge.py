@@ -24,7 +24,7 @@ MEASURE = "relative_residual"
 
 
 @dataclass(frozen=True)
-class Arm:
+class AblationArm:
     """One network of the grid: the curve of one metric, and all its rows."""
 
     weights: str
@@ -35,7 +35,7 @@ class Arm:
     rows: pa.Table
 
 
-def arms(table: pa.Table, metric: str = MEASURE, site: str = "block.out") -> Iterator[Arm]:
+def arms(table: pa.Table, metric: str = MEASURE, site: str = "block.out") -> Iterator[AblationArm]:
     """The curve of ``metric`` for every network, in the order in which they were run."""
     for weights in names_in(table, "weights"):
         for mask in names_in(table, "mask"):
@@ -44,7 +44,7 @@ def arms(table: pa.Table, metric: str = MEASURE, site: str = "block.out") -> Ite
                 for stack in stacks_of(rows) if rows.num_rows else ():
                     mine = of_stack(rows, stack)
                     if metric in names_in(mine, "metric") and site in names_in(mine, "site"):
-                        yield Arm(weights, mask, stack, variant, curve(mine, metric, site), mine)
+                        yield AblationArm(weights, mask, stack, variant, curve(mine, metric, site), mine)
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def judge_ablation(
     """
     lost = lost_networks(table)
     gone = {(network.weights, network.mask, network.variant) for network in lost}
-    groups: dict[tuple[str, str, str | None], dict[str, tuple[Arm, StackReading]]] = {}
+    groups: dict[tuple[str, str, str | None], dict[str, tuple[AblationArm, StackReading]]] = {}
     for arm in arms(table):
         networks = groups.setdefault((arm.weights, arm.mask, arm.stack), {})
         if (arm.weights, arm.mask, arm.variant) not in gone or np.isfinite(arm.line.mean).all():
@@ -119,7 +119,7 @@ def judge_ablation(
     return Verdict(finite or "No verdict: the relative residual was not measured.", tuple(evidence), code, steps)
 
 
-def _evidence(arm: Arm, reading: StackReading) -> dict[str, Any]:
+def _evidence(arm: AblationArm, reading: StackReading) -> dict[str, Any]:
     return {
         "metric": MEASURE,
         "weights": arm.weights,
@@ -138,7 +138,7 @@ def _evidence_of(network: LostNetwork) -> dict[str, Any]:
 
 
 def _next_steps(
-    groups: Mapping[tuple[str, str, str | None], Mapping[str, tuple[Arm, StackReading]]], model: str | None
+    groups: Mapping[tuple[str, str, str | None], Mapping[str, tuple[AblationArm, StackReading]]], model: str | None
 ) -> tuple[str, ...]:
     """How fast pure attention falls below the float floor, and what keeps a whole model from collapsing."""
     states = {name: reading.state for networks in groups.values() for name, (_, reading) in networks.items()}
@@ -161,7 +161,7 @@ def _sentence(
     weights: str,
     mask: str,
     stack: str | None,
-    networks: Mapping[str, tuple[Arm, StackReading]],
+    networks: Mapping[str, tuple[AblationArm, StackReading]],
     floor: float | None,
     *,
     alone: bool,
@@ -180,7 +180,7 @@ def _sentence(
     return f"{where}{'; '.join(parts)}."
 
 
-def _roles(networks: Mapping[str, tuple[Arm, StackReading]]) -> list[str]:
+def _roles(networks: Mapping[str, tuple[AblationArm, StackReading]]) -> list[str]:
     """What each component alone does."""
     added = {name: network for name, network in networks.items() if name in COMPONENTS}
     named = {name: f"{COMPONENTS[name]} ({_end(arm)}{_state_words(r)})" for name, (arm, r) in added.items()}
@@ -199,7 +199,7 @@ def _state_words(reading: StackReading) -> str:
     return "" if reading.state in plain and reading.is_everywhere else f", {in_words(reading)}"
 
 
-def _fate(name: str, arm: Arm, reading: StackReading, floor: float | None) -> str:
+def _fate(name: str, arm: AblationArm, reading: StackReading, floor: float | None) -> str:
     count = reading.count().rstrip()
     count = f" {count}" if count else ""
     if reading.state in (State.FLOOR, State.COLLAPSED):
@@ -219,5 +219,5 @@ def _fate(name: str, arm: Arm, reading: StackReading, floor: float | None) -> st
     return f"{name} keeps its tokens apart (relative residual {_end(arm)} at the last block)"
 
 
-def _end(arm: Arm) -> str:
+def _end(arm: AblationArm) -> str:
     return number(float(arm.line.mean[-1]))

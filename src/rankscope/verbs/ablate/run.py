@@ -13,7 +13,7 @@ import pyarrow as pa
 import torch
 from torch import nn
 
-from rankscope._errors import InputError, UnsupportedOperationError
+from rankscope.errors import InputError, UnsupportedOperationError
 from rankscope.execution.findings import Findings, Finished
 from rankscope.execution.passes import Execution, Stage, declared_or_offloaded, executing
 from rankscope.execution.support import Parallel
@@ -151,13 +151,13 @@ def ablate(
 
 
 OWN_MASK = "own"
-Arm = tuple[str, str, Operation]
+GridCell = tuple[str, str, Operation]
 """Variant, mask, and what both come to."""
 SITES = SiteSelection.parse(("block.in@0", "block.out"))
 Weights = Literal["given", "init", "both"]
 
 
-def arms_of(variants: Sequence[str], masks: Sequence[str]) -> Iterator[Arm]:
+def arms_of(variants: Sequence[str], masks: Sequence[str]) -> Iterator[GridCell]:
     """Every variant under every mask."""
     for name in variants:
         variant = variant_named(name)
@@ -198,7 +198,7 @@ class Grid:
 
     def __init__(
         self,
-        arms: Sequence[Arm],
+        arms: Sequence[GridCell],
         metrics: Sequence[str],
         policy: TokensPolicy,
         prepared: Prepared,

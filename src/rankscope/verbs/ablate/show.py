@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rankscope._errors import InputError
+from rankscope.errors import InputError
 from rankscope.runs.document import facts_line, run_document
-from rankscope.verbs.ablate.judge import MEASURE, Arm, arms
+from rankscope.verbs.ablate.judge import MEASURE, AblationArm, arms
 from rankscope.verbs.measure.show import floor_guides
 from rankscope.views import Column, Document, Line, LineChart, Plot, Row, Style, Table, measured
 from rankscope.views.palette import BLACK, BLUE, GREEN, GREY, PURPLE, SKY, VERMILION, WINE
@@ -40,8 +40,8 @@ def document(run: Run) -> Document:
     return run_document(run, tuple(_table(*item) for item in _by_setting(run, MEASURE, "block.out").items()))
 
 
-def _by_setting(run: Run, metric: str, site: str) -> dict[Setting, list[Arm]]:
-    grid: dict[Setting, list[Arm]] = {}
+def _by_setting(run: Run, metric: str, site: str) -> dict[Setting, list[AblationArm]]:
+    grid: dict[Setting, list[AblationArm]] = {}
     for arm in arms(run.table, metric, site):
         grid.setdefault((arm.weights, arm.mask, arm.stack), []).append(arm)
     return grid
@@ -52,7 +52,7 @@ def _words(setting: Setting) -> str:
     return ", ".join(part for part in (stack, f"{weights} weights", f"{mask} mask") if part)
 
 
-def _table(setting: Setting, members: list[Arm]) -> Table:
+def _table(setting: Setting, members: list[AblationArm]) -> Table:
     chosen = shown_layers(members[0].line.layers.size)
     blocks = [Column(f"block {members[0].line.layers[place]}") for place in chosen]
     rows: list[Row] = [
@@ -97,7 +97,7 @@ def plot(run: Run, *, metrics: Sequence[str] | None = None, site: str | None = N
     return Plot(facts_line(run), run.verdict, tuple(panels), columns=columns, panel_size=size)
 
 
-def _chart(run: Run, setting: Setting, members: list[Arm], y_label: str) -> LineChart:
+def _chart(run: Run, setting: Setting, members: list[AblationArm], y_label: str) -> LineChart:
     guides = floor_guides(run)
     # Zero has no place on a logarithmic axis: it is drawn inside the zone of the floor.
     bottom = guides[0].value / 10 if guides else float(np.finfo(float).tiny)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from rankscope._citations import Cite
-from rankscope._errors import UnknownNameError
+from rankscope.errors import UnknownNameError
 from rankscope.surgery.operation import Operation
 
 

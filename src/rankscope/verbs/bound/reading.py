@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from rankscope._errors import InputError, UnsupportedConfigError
+from rankscope.errors import InputError, UnsupportedConfigError
 from rankscope.linalg.precision import float_floor
 from rankscope.models.heads import HeadWeights, head_weights
 from rankscope.models.heads.family import family_of

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from rankscope._errors import InputError, ResultError, UnsupportedConfigError
 from rankscope._types import Status
+from rankscope.errors import InputError, ResultError, UnsupportedConfigError
 from rankscope.execution.findings import Findings
 from rankscope.execution.passes import Execution, declared_or_offloaded, executing
 from rankscope.execution.support import Parallel

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from rankscope._errors import InputError, UnknownNameError
+from rankscope.errors import InputError, UnknownNameError
 from rankscope.execution.findings import Findings
 from rankscope.execution.offload.budget import parse_size
 from rankscope.execution.passes import executing

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rankscope._errors import DiscoveryError, LayoutError, RankscopeError, SiteError
+from rankscope.errors import DiscoveryError, LayoutError, RankscopeError, SiteError
 from rankscope.models.inputs import Batch, Padding, prepare_inputs
 from rankscope.models.loading import LoadedModel, load
 from rankscope.models.loading.quiet import quiet_transformers

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
-from rankscope._errors import UnsupportedConfigError
 from rankscope._types import Status
+from rankscope.errors import UnsupportedConfigError
 from rankscope.exact_arithmetic.float64 import WideArithmetic, in_float64, widened
 from rankscope.exact_arithmetic.rounding import last_digits_moved
 from rankscope.exact_arithmetic.running import exact_stream
@@ -42,7 +42,7 @@ AGREEMENT = 1e-7
 """By how much the logarithm of a residual may change with the last digits of all numbers, relative above 1."""
 
 
-class State(NamedTuple):
+class EntryState(NamedTuple):
     """The stream where it enters a block: its common token, and what departs from it at which scale."""
 
     base: Tensor
@@ -90,13 +90,13 @@ def _whole(variant_key: str) -> AbstractContextManager[None]:
 
 def read_exactly(
     view: ModelView, batch: Batch, readings: Readings, *, stability: bool, through: Through = _whole
-) -> dict[SiteRef, State]:
+) -> dict[SiteRef, EntryState]:
     """Residual, order and factor of every block in exact arithmetic; returns the states in which blocks were entered.
 
     The order of a block is how many times the logarithm of its output's residual follows that of its input: two runs
     whose inputs differ in scale alone tell it, whatever the constant.
     """
-    states: dict[SiteRef, State] = {}
+    states: dict[SiteRef, EntryState] = {}
     main = _checked(view, batch, 0.0, "exact", through, states)
     shrunk = _checked(view, batch, SHRINK, "shrunk", through)
     far = _checked(view, batch, FAR, "far", through) if stability else None
@@ -136,7 +136,7 @@ def _checked(
     log_shrink: float,
     variant_key: str,
     through: Through,
-    states: dict[SiteRef, State] | None = None,
+    states: dict[SiteRef, EntryState] | None = None,
 ) -> _Checked:
     """One pass, and the same pass with every last digit moved: residuals that then differ are rounding."""
     with through(variant_key):
@@ -169,7 +169,7 @@ def _factor(log_after: float, log_before: float, order: float) -> float:
 
 
 def _log_residuals(
-    view: ModelView, batch: Batch, log_shrink: float, states: dict[SiteRef, State] | None = None
+    view: ModelView, batch: Batch, log_shrink: float, states: dict[SiteRef, EntryState] | None = None
 ) -> tuple[dict[SiteRef, float], dict[SiteRef, float]]:
     logs: dict[SiteRef, float] = {}
     norms: dict[SiteRef, float] = {}
@@ -181,7 +181,7 @@ def _log_residuals(
             if recentred.terms:
                 term = recentred.terms[0]
                 direction = term.values.expand(recentred.shape)[0]
-                states[ref] = State(recentred.base.reshape(-1, x.shape[-1])[0], direction, term.log_scale)
+                states[ref] = EntryState(recentred.base.reshape(-1, x.shape[-1])[0], direction, term.log_scale)
 
     exact_stream(view, batch, observe, sites=SiteSelection.parse(("block.in", "block.out")), log_shrink=log_shrink)
     return logs, norms
@@ -230,7 +230,9 @@ def _log10(value: float) -> float:
 _PURE: Mapping[str, object] = {"attention_skip": 0.0, "mlp_skip": 0.0, "mlp": "drop", "norm": "identity"}
 
 
-def predict_blocks(loaded: LoadedModel, view: ModelView, states: Mapping[SiteRef, State], readings: Readings) -> bool:
+def predict_blocks(
+    loaded: LoadedModel, view: ModelView, states: Mapping[SiteRef, EntryState], readings: Readings
+) -> bool:
     """Write the law's prediction for every block, where its hypotheses hold; returns whether it reached all of them.
 
     They are those of pure attention: no skip, MLP or norm (:func:`is_pure`), a complete mask (:func:`sees_everything`)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from rankscope._deferred import resolve
 from rankscope.runs._frozen import freeze, thaw
+from rankscope.views import Document
 from rankscope.views.text import document_text
 
 AGREEMENT_KEY = "layers_to_1e-3"
@@ -95,9 +97,8 @@ class MaskGraph:
         }
 
     def __str__(self) -> str:
-        from rankscope.verbs.masks.show import document
-
-        return document_text(document([self]))
+        describe: Callable[[Sequence[MaskGraph]], Document] = resolve("verbs.masks.show:document")
+        return document_text(describe([self]))
 
     @property
     def verdict(self) -> str:

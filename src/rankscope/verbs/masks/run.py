@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rankscope._errors import InputError
+from rankscope.errors import InputError
 from rankscope.masks import MASKS, Mask, parse_mask
 from rankscope.masks._edges import EDGE_LIMIT, Progressions
 from rankscope.masks._spec import NamedMask

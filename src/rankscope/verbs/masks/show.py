@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rankscope._errors import InputError
+from rankscope.errors import InputError
 from rankscope.verbs.masks.facts import AGREEMENT_KEY, count_words
 from rankscope.views import Column, Document, Guide, Line, LineChart, Plot, Style, Table
 from rankscope.views.figures import DASHES

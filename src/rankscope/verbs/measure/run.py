@@ -12,7 +12,7 @@ import pyarrow as pa
 import torch
 from torch import nn
 
-from rankscope._errors import InputError
+from rankscope.errors import InputError
 from rankscope.execution.findings import Findings, Finished
 from rankscope.execution.passes import Execution, declared_or_offloaded, executing
 from rankscope.execution.support import Parallel

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rankscope import options
-from rankscope._errors import InputError
+from rankscope.errors import InputError
 from rankscope.options import Option
 from rankscope.verbs._spec import Show, Verb, verb
 

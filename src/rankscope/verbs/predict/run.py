@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from rankscope._errors import InputError, UnsupportedOperationError
 from rankscope._types import Status
+from rankscope.errors import InputError, UnsupportedOperationError
 from rankscope.models.designs import design_of
 from rankscope.remedies import REMEDIES, remedied
 from rankscope.runs.prediction import (

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from tqdm.auto import tqdm
 
-from rankscope._errors import InputError
+from rankscope.errors import InputError
 from rankscope.exact_arithmetic.tensor import Deviation
 from rankscope.masks import parse_mask
 from rankscope.runs.prediction import AGREEMENT, Agreement

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from rankscope._errors import InputError
+from rankscope.errors import InputError
 from rankscope.execution.passes import executing
 from rankscope.execution.support import Parallel
 from rankscope.models.inputs import InputPlan, Padding, TokensPolicy, prepare_planned

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rankscope._errors import InputError, UnsupportedConfigError, UnsupportedOperationError
+from rankscope.errors import InputError, UnsupportedConfigError, UnsupportedOperationError
 from rankscope.execution.findings import Findings
 from rankscope.execution.passes import Execution
 from rankscope.metrics import METRICS
@@ -149,7 +149,7 @@ SITES = SiteSelection.parse(("block.in@0", "block.out"))
 
 
 @dataclass
-class Arm:
+class RemedyArm:
     """One remedy, or none, and what was seen of it."""
 
     name: str
@@ -211,19 +211,19 @@ class Trial:
         self._specs = [METRICS[name] for name in MEASURES]
         self.reader = SiteReader(self._specs, policy, self.writer)
 
-    def arms(self, wanted: Sequence[tuple[str, float | None]]) -> list[Arm]:
+    def arms(self, wanted: Sequence[tuple[str, float | None]]) -> list[RemedyArm]:
         """None first, then every remedy this model can undergo."""
-        found = [Arm(NONE)]
+        found = [RemedyArm(NONE)]
         for name, strength in dict.fromkeys(wanted):
             label = name if strength is None else f"{name}={strength:g}"
             try:
-                found.append(Arm(label, treatment(self._view, name, strength=strength)))
+                found.append(RemedyArm(label, treatment(self._view, name, strength=strength)))
             except UnsupportedOperationError as error:
                 self.notes.append(f"{label} was left out: {error}")
         return found
 
     @contextmanager
-    def _under(self, arm: Arm) -> Iterator[None]:
+    def _under(self, arm: RemedyArm) -> Iterator[None]:
         model = self._loaded.model
         with operating(model, self._variant.operation, view=self._view):
             if arm.treatment is None:
@@ -232,7 +232,7 @@ class Trial:
             with applied(model, arm.treatment, view=self._view):
                 yield
 
-    def run(self, arms: Sequence[Arm], execution: Execution) -> None:
+    def run(self, arms: Sequence[RemedyArm], execution: Execution) -> None:
         """Rows of every remedy; one that cannot be run after all is marked as refused."""
         readers = {arm.name: SiteReader(self._specs, self._policy, self.writer, {"remedy": arm.name}) for arm in arms}
         refused: dict[str, str] = {}
@@ -249,13 +249,13 @@ class Trial:
         self._refuse(arms, refused)
         self.reader = next((readers[arm.name] for arm in reversed(arms) if not arm.refused), self.reader)
 
-    def _measure(self, arm: Arm, reader: SiteReader, execution: Execution) -> None:
+    def _measure(self, arm: RemedyArm, reader: SiteReader, execution: Execution) -> None:
         with self._under(arm), trace(self._view, SITES, reader):
             for part in execution.batches():
                 reader.start(part)
                 part.run(self._loaded.model)
 
-    def assess(self, arms: Sequence[Arm], execution: Execution, *, gradients: bool, repeats: int) -> None:
+    def assess(self, arms: Sequence[RemedyArm], execution: Execution, *, gradients: bool, repeats: int) -> None:
         """Gradients, time and parameters of every remedy that could be run; looked at by the first process only."""
         told = execution.from_first(lambda: self._assessed(arms, gradients=gradients, repeats=repeats))
         self._refuse(arms, told["refused"])
@@ -269,7 +269,7 @@ class Trial:
         place = _places(arms)
         self.writer.replace(sorted(self.writer.pieces, key=lambda piece: place[piece.coordinates]))
 
-    def _assessed(self, arms: Sequence[Arm], *, gradients: bool, repeats: int) -> dict[str, Any]:
+    def _assessed(self, arms: Sequence[RemedyArm], *, gradients: bool, repeats: int) -> dict[str, Any]:
         told: dict[str, Any] = {"arms": {}, "refused": {}, "notes": self.notes}
         with undisturbed(self._loaded.model), quiet_transformers():
             for arm in arms:
@@ -287,7 +287,7 @@ class Trial:
             told["arms"][arm.name] = {"norms": norms, "time_ratio": arm.time_ratio, "parameters": parameters}
         return told
 
-    def _refuse(self, arms: Sequence[Arm], reasons: Mapping[str, str]) -> None:
+    def _refuse(self, arms: Sequence[RemedyArm], reasons: Mapping[str, str]) -> None:
         """Leave out these remedies and their rows."""
         for arm in arms:
             if arm.name in reasons:
@@ -304,7 +304,7 @@ class Trial:
                 self.notes.append(note)
             return []
 
-    def _write_norms(self, arm: Arm) -> None:
+    def _write_norms(self, arm: RemedyArm) -> None:
         for norm in arm.norms:
             for role in ("query", "key", "value"):
                 self.writer.add(
@@ -319,7 +319,7 @@ class Trial:
                     at={"remedy": arm.name},
                 )
 
-    def _time(self, arms: Sequence[Arm], repeats: int) -> None:
+    def _time(self, arms: Sequence[RemedyArm], repeats: int) -> None:
         """Interleaved forward passes, each against the model under the same operator without a remedy."""
         for _ in range(repeats):
             for arm in arms:
@@ -334,6 +334,6 @@ class Trial:
                 arm.time_ratio = median(arm.seconds) / base
 
 
-def _places(arms: Sequence[Arm]) -> dict[tuple[str | int | None, ...], int]:
+def _places(arms: Sequence[RemedyArm]) -> dict[tuple[str | int | None, ...], int]:
     """Where the rows of each remedy belong, by their further columns."""
     return {(arm.name,): number for number, arm in enumerate(arms)}

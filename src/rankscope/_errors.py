@@ -1,3 +1,0 @@
-"""The old place of :mod:`rankscope.errors`."""
-
-from rankscope.errors import *  # noqa: F403
