@@ -72,7 +72,7 @@ def _power(line: Curve, layer: int) -> str:
 
 
 def _plain(line: Curve, layer: int, name: str) -> str:
-    value, _ = _at(line, layer)
+    value, at_floor = _at(line, layer)
     if not np.isfinite(value):
-        return ""
-    return f"{value:.4f}" if name == "order" else number(value)
+        return "floor*" if at_floor else ""
+    return (f"{value:.4f}" if name == "order" else number(value)) + ("*" if at_floor else "")

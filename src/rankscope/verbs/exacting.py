@@ -16,6 +16,7 @@ from rankscope.masks import Mask
 from rankscope.models.inputs import InputPlan, Padding, TokensPolicy, prepare_planned
 from rankscope.models.loading.quiet import quiet_transformers
 from rankscope.models.stream import Stream
+from rankscope.runs.exactness import cross_checked
 from rankscope.runs.run import Run
 from rankscope.stream.viewing import undisturbed
 from rankscope.surgery.operating import operating, operation_of
@@ -136,7 +137,7 @@ def exact(
         view = passes.run(blocks, declared)
     with undisturbed(loaded.model), quiet_transformers(), operating(loaded.model, operation, view=view):
         provenance = provenance_of(loaded, prepared, passes.counted, seed, time.perf_counter() - started, declared)
-    table = passes.writer.table()
+    table, contradictions = cross_checked(passes.writer.table())
     floor = exact_floors(loaded.dtype)
     verdict = judge_exact(table, floor["formats"], str(model) if isinstance(model, str | Path) else None)
     run = Run(
@@ -148,7 +149,7 @@ def exact(
         code=verdict.code,
         next_steps=verdict.next_steps,
         table=table,
-        notes=(*loaded.notes, *prepared.notes),
+        notes=(*contradictions, *loaded.notes, *prepared.notes),
         extra=execution.described,
     )
     return about_inputs(run, prepared)

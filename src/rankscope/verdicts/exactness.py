@@ -45,7 +45,7 @@ def judge_exact(table: pa.Table, floors: Mapping[str, float], model: str | None 
 def _battery(table: pa.Table, stack: str | None) -> tuple[Battery, Floats]:
     """Relative residuals of the exact arithmetic, and their log10, by layer and sequence.
 
-    The logarithm of an exact zero is -inf, with status ok; a curve, which holds finite numbers only, leaves it out.
+    The logarithm of an exact zero is -inf, with status ok.
     """
     layers, relative, undefined = _grid(table, stack, "log10_relative_residual")
     _, absolute, _ = _grid(table, stack, "log10_residual")
@@ -102,16 +102,29 @@ def _order_words(order: int | None, factor: float) -> str:
 
 
 def _course(table: pa.Table, stack: str | None, layers: NDArray[np.int64], logs: Floats) -> tuple[str, float]:
-    """The relative residual after the last block with the one after the first, and by how many decades it fell."""
+    """The relative residual after the last block with the one after the first, and by how many decades it fell.
+
+    Values that ran out of digits are not quoted: the last one that did not takes the place of the last.
+    """
     first, last = (_mean(logs[row]) for row in (0, -1))
-    absolute = exact_curves(table, "log10_residual", stack)["exact"].mean[-1]
-    size = f" (residual {_power(float(absolute))})" if math.isfinite(absolute) else ""
+    line = exact_curves(table, "log10_residual", stack)["exact"]
+    size = f" (residual {_power(float(line.mean[-1]))})" if math.isfinite(line.mean[-1]) else ""
     end = f"the relative residual after block {layers[-1]} is {_power(last)}{size}"
-    if math.isnan(last):
-        known = [row for row in range(len(layers)) if not math.isnan(_mean(logs[row]))]
+    marked = dict(zip(line.layers.tolist(), line.any_floor.tolist(), strict=True))
+    lost = [row for row, layer in enumerate(layers.tolist()) if marked.get(layer)]
+    known = [row for row in range(len(layers)) if row not in lost and not math.isnan(_mean(logs[row]))]
+    if lost and not known:
+        return f"by how much is not known: even exact arithmetic ran out of digits in block {layers[lost[0]]}", 0.0
+    if lost and known[-1] < lost[-1]:
+        last = _mean(logs[known[-1]])
+        end = (
+            f"the relative residual is {_power(last)} after block {layers[known[-1]]}, and from block "
+            f"{layers[lost[0]]} on even exact arithmetic ran out of digits (values marked *)"
+        )
+    elif math.isnan(last):
         last = _mean(logs[known[-1]])
         end = f"the relative residual is {_power(last)} after block {layers[known[-1]]} and undefined after the last"
-    if math.isnan(first) or len(layers) < 2:
+    if math.isnan(first) or len(layers) < 2 or first == last or 0 in lost:
         return end, 0.0
     fall = first - last
     if abs(fall) < LEVEL:

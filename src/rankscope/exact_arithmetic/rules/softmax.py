@@ -31,6 +31,8 @@ aten = torch.ops.aten
 
 # Logarithms of weights that differ by more than this are subtracted as weights: a third of the larger is left.
 _LARGE = 0.5
+# Scores below this hide a key: the least number of every float format is below it, whatever is added to that.
+_HIDDEN = -6e4
 # Weights above e^-20 need no scale of their own.
 _TINY = -20.0
 
@@ -42,7 +44,12 @@ def softmax(x: Deviation, dim: int, *options: Any, **named: Any) -> Deviation:
     common, terms = _split_off_common(x, axis)
     if common.shape[axis] == 1 < x.shape[axis]:
         common = common.expand(*(x.shape[i] if i == axis else size for i, size in enumerate(common.shape)))
-    pi, out, common, terms = _at_order_one(common, terms, axis)
+    # A row whose keys are all hidden by one huge number (that of a padded token) is a row of equal scores; beside that
+    # number the scores of other rows would lose every digit.
+    top = common.amax(dim=axis, keepdim=True)
+    hidden = (top < _HIDDEN) & top.isfinite()
+    common = torch.where(hidden, common - top, common)
+    pi, out, common, terms = _at_order_one(common, terms, axis, hidden)
     for scale, E in terms:
         total = added(common, E, scale)
         out += _departure(common, scale, E, total, axis)
@@ -74,11 +81,13 @@ def _rows_differ(common: Tensor, axis: int) -> bool:
     return axis == common.dim() - 1 > 0 and common.shape[-2] > 1
 
 
-def _at_order_one(common: Tensor, terms: list[Term], axis: int) -> tuple[Tensor, list[Term], Tensor, list[Term]]:
+def _at_order_one(
+    common: Tensor, terms: list[Term], axis: int, hidden: Tensor
+) -> tuple[Tensor, list[Term], Tensor, list[Term]]:
     """A row of weights near all rows, by how much rows depart from it, their scores so far, and the terms left over.
 
     The row takes in what is not small, so that if all rows settle on one weight, it does too, and their differences are
-    small numbers rather than differences of large ones.
+    small numbers rather than differences of large ones. A row that is ``hidden`` stands for none.
     """
     count = sum(not exp(scale) * largest(E) < _LARGE for scale, E in terms)
     large, small = terms[:count], terms[count:]
@@ -92,7 +101,8 @@ def _at_order_one(common: Tensor, terms: list[Term], axis: int) -> tuple[Tensor,
         mean = E.mean(dim=rows, keepdim=True)
         row, E = common + mean, E - mean
     else:
-        place = (common.softmax(dim=-1) > 0).sum(dim=-1, keepdim=True).argmax(dim=-2, keepdim=True)
+        seen = (common.softmax(dim=-1) > 0).sum(dim=-1, keepdim=True)
+        place = torch.where(hidden, 0, seen).argmax(dim=-2, keepdim=True)
         row, first = (_row(part, place) for part in (common, E))
         E = torch.where(common == row, 0.0, common - row) + (E - first)
         row = row + first
