@@ -108,6 +108,17 @@ def test_the_registry_imports_nothing_heavy() -> None:
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.parametrize(
+    ("verb", "earlier", "now"),
+    [("measure", {"attention": "dense"}, "attention_algorithm"), ("decompose", {"layers": [0]}, "at_layers")],
+)
+def test_earlier_names_still_work_and_say_the_new_one(verb: str, earlier: dict[str, Any], now: str) -> None:
+    function, small = getattr(rankscope, verb), {"sequences": 1, "tokens": 8}
+    with pytest.warns(DeprecationWarning, match=now):
+        run = function("init:tiny-gpt2", **small, **earlier)
+    assert run.table.equals(function("init:tiny-gpt2", **small, **{now: next(iter(earlier.values()))}).table)
+
+
 # What docs/adding.md shows, written where it says, and nothing else.
 
 PAGE = Path(__file__).parents[2] / "docs/adding.md"
