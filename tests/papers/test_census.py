@@ -9,7 +9,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from rankscope.papers.dong2021_path_census.measure import COUNT, SHARE, path_counts
+from rankscope.papers.dong2021_path_census.run import COUNT, SHARE, path_counts
 from rankscope.papers.reproducing import reproduce
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from rankscope.papers.dong2021_circle.measure import (
+from rankscope.papers.dong2021_circle.run import (
     COORDINATES,
     VARIANTS,
     RecurrentBlock,

@@ -84,7 +84,7 @@ def test_the_table_of_mechanisms_is_whole_and_its_explanations_hold() -> None:
 
 @pytest.mark.slow
 def test_bert_gives_the_committed_numbers_again() -> None:
-    from rankscope.papers.dong2021_fig2.measure import measure
+    from rankscope.papers.dong2021_fig2.run import measure
 
     fresh = measure(Settings("dong2021-fig2", seeds=1), ["BERT"]).table
     kept = Run.load(HOME / "dong2021-fig2").table

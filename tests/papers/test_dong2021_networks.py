@@ -13,7 +13,7 @@ from rankscope.errors import UnsupportedOperationError
 from rankscope.metrics.composite_residual import relative_composite_residual
 from rankscope.models.inputs import prepare_inputs
 from rankscope.models.loading import LoadedModel, load
-from rankscope.papers.dong2021_fig2.measure import AUTHORS, NETWORKS, FigureNetwork, mlp_taken_out
+from rankscope.papers.dong2021_fig2.run import AUTHORS, NETWORKS, FigureNetwork, mlp_taken_out
 from rankscope.papers.measuring.network import measure_network
 from rankscope.runs.rows import RowWriter
 from rankscope.verbs.ablate.variants import variant_named

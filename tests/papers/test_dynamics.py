@@ -11,7 +11,7 @@ from rankscope.papers.measuring.parts import RowRecorder
 from rankscope.papers.training.fitting import TrainingPlan, fit
 from rankscope.papers.training.tasks import causal_sort_task
 from rankscope.papers.training_fights_collapse.arms import FULL, SMALL, TrainedArm
-from rankscope.papers.training_fights_collapse.measure import COORDINATES, network_for, task_for, train
+from rankscope.papers.training_fights_collapse.run import COORDINATES, network_for, task_for, train
 from rankscope.papers.training_fights_collapse.show import Training, arms_of
 from rankscope.runs.provenance import Provenance
 from rankscope.runs.rows import RowWriter

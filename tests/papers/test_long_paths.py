@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rankscope.papers._spec import Settings
-from rankscope.papers.long_paths.measure import gain_at, measure
+from rankscope.papers.long_paths.run import gain_at, measure
 from rankscope.papers.long_paths.show import FALLING, FIXED, arm, arms
 
 

@@ -11,7 +11,8 @@ import torch
 from rankscope.errors import InputError, UnknownNameError
 from rankscope.exact_arithmetic.float64 import WideArithmetic
 from rankscope.papers._spec import Settings
-from rankscope.papers.mechanisms.measure import (
+from rankscope.papers.mechanisms.rows import GROUPS, IN_SMALL, MECHANISMS, SMALL
+from rankscope.papers.mechanisms.run import (
     CHANGES,
     COORDINATES,
     built,
@@ -20,7 +21,6 @@ from rankscope.papers.mechanisms.measure import (
     measure,
     structure,
 )
-from rankscope.papers.mechanisms.rows import GROUPS, IN_SMALL, MECHANISMS, SMALL
 from rankscope.papers.mechanisms.show import MechanismLine, end_words, lines_of, log10_words
 from rankscope.papers.reproducing import reproduce
 from rankscope.runs.provenance import Provenance

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from rankscope.papers.dong2021_paths.measure import COORDINATES, DRAWS, REPEATS, SMALL, judge_paths
+from rankscope.papers.dong2021_paths.run import COORDINATES, DRAWS, REPEATS, SMALL, judge_paths
 from rankscope.papers.measuring.parts import RowRecorder
 from rankscope.papers.training.fitting import TrainingPlan, as_batch, fit
 from rankscope.papers.training.networks import WITHOUT_MLP, encoder_for

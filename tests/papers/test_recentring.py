@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from rankscope.papers.dong2021_paths.measure import recentred
+from rankscope.papers.dong2021_paths.run import recentred
 
 
 def test_an_offset_and_a_factor_are_undone() -> None:

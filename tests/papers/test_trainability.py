@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from rankscope.papers.width_depth.measure import FULL, SMALL, MapCell
 from rankscope.papers.width_depth.ranks import area_under_curve, mean_ranks, rank_correlation, with_interval
+from rankscope.papers.width_depth.run import FULL, SMALL, MapCell
 from rankscope.papers.width_depth.show import Networks, best_cut, skills
 
 FEW = st.lists(st.tuples(st.integers(-3, 3), st.integers(0, 4)), min_size=2, max_size=12)

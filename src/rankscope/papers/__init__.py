@@ -1,6 +1,6 @@
 """Reproductions of published figures and our own experiments, one folder each.
 
-A folder declares its reproduction in ``__init__.py`` (no torch), measures it in ``measure.py`` and shows it in
+A folder declares its reproduction in ``__init__.py`` (no torch), measures it in ``run.py`` and shows it in
 ``show.py``, which reads only the run, so that a saved run can be redrawn and described without measuring again.
 """
 

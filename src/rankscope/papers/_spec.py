@@ -139,11 +139,11 @@ def declare(
 ) -> None:  # fmt: skip
     """Register the reproduction of a folder, whose ``__name__`` is ``package``; see :class:`Reproduction`.
 
-    ``measure`` lies in its ``measure.py``; ``judge``, ``describe`` and ``draw`` lie in its ``show.py``. They are
+    ``measure`` lies in its ``run.py``; ``judge``, ``describe`` and ``draw`` lie in its ``show.py``. They are
     imported when first called.
     """
     home = package.removeprefix("rankscope.")
-    measure = deferred(f"{home}.measure:measure")
+    measure = deferred(f"{home}.run:measure")
     judge, describe, draw = (deferred(f"{home}.show:{function}") for function in ("judge", "describe", "draw"))
     entry = Reproduction(name, title, cites, paper, measure, judge, describe, draw, checkpoints, minutes, rows)
     REPRODUCTIONS.add(name, entry)

@@ -7,13 +7,17 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from rankscope.papers._spec import REPRODUCTIONS, Reproduction, Settings
 from rankscope.runs.run import Run
 from rankscope.runs.storage import write_page
 from rankscope.views.figures import drawing_style
 
-DOTS_PER_INCH = 150
+FORMATS: Mapping[str, dict[str, Any]] = {
+    ".png": {"dpi": 150, "pil_kwargs": {"optimize": True}},
+    ".svg": {"metadata": {"Date": None}},
+}
 TEXT = "text.md"
 
 
@@ -89,7 +93,7 @@ def write_reproduction(run: Run, folder: str | os.PathLike[str]) -> list[Path]:
     written = [home / "run.json", *sorted(home.glob("rows-*.parquet"))]
     for stem, figure in reproduction_of(run).draw(run).items():
         with drawing_style("reproduce", {"svg.hashsalt": "rankscope", "svg.fonttype": "none"}):
-            for suffix, options in ((".png", {"dpi": DOTS_PER_INCH}), (".svg", {"metadata": {"Date": None}})):
+            for suffix, options in FORMATS.items():
                 written.append(home / f"{stem}{suffix}")
                 figure.savefig(written[-1], **options)
     write_page(home / TEXT, text_of(run))

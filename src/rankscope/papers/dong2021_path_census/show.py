@@ -8,7 +8,7 @@ import numpy as np
 
 from rankscope.papers._curves import markdown_table
 from rankscope.papers._drawing import COLOURS, Look, drawn
-from rankscope.papers.dong2021_path_census.measure import COUNT, SHARE
+from rankscope.papers.dong2021_path_census.run import COUNT, SHARE
 from rankscope.runs.curves import names_in
 from rankscope.runs.rows import only
 from rankscope.views import Line, LineChart, Style
