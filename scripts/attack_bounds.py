@@ -44,7 +44,7 @@ def version() -> str:
     """Of what is searched: the theory that the statements use, and how ``bound`` reads a layer."""
     theory = ROOT / "src/rankscope/theory"
     sources = [*sorted(theory.glob("*.py")), *sorted((theory / "theorems").glob("*.py"))]
-    sources += [ROOT / f"src/rankscope/verbs/{name}.py" for name in ("bound_passage", "bound_quantities")]
+    sources += sorted((ROOT / "src/rankscope/verbs/bound").glob("*.py"))
     return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:12]
 
 

@@ -103,6 +103,15 @@ def _said(known: Sequence[LayerBound], layers: Sequence[LayerQuantities]) -> str
         )
     return (
         f"The measured contraction lies inside the interval in {inside} of {len(known)} layers, at most "
-        f"10^{slacks[-1]:.2g} below its upper end; intervals are {widths[0]:.1f} to {widths[-1]:.1f} decades wide. The "
-        f"upper end alone shows that attention shrinks any such residual in {shows} layers.{sink}"
+        f"10^{slacks[-1]:.2g} below its upper end; {_width_words(widths)}. The upper end alone shows that attention "
+        f"shrinks any such residual in {shows} layers.{sink}"
     )
+
+
+def _width_words(widths: list[float]) -> str:
+    """How wide the intervals are; with a learned sink the lower end can be zero, and the interval has no width."""
+    finite = [width for width in widths if math.isfinite(width)]
+    if not finite:
+        return "no interval has a lower end above zero"
+    words = f"intervals are {finite[0]:.1f} to {finite[-1]:.1f} decades wide"
+    return words if len(finite) == len(widths) else f"{words} ({len(widths) - len(finite)} have no lower end)"
