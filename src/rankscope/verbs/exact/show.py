@@ -85,15 +85,22 @@ def plot(run: Run) -> Plot:
 
 def _residuals(run: Run, stack: str | None) -> LineChart:
     curves = exact_curves(run.table, "log10_relative_residual", stack)
-    lines = tuple(Line(name, line.layers, line.mean, style=STYLES.get(name, OTHER)) for name, line in curves.items())
+    lines = tuple(
+        Line(name, line.layers, line.mean, floor=line.any_floor, style=STYLES.get(name, OTHER))
+        for name, line in curves.items()
+    )
     known = np.concatenate([line.mean[np.isfinite(line.mean)] for line in curves.values()])
     deep = known.size > 0 and float(known.min()) < DEEPEST_SHOWN
     top = max(1.0, min(float(known.max(initial=0.0)), 2.0))
+    zeros = curves["exact"].layers[np.isneginf(curves["exact"].mean)]
+    bottom = DEEPEST_SHOWN if deep else float(known.min(initial=0.0)) - 1.0
+    notes = (Note("exactly 0 from here", float(zeros[0]), bottom + 0.05 * (top - bottom)),) if zeros.size else ()
     return LineChart(
         _titled("log10 of the relative residual", stack),
         lines,
         aside="goes on, see right" if deep else "",
-        y_range=(DEEPEST_SHOWN, top) if deep else None,
+        y_range=(bottom, top) if deep or zeros.size else None,
+        notes=notes,
     )
 
 
