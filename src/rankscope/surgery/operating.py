@@ -23,8 +23,8 @@ from rankscope.surgery.operation import (
     Operation,
     number_set,
 )
-from rankscope.surgery.refusals import check_carries, check_operable, check_own_norms
-from rankscope.surgery.session import need_edits_in_blocks, remove_last, session_on
+from rankscope.surgery.refusals import check_carries, check_operable, check_own_norms, need_edits_in_blocks
+from rankscope.surgery.session import remove_last, session_on
 
 
 @contextmanager
@@ -149,8 +149,6 @@ def operating(
 ) -> Iterator[None]:
     """Like :func:`operate`, for an existing operation, on a model whose structure may be known."""
     with session_on(model, inputs=inputs, blocks=blocks, stream=stream, view=view) as session:
-        if operation != Operation():
-            need_edits_in_blocks(session.view, norms=operation.norm in ("scale", "rms"))
         check_operable(operation, session.view)
         session.operations.append(operation)
         try:

@@ -17,6 +17,8 @@ def check_operable(operation: Operation, view: ModelView) -> None:
         UnsupportedOperationError: a block cannot be changed as requested; the message gives the reason.
     """
     _check_place(operation, view)
+    if operation != Operation():
+        need_edits_in_blocks(view, norms=operation.norm in ("scale", "rms"))
     meant = {
         f"{f'{stack.name} ' if stack.name else ''}block {layer}": plan
         for stack in view.stacks
@@ -65,6 +67,28 @@ def _check_inside(operation: Operation, view: ModelView) -> None:
                     f"mlp='drop': {call.module_name} has paths around its parts that are not plain skips "
                     f"({inside[0].where}), so what its MLP adds cannot be told apart."
                 )
+
+
+def need_edits_in_blocks(view: ModelView, *, norms: bool = False) -> None:
+    """Check that the blocks contain the whole stream, so that editing inside them is enough.
+
+    ``norms`` says whether norms along the last axis replace the blocks' own.
+
+    Raises:
+        UnsupportedOperationError: the stream was declared to be in other slots, its skips outside of the blocks, or its
+            channels along another axis.
+    """
+    for stack in view.stacks:
+        if not stack.stream.has_plain_blocks:
+            raise UnsupportedOperationError(
+                f"The residual stream of {stack.calls[0].module_name} was declared as '{stack.stream}': not all of its "
+                "skips are inside the blocks, and those outside cannot be changed. measure and the gauge can read it."
+            )
+        if norms and not stack.layout.endswith("dim"):
+            raise UnsupportedOperationError(
+                f"norm= puts a norm along the last axis, and the channels of {stack.calls[0].module_name} are along "
+                f"another: '{stack.stream}'. Only norm='identity' can be asked for."
+            )
 
 
 def check_carries(view: ModelView, what: str, operation: Operation | None = None) -> None:

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 
 from torch import nn
 
-from rankscope.errors import InputError, UnsupportedOperationError
+from rankscope.errors import InputError
 from rankscope.models.inputs import prepare_inputs
 from rankscope.models.loading import load, need_module
 from rankscope.models.stream import Stream, stream_of
@@ -91,28 +91,6 @@ def operations_on(model: nn.Module) -> tuple[dict[str, Any], ...]:
         return ()
     done = [operation.describe() for operation in session.operations]
     return (*done, *(graft.describe() for graft in session.grafts))
-
-
-def need_edits_in_blocks(view: ModelView, *, norms: bool = False) -> None:
-    """Check that the blocks contain the whole stream, so that editing inside them is enough.
-
-    ``norms`` says whether norms along the last axis replace the blocks' own.
-
-    Raises:
-        UnsupportedOperationError: the stream was declared to be in other slots, its skips outside of the blocks, or its
-            channels along another axis.
-    """
-    for stack in view.stacks:
-        if not stack.stream.has_plain_blocks:
-            raise UnsupportedOperationError(
-                f"The residual stream of {stack.calls[0].module_name} was declared as '{stack.stream}': not all of its "
-                "skips are inside the blocks, and those outside cannot be changed. measure and the gauge can read it."
-            )
-        if norms and not stack.layout.endswith("dim"):
-            raise UnsupportedOperationError(
-                f"norm= puts a norm along the last axis, and the channels of {stack.calls[0].module_name} are along "
-                f"another: '{stack.stream}'. Only norm='identity' can be asked for."
-            )
 
 
 def remove_last(steps: list[Any], step: object) -> None:
