@@ -1,4 +1,4 @@
-"""The colours of every drawing: Okabe and Ito's, which keep their order of lightness in grey print."""
+"""The colours of every drawing: Okabe and Ito's, whose order of lightness survives greyscale printing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An ablation: the networks over depth, and where each ends."""
+"""Sections of an ablation: the networks over depth, and their last blocks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GRID_COLUMNS = ("variant", "mask", "weights")
 
 
 def ablation_section(run: Run, detail: int) -> Section | None:
-    """One line per network, a switch for metric and setting, and the grid of last blocks."""
+    """One line per network, switches for metric and setting, and the grid of last blocks."""
     if not set(GRID_COLUMNS) <= set(run.table.column_names):
         return None
     views: Views = {}

@@ -1,4 +1,4 @@
-"""A training run under a gauge: what it read at each step, layer by layer, and when it raised an alarm."""
+"""Chapter of a training run under a gauge: the readings at each step, layer by layer, and the alarms."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def _heat_view(one: Heatmap) -> dict[str, Any]:
 
 
 def _column(steps: Sequence[int], step: int) -> int:
-    """The last column that is not after the step: thinning may have dropped its own."""
+    """The last column at or before the step; thinning may have dropped the column of the step itself."""
     return max(0, int(np.searchsorted(steps, step, side="right")) - 1)
 
 
@@ -162,7 +162,7 @@ def _steps_view(metric: str, series: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _when(raised: Sequence[Alarm], stack: str | None, *, anywhere: bool = False) -> list[list[Any]]:
-    """The first step of each kind of alarm, to be marked on the axis of steps."""
+    """The first step of each kind of alarm, to mark on the axis of steps."""
     first: dict[str, int] = {}
     for alarm in raised:
         if anywhere or alarm.stack == stack:
