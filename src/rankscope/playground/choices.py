@@ -14,7 +14,7 @@ from rankscope.theory.designs.design import Design, NormKind, NormPlace
 NO_REMEDY = "none"
 MOST_SEED = 2**31 - 1
 MOST_SCORES = 3_200_000
-"""Most attention scores of one run (blocks x heads x tokens x tokens): what the time of an answer goes by."""
+"""Most attention scores of one run (blocks x heads x tokens x tokens): determines the time of an answer."""
 RANGES: Mapping[str, tuple[float, float]] = {
     "depth": (1, 48),
     "tokens": (2, 128),

@@ -35,7 +35,7 @@ ROWS = (
     ("weight_scale",),
     ("seed",),
 )
-"""How the controls stand, top to bottom."""
+"""Order of the controls, top to bottom."""
 STEPS: Mapping[str, float] = {"skip_gain": 0.05, "weight_scale": 0.05}
 
 

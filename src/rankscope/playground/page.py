@@ -23,7 +23,7 @@ AT_ONCE = 2
 WAITING = 64
 """Requests that may wait; the next is turned away."""
 WARMING = Choices(depth=1, tokens=2, width=16, heads=1, remedy="stronger_skip")
-"""Run before the first visitor comes, so that nobody waits for imports."""
+"""Simulated at start, so that the first visitor does not wait for imports."""
 NAMES = tuple(field.name for field in fields(Choices))
 
 
@@ -110,7 +110,7 @@ def serve(
     except OSError as error:
         place = f"port {port} of {host}" if port else f"{host}, port 7860 and those after it,"
         raise InputError(
-            f"The page cannot listen on {place}: it is taken or not this machine's. Give another."
+            f"The page cannot listen on {place}: it is in use or not an address of this machine. Give another."
         ) from error
     if announce is not None:
         announce(page.local_url)

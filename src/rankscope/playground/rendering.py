@@ -141,8 +141,8 @@ def _numbers(picture: Picture) -> str:
     head = "".join(f'<th scope="col">{name}</th>' for name in heads)
     code = f"{IMPORTS}\n\nsimulate({picture.choices.call()})"
     return (
-        '<details class="card"><summary>The numbers, and how to get them again</summary>'
-        "<p>log<sub>10</sub> of the relative residual behind each block.</p>"
+        '<details class="card"><summary>The numbers, and how to reproduce them</summary>'
+        "<p>log<sub>10</sub> of the relative residual after each block.</p>"
         f'<div class="scroll" tabindex="0" role="region" aria-label="The numbers"><table><thead><tr>{head}</tr></thead>'
         f"<tbody>{rows}</tbody></table></div>"
         f'<pre tabindex="0">{escape(code)}</pre></details>'

@@ -131,13 +131,13 @@ def multiples_section(profiles: Sequence[Profile]) -> Section | None:
     chart = Chart(
         "multiples",
         "Profiles",
-        "From the first block on the left to the last on the right, whose number stands below; all panels share one "
+        "From the first block on the left to the last on the right, whose number is below; all panels share one "
         "scale. Mean over sequences, heads and seeds; the band runs from the 10% to the 90% quantile. Hollow points "
         "lie at the float floor.",
         ("metric", "variant"),
         views,
     )
-    return Section("Every model", "What becomes of the tokens on their way through each model.", (chart,))
+    return Section("Every model", "How the tokens change with depth in each model.", (chart,))
 
 
 def table_section(profiles: Sequence[Profile]) -> Section | None:
@@ -152,7 +152,7 @@ def table_section(profiles: Sequence[Profile]) -> Section | None:
     rows = [_model_row(one, names) for one in profiles[:MOST_ROWS]]
     caption = "First and last block, means over sequences and seeds; of an encoder-decoder the encoder; * float floor"
     table = Table(columns, rows, caption, sortable=True, left_out=max(0, len(profiles) - MOST_ROWS))
-    return Section("All in one table", "Press an arrow to sort by its column, once more to turn it round.", (table,))
+    return Section("All in one table", "Press an arrow to sort by its column, again to reverse the order.", (table,))
 
 
 def _model_row(one: Profile, names: Sequence[str]) -> list[str | Cell]:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 LARGEST = 6 * 10**6
 Reported = Run | Record
 DETAILS = (1, 0)
-"""Everything; then only what each metric's main site shows, when everything is too large."""
+"""Everything; if that is too large, only the main site of each metric."""
 
 
 def report(

@@ -20,7 +20,7 @@ CHECKS: Mapping[CheckStatus, Cell] = {
     "refused": Cell("refused", ("care",)),
     "info": Cell("info"),
 }
-"""Word and colour of a check; the word alone tells all, for terminals without colour."""
+"""Word and colour of a check; the word is enough on terminals without colour."""
 
 
 def print_run(run: Run, console: Console) -> None:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 CHUNK = 2000
 LEAST = 2
-"""Fewest sequences from which an interval can be had."""
+"""Minimum number of sequences for an interval."""
 
 
 @dataclass(frozen=True, eq=False)

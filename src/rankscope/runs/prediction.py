@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 AGREEMENT = 1e-3
-"""Relative residual at which tokens are as good as one."""
+"""Relative residual at which tokens count as equal."""
 CollapseName = Literal["order 3", "order 1", "slower than exponential", "no collapse"]
 
 

@@ -13,7 +13,7 @@ LARGEST_WHOLE = 2**31
 LONGEST_SECONDS = 2.5e11
 AlarmState = Literal["raised", "cleared"]
 LOSS = "rankscope/loss"
-"""Scalar under which a reading keeps the loss of its step, where it was told."""
+"""Name of the scalar with the loss of the step, if it was passed to the gauge."""
 
 
 @dataclass(frozen=True)

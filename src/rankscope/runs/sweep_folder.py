@@ -179,7 +179,7 @@ def _keys_in(folder: Path) -> set[str]:
 def _read_object(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > LARGEST_RECORD:
-            raise ResultError(f"{path} has more than {LARGEST_RECORD} bytes; that is no record of a sweep.")
+            raise ResultError(f"{path} has more than {LARGEST_RECORD} bytes; that is not a record of a sweep.")
         found = parse_json(path.read_bytes())
     except OSError as error:
         raise ResultError(f"{path} cannot be read ({error.strerror}).") from error

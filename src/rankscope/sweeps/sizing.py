@@ -14,7 +14,7 @@ from rankscope.errors import RankscopeError
 from rankscope.verbs._spec import VERBS
 
 PROCESS = 900 * 2**20
-"""A worker with torch and transformers imported and nothing loaded, with room for what it never gives back."""
+"""A worker with torch and transformers imported and no model, plus memory that it never returns to the system."""
 SLACK = 1.5
 WIDTHS = ("hidden_size", "n_embd", "d_model", "dim", "embed_dim")
 HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads")
@@ -121,7 +121,7 @@ def memory_for(size: TaskSize | None, facts: Mapping[str, Any]) -> int:
     inputs, exact = facts["inputs"], verb.is_float64
     tokens, sequences = inputs["tokens"], min(inputs["batch"], inputs["sequences"]) if verb.takes("batch") else 1
     held = BYTES.get(str(facts["dtype"]), size.weight_bytes / max(1, size.parameters))
-    # exact runs a float64 copy beside the weights, each number as base, deviation and scale.
+    # exact keeps a float64 copy of the weights, and each activation as base, deviation and scale.
     weights = size.parameters * (held + 8 if exact else held)
     number = 3 * 8 if exact else max(held, 4)
     stream = sequences * tokens * (8 * size.width + 3 * size.inner) * number

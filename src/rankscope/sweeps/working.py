@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rankscope.runs.run import Run
 
 TRANSIENT = (OSError, MemoryError)
-"""Errors after which a task is worth another try; anything else would only fail again."""
+"""Errors after which a task is retried; any other would only occur again."""
 LONGEST_TRACE = 20_000
 
 
@@ -57,7 +57,7 @@ def do(task: Task) -> Outcome:
         table = rows_of(run, task)
     except TRANSIENT:
         raise
-    except Exception as error:  # noqa: BLE001  (a model can fail in any way; the others go on)
+    except Exception as error:  # noqa: BLE001  (a model can fail in any way; the other tasks continue)
         return failed(task, error, time.perf_counter() - started)
     facts = {
         "state": "done",

@@ -31,7 +31,7 @@ PARTS: Mapping[str, tuple[str, ...]] = {
     "channel_share": ("largest_channel_share",),
     "size": ("mu", "residual"),
 }
-"""Part to the metrics that can play it; the first one measured does. A part that nothing plays stays unknown."""
+"""Each part with the metrics that can fill it; the first one measured is used. Otherwise the part stays unknown."""
 
 STREAM_SITES = ("block.out", "mlp.sum", "both.sum", "attention.sum", "mixer.sum", "block.in", "final")
 

@@ -82,7 +82,7 @@ class Column:
 
 
 Row = Sequence[str | Cell] | None
-"""Cells of one row; None stands for rows that were left out."""
+"""Cells of one row; None marks omitted rows."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -35,7 +35,7 @@ def ablation_section(run: Run, detail: int) -> Section | None:
     chart = Chart(
         "lines",
         "One line per network",
-        "The same weights and inputs, with parts taken out: attention alone (pure), with norms, skips, MLPs, and the "
+        "The same weights and inputs, with parts removed: attention alone (pure), with norms, skips, MLPs, and the "
         "whole model (full).",
         ("metric", "network"),
         views,

@@ -45,8 +45,7 @@ def theorems_section(run: Run, detail: int) -> Section | None:
         parts.append(Table(["theorem", words], said, "What each comes to", folded=True))
     return Section(
         "What the theorems say",
-        "A statement speaks about this model only where all its hypotheses are met; a wide slack means that it says "
-        "little.",
+        "A theorem applies to this model only if all its hypotheses are met; a wide slack means that it says little.",
         tuple(parts),
     )
 

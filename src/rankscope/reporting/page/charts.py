@@ -27,7 +27,7 @@ MOST_SERIES = 24
 
 
 Views = dict[tuple[str, ...], Mapping[str, Any]]
-"""For each combination of options that exists, what is drawn."""
+"""The data to draw, for each existing combination of options."""
 
 SPOKEN = ("metric", "quantity", "theorem")
 """Choices whose options are names of things, shown in words."""

@@ -19,7 +19,7 @@ from rankscope.runs.summary import stacks_of
 from rankscope.views import Cell, Row, Section, Table
 
 STREAM_METRICS = ("relative_residual", "residual", "mu", "effective_rank", "stable_rank")
-"""What the ledger is kept in; the first one measured opens."""
+"""Metrics of the ledger; the first one that was measured is shown first."""
 
 SUMS = ("attention.sum", "cross_attention.sum", "mixer.sum", "mlp.sum", "both.sum")
 WORDS = {
@@ -31,7 +31,7 @@ WORDS = {
     "block.out": "post-norm",
 }
 NOTHING = 1e-9
-"""Decades below which a step is no step: a pre-norm block ends where its last add ends."""
+"""Smaller changes, in decades, are not a step: the output of a pre-norm block is that of its last add."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -92,7 +92,7 @@ def heads_section(run: Run, detail: int) -> Section | None:
         ("metric", "place"),
         views,
     )
-    return Section("Head by head", "Where attention is spread, where it sinks, where it mixes all alike.", (chart,))
+    return Section("Head by head", "Where attention is spread, has sinks, or is uniform.", (chart,))
 
 
 def _places(rows: pa.Table) -> list[tuple[str, str | None]]:
@@ -123,7 +123,7 @@ def similarity_section(run: Run, detail: int) -> Section | None:
     chart = Chart(
         "matrix",
         "Tokens against tokens",
-        f"Cosine between {some} of sequence {first.sequence}, behind each block. When all turn one colour, the tokens "
+        f"Cosine between {some} of sequence {first.sequence}, after each block. When all turn one colour, the tokens "
         "point one way.",
         ("stack", "block"),
         views,
