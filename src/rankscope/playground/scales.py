@@ -22,7 +22,7 @@ class DepthAxis:
         stretched: use a logarithmic scale for the exponent itself, so that doubly exponential decay is a straight line.
 
     Example:
-        >>> axis = Axis(-10.0, False)
+        >>> axis = DepthAxis(-10.0, False)
         >>> axis.place(-5.0), [tick for tick, _ in axis.ticks()]
         (0.5, [0.0, -2.0, -4.0, -6.0, -8.0, -10.0])
     """

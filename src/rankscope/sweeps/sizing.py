@@ -110,7 +110,7 @@ def memory_for(size: TaskSize | None, facts: Mapping[str, Any]) -> int:
     probabilities in their dtype and in float64), times 1.5, plus the process itself.
 
     Example:
-        >>> small = Size(parameters=46_400, weight_bytes=185_600, width=32, heads=4, inner=64)
+        >>> small = TaskSize(parameters=46_400, weight_bytes=185_600, width=32, heads=4, inner=64)
         >>> facts = {"verb": "measure", "dtype": None, "inputs": {"batch": 4, "sequences": 4, "tokens": 64}}
         >>> memory_for(small, facts) // 2**20
         902
