@@ -80,5 +80,5 @@ def test_what_does_not_fit_is_refused(change: dict[str, object], words: str) -> 
 
 @pytest.mark.parametrize("names", [("layer",), ("mask", "mask")])
 def test_a_further_column_has_a_name_of_its_own(names: tuple[str, ...]) -> None:
-    with pytest.raises(ResultError, match="name of its own"):
+    with pytest.raises(ResultError, match="needs a unique name"):
         RowWriter(coordinates=names)

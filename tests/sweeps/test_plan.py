@@ -49,7 +49,7 @@ def test_short_and_long_forms_mean_the_same() -> None:
         ({"inputs": {"text": "a", "random_tokens": True}}, "exclude each other"),
         ({"inputs": {"tokens": 0}}, "inputs.tokens"),
         ({"memory": "lots"}, "'lots' is not a size"),
-        ({"memory": True}, "is no size"),
+        ({"memory": True}, "is not a size"),
         ({"retries": -1}, "retries"),
         ({"seeds": []}, "seeds"),
         ({"seeds": ["x"]}, "seeds.0"),

@@ -1,4 +1,4 @@
-"""Rows read as curves over depth with their spreads, published curves, and means with intervals."""
+"""Curves over depth with their spreads, published curves, and means with intervals."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class DepthLine:
 
 
 def has_line(table: pa.Table, **where: str | int) -> bool:
-    """Whether there is any such row."""
+    """Whether the run has such rows."""
     return bool(only(table, **where).num_rows)
 
 

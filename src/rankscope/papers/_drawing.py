@@ -30,7 +30,7 @@ def drawn(
     panel_size: tuple[float, float] = PANEL_INCHES,
     legend_rows: int = 1,
 ) -> Figure:
-    """Rows of charts below a header, and a legend of ``styles`` in so many rows below them.
+    """Rows of charts below a header, and a legend of ``styles`` in the given number of rows below them.
 
     Raises:
         MissingExtraError: without matplotlib.

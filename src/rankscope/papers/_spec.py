@@ -61,7 +61,7 @@ class Settings:
     only: tuple[str, ...] = ()
 
     def pick(self, full: AnySize, small: AnySize) -> AnySize:
-        """The size that was asked for, with the number of seeds that was asked for."""
+        """The requested size, with the requested number of seeds."""
         size = small if self.small else full
         return size if self.seeds is None else replace(size, seeds=self.seeds)
 
@@ -70,14 +70,14 @@ class Settings:
 class Reproduction:
     """One figure, table or open question of a paper, as data and four functions.
 
-    All functions but ``measure`` read nothing but the run, so that they work on a saved one.
+    All functions except ``measure`` read only the run, so they also work on a saved one.
 
     Attributes:
         name: as it is written on the command line.
         title: one line.
         cites: the figure or statement.
         paper: what the paper says about it.
-        measure: makes the run.
+        measure: produces the run.
         judge: one sentence, stored as the run's verdict.
         describe: the results and where they differ from the paper, in Markdown; every number comes from the run.
         draw: figures by file name, without suffix.
@@ -110,7 +110,7 @@ class Reproduction:
         }
 
     def checked(self, settings: Settings) -> Settings:
-        """The settings, if the reproduction can follow them.
+        """The settings, if the reproduction supports them.
 
         Raises:
             InputError: weights it does not know, no seed at all, or a row of something that is not a table.
@@ -139,8 +139,8 @@ def declare(
 ) -> None:  # fmt: skip
     """Register the reproduction of a folder, whose ``__name__`` is ``package``; see :class:`Reproduction`.
 
-    ``measure`` lies in its ``run.py``; ``judge``, ``describe`` and ``draw`` lie in its ``show.py``. They are
-    imported when first called.
+    ``measure`` is in its ``run.py``; ``judge``, ``describe`` and ``draw`` are in its ``show.py``. They are imported
+    when first called.
     """
     home = package.removeprefix("rankscope.")
     measure = deferred(f"{home}.run:measure")

@@ -1,4 +1,4 @@
-"""The playground: a small transformer of one's own choice, its tokens followed through every block."""
+"""The playground: configure a small transformer and follow its tokens through every block."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a visitor of the playground may choose, and how much of it."""
+"""The choices of the playground and their limits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rankscope.theory.designs.design import Design, NormKind, NormPlace
 NO_REMEDY = "none"
 MOST_SEED = 2**31 - 1
 MOST_SCORES = 3_200_000
-"""Most attention scores of one run (blocks x heads x tokens x tokens): what the time of an answer goes by."""
+"""Most attention scores of one run (blocks x heads x tokens x tokens): determines the time of an answer."""
 RANGES: Mapping[str, tuple[float, float]] = {
     "depth": (1, 48),
     "tokens": (2, 128),
@@ -38,25 +38,25 @@ WHOLE = ("depth", "tokens", "width", "heads", "seed")
 
 @dataclass(frozen=True)
 class Choices:
-    """A transformer to play with. Checked when it is made, whoever makes it.
+    """Configuration of the playground's transformer, validated on construction.
 
     Attributes:
-        depth: blocks.
-        tokens: tokens of the one sequence.
-        width: of the stream.
-        heads: attention heads; they share the width evenly.
-        skip_gain: what each skip adds of the stream; 0 cuts the skips.
+        depth: number of blocks.
+        tokens: number of tokens of the single sequence.
+        width: width of the residual stream.
+        heads: attention heads; the width must be divisible by it.
+        skip_gain: factor on each skip; 0 removes the skips.
         mlp: activation of the MLP; ``"none"`` for blocks of attention alone.
         norm: kind of norm.
-        norm_place: before a branch or after its sum; of no effect without a norm.
-        mask: who may see whom.
-        positions: how scores or first tokens know places.
-        weight_scale: standard deviation of every weight, times the square root of how many inputs it sums over.
-        seed: of weights and first tokens.
+        norm_place: before a branch or after its sum; no effect without a norm.
+        mask: attention mask.
+        positions: how positions enter the scores or the first tokens.
+        weight_scale: standard deviation of every weight, times the square root of its fan-in.
+        seed: seed of the weights and the first tokens.
         remedy: a name from ``rankscope ls remedies``, or ``"none"``.
 
     Raises:
-        InputError: a value that is not one of these, or a network too large to be answered at once.
+        InputError: an invalid value, or a network too large to compute interactively.
 
     Example:
         >>> Choices(depth=2, skip_gain=0.0).design().attention_skip
@@ -98,7 +98,7 @@ class Choices:
             )
 
     def design(self) -> Design:
-        """The same as a design, whose initialisation the model draws."""
+        """The same configuration as a design; the model draws its initialisation from it."""
         std = self.weight_scale / math.sqrt(self.width)
         bare = self.norm == "none"
         norm: NormKind = self.norm  # type: ignore[assignment]
@@ -125,7 +125,7 @@ class Choices:
         )
 
     def call(self) -> str:
-        """The line of Python that makes these choices again.
+        """The Python expression that recreates these choices.
 
         Example:
             >>> Choices(depth=2, norm="none").call()
@@ -137,10 +137,10 @@ class Choices:
 
 
 def choices_from(words: Sequence[str]) -> Choices:
-    """Choices from ``name=value`` words, the others as they are by default.
+    """Parse ``name=value`` words into choices; the others keep their defaults.
 
     Raises:
-        InputError: a word that is no pair, a name that is no choice, or a value it cannot have.
+        InputError: a word is not a pair, a name is unknown, or a value is invalid.
 
     Example:
         >>> choices_from(["skip_gain=0", "mlp=none"]).call()
@@ -151,7 +151,7 @@ def choices_from(words: Sequence[str]) -> Choices:
     for word in words:
         name, equals, value = (part.strip() for part in word.partition("="))
         if not equals or name not in known:
-            raise InputError(f"{_short(word)} is no choice. Expected NAME=VALUE with one of {', '.join(known)}.")
+            raise InputError(f"{_short(word)} is not a choice. Expected NAME=VALUE with one of {', '.join(known)}.")
         found[name] = _read(value) if name in RANGES or name in WHOLE else value
     return Choices(**found)
 
@@ -164,7 +164,7 @@ def _read(text: str) -> float | str:
 
 
 def _number(name: str, value: Any) -> float:
-    """A plain number within its range; whole ones as such."""
+    """Check that a value is a number within its range; integers stay integers."""
     low, high = RANGES.get(name, (1, 1 << 10))
     good = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
     if not good or not low <= value <= high or (name in WHOLE and value != int(value)):

@@ -35,12 +35,12 @@ ROWS = (
     ("weight_scale",),
     ("seed",),
 )
-"""How the controls stand, top to bottom."""
+"""Order of the controls, top to bottom."""
 STEPS: Mapping[str, float] = {"skip_gain": 0.05, "weight_scale": 0.05}
 
 
 def controls_of(gradio: Any, start: Choices) -> dict[str, Any]:
-    """One control per choice: those that decide first, then the size."""
+    """One control per choice: the most important first, then the size."""
     found: dict[str, Any] = {}
     for names in ROWS:
         with gradio.Row(elem_classes="pair"):
@@ -62,7 +62,7 @@ def _control(gradio: Any, name: str, value: Any) -> Any:
 
 
 def theme_of(gradio: Any) -> Any:
-    """Fonts that are on the machine, and the colours of the report."""
+    """The theme: system fonts and the colours of the report."""
     sans = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "Helvetica Neue", "Arial", "Noto Sans", "sans-serif")
     mono = ("ui-monospace", "SF Mono", "Menlo", "Consolas", "DejaVu Sans Mono", "monospace")
     base = gradio.themes.Base(primary_hue="sky", neutral_hue="stone", font=sans, font_mono=mono, text_size="sm")

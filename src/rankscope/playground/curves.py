@@ -1,4 +1,4 @@
-"""The exact curve with its law, the float floors and what floats read: one SVG, drawn here."""
+"""Draws one SVG: the exact curve with its law, the float floors and the values measured in floats."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RIGHT, TOP, BOTTOM = 14, 12, 44
 
 @dataclass(frozen=True)
 class Plane:
-    """The area of a drawing, in its own units."""
+    """The plot area, in units of the drawing."""
 
     width: int
     height: int
@@ -25,11 +25,11 @@ class Plane:
     axis: DepthAxis
 
     def x(self, block: float) -> float:
-        """Across, from the first tokens (0) to the last block."""
+        """Horizontal position of a block, from the first tokens (0) to the last block."""
         return self.left + (self.width - self.left - RIGHT) * block / self.depth
 
     def y(self, value: float) -> float:
-        """Down, by log10."""
+        """Vertical position of a log10."""
         return TOP + (self.height - TOP - BOTTOM) * self.axis.place(value)
 
     def path(self, values: Sequence[float], first: int = 0) -> str:
@@ -45,7 +45,7 @@ class Plane:
 
 
 def curve(picture: Picture, width: int, height: int, name: str) -> str:
-    """An SVG of so many units, of the class ``name``; its cursor is moved by the page's script."""
+    """An SVG of this size with the class ``name``; the page's script moves its cursor."""
     values = [*picture.course.log10_relative, *(math.log10(sight.floor) for sight in picture.sights.values())]
     if picture.treated is not None and picture.treated.course is not None:
         values += picture.treated.course.log10_relative
@@ -131,7 +131,7 @@ def _cursor(plane: Plane) -> str:
 
 
 def _spoken(picture: Picture) -> str:
-    """The drawing in one sentence."""
+    """The drawing described in one sentence, for screen readers."""
     last = picture.course.log10_relative[-1]
     return (
         f"Relative residual over {picture.choices.depth} blocks, as a power of ten: from "

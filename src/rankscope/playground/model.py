@@ -1,4 +1,4 @@
-"""The transformer one plays with: a plain module, written as anyone would write it, with the weights of a design."""
+"""The transformer of the playground: an ordinary module with the weights of a design."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rankscope.theory.designs.sampling import ACTIVATIONS, GATED, rotated, rotat
 
 
 class Attention(nn.Module):
-    """Attention over visible tokens, with rotary or linear positions where the design has them."""
+    """Attention over visible tokens, with rotary or linear positions if the design has them."""
 
     bias: Tensor | None
     cosines: Tensor
@@ -31,7 +31,7 @@ class Attention(nn.Module):
             self.register_buffer(name, table, persistent=False)
 
     def forward(self, x: Float[Tensor, "batch tokens dim"]) -> Float[Tensor, "batch tokens dim"]:
-        """Mix tokens."""
+        """Apply attention."""
         batch, tokens, dim = x.shape
         query, key, value = (
             part(x).view(batch, tokens, self.heads, -1).transpose(1, 2) for part in (self.query, self.key, self.value)
@@ -56,7 +56,7 @@ class FeedForward(nn.Module):
         self.gate = _linear(design.width, design.mlp_width) if design.mlp in GATED else None
 
     def forward(self, x: Float[Tensor, "batch tokens dim"]) -> Float[Tensor, "batch tokens dim"]:
-        """Change each token by itself."""
+        """Apply the MLP to each token."""
         if self.gate is None:
             return self.down(self.activation(self.up(x)))  # type: ignore[no-any-return]
         return self.down(self.activation(self.gate(x)) * self.up(x))  # type: ignore[no-any-return]
@@ -75,7 +75,7 @@ class Block(nn.Module):
         self.mlp_norm = None if design.mlp == "none" else _norm(design)
 
     def forward(self, x: Float[Tensor, "batch tokens dim"]) -> Float[Tensor, "batch tokens dim"]:
-        """One block."""
+        """Apply the block."""
         x = self._added(x, self.attention, self.attention_norm, self.skips[0])
         if self.mlp is None or self.mlp_norm is None:
             return x
@@ -88,11 +88,11 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Blocks over tokens that come in as vectors.
+    """A stack of blocks whose inputs are vectors rather than token ids.
 
     Args:
-        design: what to build.
-        seed: of the weights.
+        design: the design to build.
+        seed: seed of the weights.
     """
 
     def __init__(self, design: Design, seed: int) -> None:
@@ -114,14 +114,14 @@ class Transformer(nn.Module):
             weight.normal_(std=stds[name.split(".")[-2]], generator=generator)
 
     def forward(self, x: Float[Tensor, "batch tokens dim"]) -> Float[Tensor, "batch tokens dim"]:
-        """All blocks."""
+        """Apply all blocks."""
         for block in self.blocks:
             x = block(x)
         return x
 
 
 def first_tokens(design: Design, seed: int) -> Float[Tensor, "one tokens dim"]:
-    """Gaussian tokens of unit channels; learned positions are one more Gaussian vector each, as at initialisation."""
+    """Gaussian tokens with the design's ``embedding_std``; learned positions add a second vector of the same law."""
     generator = torch.Generator().manual_seed(seed ^ 0x5EED)
     shape = (1, design.tokens, design.width)
     x = torch.randn(shape, dtype=torch.float64, generator=generator)
@@ -143,7 +143,7 @@ def _norm(design: Design) -> nn.Module:
 
 
 def _bias(design: Design) -> Tensor | None:
-    """What is added to scores: minus infinity where a key is hidden, and ALiBi's slopes."""
+    """The bias added to the scores: minus infinity for hidden keys, and ALiBi's slopes."""
     visible = parse_mask(design.mask).dense(design.tokens)
     hidden = None if bool(visible.all()) else torch.where(visible, 0.0, -math.inf).double()
     if design.positions != "alibi":

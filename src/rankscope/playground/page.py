@@ -1,4 +1,4 @@
-"""The page: controls around one picture. It keeps nothing, asks nobody, and trusts no value it is sent."""
+"""The page: controls around one picture. It stores nothing, makes no requests, and trusts no value it receives."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ AT_ONCE = 2
 WAITING = 64
 """Requests that may wait; the next is turned away."""
 WARMING = Choices(depth=1, tokens=2, width=16, heads=1, remedy="stronger_skip")
-"""Run before the first visitor comes, so that nobody waits for imports."""
+"""Simulated at start, so that the first visitor does not wait for imports."""
 NAMES = tuple(field.name for field in fields(Choices))
 
 
 def answer(*values: Any) -> str:
-    """HTML for values in the order of the fields of ``Choices``, whatever they are."""
+    """HTML for values in the order of the fields of ``Choices``; the values are not trusted."""
     try:
         return _cached(Choices(**dict(zip(NAMES, values, strict=True))))
     except RankscopeError as error:
@@ -95,12 +95,12 @@ def serve(
         port: None for the first free one from 7860 on.
         first: what is shown at first.
         browser: open it in a browser.
-        announce: is told the address, once it answers.
-        block: wait; False returns at once, and closing what is returned ends it.
+        announce: called with the address once the page is served.
+        block: wait until interrupted; False returns at once, and closing the returned object stops the server.
 
     Raises:
         MissingExtraError: without Gradio.
-        InputError: an address or port that cannot be listened on.
+        InputError: the address or port is not available.
     """
     gradio = _gradio()
     page = build(first)
@@ -110,7 +110,7 @@ def serve(
     except OSError as error:
         place = f"port {port} of {host}" if port else f"{host}, port 7860 and those after it,"
         raise InputError(
-            f"The page cannot listen on {place}: it is taken or not this machine's. Give another."
+            f"The page cannot listen on {place}: it is in use or not an address of this machine. Give another."
         ) from error
     if announce is not None:
         announce(page.local_url)
@@ -141,7 +141,7 @@ def _launch(page: Any, gradio: Any, host: str, port: int | None, browser: bool) 
 
 
 def _wire(button: Any, scene: Choices, inputs: Sequence[Any], shown: Any) -> None:
-    """A click sets every control to the scene, then shows it."""
+    """Connect a scene's button: a click sets every control, then shows the picture."""
     values = [asdict(scene)[name] for name in NAMES]
     button.click(
         lambda: [*values, answer(*values)],
@@ -155,7 +155,7 @@ def _wire(button: Any, scene: Choices, inputs: Sequence[Any], shown: Any) -> Non
 
 
 def _gradio() -> Any:
-    """Gradio, told first to report nothing to anyone."""
+    """Import Gradio with its telemetry disabled."""
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
     try:
         return importlib.import_module("gradio")

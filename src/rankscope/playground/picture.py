@@ -1,4 +1,4 @@
-"""What the playground shows: numbers only, drawn elsewhere."""
+"""The data the playground shows; other modules draw it."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class Frame:
 
     Attributes:
         sphere: one unit vector (x, y, z) per token. The north pole is the direction of the mean token; the angle from
-            it is the true angle in all dimensions; the longitude is that of the two principal directions of what
-            departs from the pole, turned to follow the frame before.
-        lens: the same departures seen from above the pole, magnified until the farthest is at distance 1.
-        log10_angle: log10 of the largest angle from the pole, in radians; minus infinity where tokens are equal.
+            it is the true angle in all dimensions; the longitude comes from the two principal directions of the
+            deviations from the pole, rotated to follow the previous frame.
+        lens: the same deviations seen from above the pole, magnified until the farthest is at distance 1.
+        log10_angle: log10 of the largest angle from the pole, in radians; minus infinity if tokens are equal.
     """
 
     sphere: Points
@@ -32,9 +32,9 @@ class TokenCourse:
     """How far tokens differ, block by block, in exact arithmetic.
 
     Attributes:
-        log10_relative: log10 of the relative residual, from the first tokens on: depth + 1 numbers.
-        order: of each block: how many times the log-residual behind it follows that before it, when its input is drawn
-            to its mean by a factor e; under a remedy, when the first tokens are, as ``rankscope.exact`` has it.
+        log10_relative: log10 of the relative residual, starting with the first tokens: depth + 1 numbers.
+        order: of each block: change of the log-residual after it per change before it, when its input is drawn to its
+            mean by a factor e; under a remedy, when the first tokens are, as in ``rankscope.exact``.
     """
 
     log10_relative: tuple[float, ...]
@@ -43,11 +43,11 @@ class TokenCourse:
 
 @dataclass(frozen=True)
 class Law:
-    """What the law says of each block, from its weights and the collapsed token alone.
+    """The law's prediction for each block, from its weights and the collapsed token alone.
 
     Attributes:
-        order: 3 or 1 (or higher, where leading terms vanish) of a residual that is small enough; 0 where unknown.
-        log10_relative: of the tokens behind the block, from those before it; the first entry is that behind block 1.
+        order: 3 or 1 (or higher, if leading terms vanish) for a small enough residual; 0 if unknown.
+        log10_relative: of the tokens after the block, from those before it; the first entry is that after block 1.
     """
 
     order: tuple[int, ...]
@@ -56,13 +56,12 @@ class Law:
 
 @dataclass(frozen=True)
 class Sight:
-    """What a float format makes of the same network.
+    """The same network in a float format.
 
     Attributes:
         floor: relative residual at and below which the format shows its own rounding.
-        block: first block, counted from 1, behind which the exact curve is at or below the floor; None where it stays
-            above.
-        log10_relative: as a forward pass in this format reads it; minus infinity where tokens read as equal.
+        block: first block, from 1, after which the exact curve is at or below the floor; None if it stays above.
+        log10_relative: as measured by a forward pass in this format; minus infinity if tokens are equal in it.
     """
 
     floor: float
@@ -75,9 +74,9 @@ class Treated:
     """The same network under a remedy.
 
     Attributes:
-        name: of the remedy.
+        name: name of the remedy.
         summary: what it does.
-        course: in exact arithmetic; None where it could not be had.
+        course: in exact arithmetic; None if it could not be computed.
         refused: why not; empty otherwise.
     """
 
@@ -89,18 +88,18 @@ class Treated:
 
 @dataclass(frozen=True)
 class Picture:
-    """Everything the playground shows of some choices.
+    """Everything the playground shows for given choices.
 
     Attributes:
-        choices: what was asked for.
+        choices: the configuration.
         course: the exact residuals.
-        law: the prediction beside them.
+        law: the prediction for them.
         order: 3, 1 or 0 of the network (0: a small residual does not shrink).
         factor: per block late in depth, of the relative residual, for orders 1 and 0; nan for order 3.
         reason: why it has this order, in one sentence.
         sights: float formats by name, coarsest first.
-        frames: tokens from the first ones on: depth + 1.
-        treated: under the remedy that was asked for, if one was.
+        frames: tokens before the first block and after each block: depth + 1.
+        treated: the network under the chosen remedy, if there is one.
     """
 
     choices: Choices

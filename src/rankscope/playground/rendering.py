@@ -1,4 +1,4 @@
-"""A picture as HTML. Everything that is not a number of ours is escaped."""
+"""Renders a picture as HTML. Everything but our own numbers is escaped."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def rendered(picture: Picture) -> str:
 
 
 def refusal(sentence: str) -> str:
-    """What is shown when the choices cannot be answered."""
+    """HTML to show if the choices are refused."""
     words = escape(sentence)
     return f'<div class="play" data-order=""><section class="answer refused" role="alert">{words}</section></div>'
 
 
 def _packed(frame: Frame) -> dict[str, object]:
-    """Coordinates in thousandths, tokens one after the other."""
+    """Coordinates as integers in thousandths, token by token."""
     return {
         "s": [round(1000 * value) for point in frame.sphere for value in point],
         "l": [round(1000 * value) for point in frame.lens for value in point],
@@ -52,7 +52,7 @@ def _packed(frame: Frame) -> dict[str, object]:
 
 
 def power(log10: float) -> str:
-    """A number by its log10, as text that may go into HTML.
+    """A number given by its log10, as safe HTML.
 
     Example:
         >>> power(-1.0), power(-24.5), power(-math.inf)
@@ -141,8 +141,8 @@ def _numbers(picture: Picture) -> str:
     head = "".join(f'<th scope="col">{name}</th>' for name in heads)
     code = f"{IMPORTS}\n\nsimulate({picture.choices.call()})"
     return (
-        '<details class="card"><summary>The numbers, and how to get them again</summary>'
-        "<p>log<sub>10</sub> of the relative residual behind each block.</p>"
+        '<details class="card"><summary>The numbers, and how to reproduce them</summary>'
+        "<p>log<sub>10</sub> of the relative residual after each block.</p>"
         f'<div class="scroll" tabindex="0" role="region" aria-label="The numbers"><table><thead><tr>{head}</tr></thead>'
         f"<tbody>{rows}</tbody></table></div>"
         f'<pre tabindex="0">{escape(code)}</pre></details>'

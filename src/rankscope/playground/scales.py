@@ -1,4 +1,4 @@
-"""The vertical axis of the playground's curve: logarithms that run from 0 to minus thousands of millions."""
+"""The vertical axis of the playground's curve: logarithms from 0 down to minus billions."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ KNEE = 0.2
 
 @dataclass(frozen=True)
 class DepthAxis:
-    """Where a log10 lies between top (0) and bottom (1).
+    """Maps a log10 to a position between top (0) and bottom (1).
 
     Attributes:
-        bottom: the smallest value to be drawn.
-        stretched: the exponent itself is on a logarithmic scale, on which doubly exponential decay is a straight line.
+        bottom: the smallest value to draw.
+        stretched: use a logarithmic scale for the exponent itself, so that doubly exponential decay is a straight line.
 
     Example:
         >>> axis = DepthAxis(-10.0, False)
@@ -32,21 +32,21 @@ class DepthAxis:
 
     @classmethod
     def holding(cls, values: Sequence[float]) -> DepthAxis:
-        """The axis for these values, those that are not finite left out."""
+        """The axis for these values; values that are not finite are ignored."""
         least = min((value for value in values if math.isfinite(value)), default=-1.0)
         if least < FAR_BELOW:
             return cls(least * 1.3, True)
         return cls(min(-1.0, math.floor(least * 1.05)), False)
 
     def place(self, value: float) -> float:
-        """Share of the way down; values above 0 count as 0."""
+        """Position as a fraction of the height, from the top; values above 0 count as 0."""
         depth = max(0.0, -value)
         if self.stretched:
             return math.asinh(depth / KNEE) / math.asinh(-self.bottom / KNEE)
         return depth / -self.bottom
 
     def ticks(self) -> list[tuple[float, str]]:
-        """Values to mark, and how they are written as exponents of ten."""
+        """Tick values, and their labels as exponents of ten."""
         if not self.stretched:
             step = next(size for size in (0.25, 0.5, 1.0, 2.0, 5.0, 10.0) if -self.bottom / size <= 6.5)
             count = int(-self.bottom / step + 1e-9)
@@ -58,7 +58,7 @@ class DepthAxis:
 
 
 def exponent(value: float) -> str:
-    """An exponent of ten as people write it, with a true minus sign.
+    """Format an exponent of ten, with a true minus sign.
 
     Example:
         >>> exponent(-2.0), exponent(-0.5), exponent(-1000.0), exponent(-24750757617.9)

@@ -1,4 +1,4 @@
-"""Networks worth a first look."""
+"""Example networks to start with."""
 
 from __future__ import annotations
 

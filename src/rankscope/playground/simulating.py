@@ -1,4 +1,4 @@
-"""``simulate``: choices in, a picture out. No page, no state, no network."""
+"""``simulate``: computes the picture for given choices. No page, no state, no network access."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LATE = 0.25
 
 
 def simulate(choices: Choices) -> Picture:
-    r"""Build the transformer of these choices, follow its tokens in exact arithmetic, and ask the law about each block.
+    r"""Build the transformer, follow its tokens in exact arithmetic, and apply the law to each block.
 
     **Exact** curves: the module's own blocks run on deviations (:mod:`rankscope.exact_arithmetic`), as under
     ``rankscope.exact``. The law of a block is its leading term on a residual that is small: the block is run once more
@@ -38,10 +38,10 @@ def simulate(choices: Choices) -> Picture:
     becomes exact as the residual falls.
 
     Args:
-        choices: checked already, by being made.
+        choices: the configuration, already validated.
 
     Raises:
-        InputError: numbers that grow out of float64.
+        InputError: values overflow float64.
 
     Example:
         >>> picture = simulate(Choices(depth=4, tokens=8, width=16, heads=2, skip_gain=0.0))
@@ -56,6 +56,8 @@ def simulate(choices: Choices) -> Picture:
         shrunk: list[Deviation] = []
         for block in model.blocks:
             state = states[-1]
+            # Each block runs three times: on its input, on the input shrunk by e (its order), and shrunk far
+            # (the leading term, from which the law is read).
             states.append(block(state).recentred())
             shrunk.append(block(state.shrunk(SHRINK)).recentred())
             far.append(block(state.shrunk(FAR)).recentred())
@@ -92,13 +94,13 @@ def _log_relative(state: Deviation) -> float:
 
 
 def _order(shrunk: Deviation, state: Deviation) -> float:
-    """By how much the log-residual behind a block falls, per unit before it."""
+    """Change of the log-residual after a block, per unit change before it."""
     change = shrunk.log_residual() - state.log_residual()
     return change / SHRINK if math.isfinite(change) else math.nan
 
 
 def _law(states: Sequence[Deviation], far: Sequence[Deviation]) -> tuple[Law, list[float]]:
-    """The law of every block, and the factor of each on a small relative residual (nan where it is not linear)."""
+    """The law of every block, and the factor of each on a small relative residual (nan if it is not linear)."""
     orders: list[int] = []
     logs: list[float] = []
     factors: list[float] = []
@@ -108,6 +110,7 @@ def _law(states: Sequence[Deviation], far: Sequence[Deviation]) -> tuple[Law, li
         if not (math.isfinite(small) and math.isfinite(moved)):
             orders, logs, factors = [*orders, 0], [*logs, -math.inf], [*factors, math.nan]
             continue
+        # log r' = p log r + c. With log r near -200, c hardly changes the quotient, so rounding it gives p.
         order = max(1, round(moved / small))
         constant = moved - order * small
         orders.append(order)
@@ -122,7 +125,7 @@ def _kind(design: Design, complete: bool, factors: Sequence[float]) -> CollapseC
     factor = math.exp(sum(map(math.log, late)) / len(late)) if late else math.nan
     free = design.is_position_free
     if complete and free and design.attention_skip != 0:
-        # attention has no linear term of its own here: what the law finds is the skip, times norms and MLP
+        # attention has no linear term here: the law's factor is that of the skip, times norms and MLP
         rows = factor / abs(design.attention_skip)
         return classify(LayerFacts(True, True, design.attention_skip, row_map_factor=rows))
     linear = None if math.isnan(factor) else factor
@@ -130,7 +133,7 @@ def _kind(design: Design, complete: bool, factors: Sequence[float]) -> CollapseC
 
 
 def _sight(model: Transformer, tokens: Tensor, dtype: torch.dtype, relative: Sequence[float]) -> Sight:
-    """The same forward pass in another float format, in which the model is left."""
+    """The same forward pass in another float format; the model stays in that format."""
     model.to(dtype)
     x = tokens.to(dtype)
     seen = [_read(x)]

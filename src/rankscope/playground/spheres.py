@@ -1,4 +1,4 @@
-"""Tokens of many dimensions as points on a sphere that can be looked at."""
+"""Projects high-dimensional tokens to points on a sphere in three dimensions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rankscope.verbs.exact.readings import LOG10
 
 
 class Projector:
-    """Draws one state after the other, each turned so that its points follow those before."""
+    """Projects one state after the other, each rotated so that its points follow the previous ones."""
 
     def __init__(self) -> None:
         self._before: Tensor | None = None
@@ -23,7 +23,7 @@ class Projector:
 
         With the mean token :math:`b` as pole, a token :math:`b + r` splits into a part along :math:`b` and a part
         :math:`t` across it; its angle from the pole is :math:`\arctan(|t| / (|b| + r\cdot b/|b|))`. **Exact**, however
-        small: the scale of r is a logarithm. What is lost in the drawing is :math:`t` beyond its two principal
+        small: the scale of r is a logarithm. The drawing loses the part of :math:`t` outside its two principal
         directions.
         """
         if not state.terms:
@@ -34,6 +34,7 @@ class Projector:
         along = rows @ pole
         across = rows - along[:, None] * pole
         lengths = torch.linalg.vector_norm(across, dim=-1)
+        # Underflows to 0 near collapse: the points then meet at the pole, and the lens still shows their shape.
         scale = math.exp(term.log_scale)
         angles = torch.atan2(scale * lengths, size + scale * along)
         plane = self._plane(across)
@@ -44,11 +45,12 @@ class Projector:
         return Frame(_points(sphere), _points(lens), self._log10_angle(angles, lengths, term.log_scale, size))
 
     def _plane(self, across: Tensor) -> Tensor:
-        """Coordinates in the two principal directions, turned and mirrored to be nearest to those of the last frame."""
+        """Coordinates in the two principal directions, rotated and reflected to match the last frame."""
         _, _, directions = torch.linalg.svd(across, full_matrices=False)
         plane: Tensor = across @ directions[:2].T
         plane = torch.nn.functional.pad(plane, (0, 2 - plane.shape[1]))
         if self._before is not None:
+            # Orthogonal Procrustes: the U V^T of plane^T before is the rotation (or reflection) of least distance.
             left, _, right = torch.linalg.svd(plane.T @ self._before)
             plane = plane @ left @ right
         size = torch.linalg.vector_norm(plane)
@@ -57,7 +59,7 @@ class Projector:
 
     @staticmethod
     def _log10_angle(angles: Tensor, lengths: Tensor, log_scale: float, size: float) -> float:
-        """From the logarithms where the angle itself is below what a float can hold."""
+        """log10 of an angle, from the logarithms if the angle itself underflows."""
         largest = float(angles.max())
         if largest > 1e-200:
             return math.log10(largest)
@@ -70,7 +72,7 @@ class Projector:
 
 
 def _pole(base: Tensor) -> tuple[Tensor, float]:
-    """Direction and length of the mean token; any direction where it is zero."""
+    """Direction and length of the mean token; an arbitrary direction if it is zero."""
     row = base.reshape(-1, base.shape[-1])[0]
     size = float(torch.linalg.vector_norm(row))
     if size > 0:

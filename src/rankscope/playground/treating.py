@@ -1,4 +1,4 @@
-"""The network one plays with under a remedy, in exact arithmetic."""
+"""The playground's network under a remedy, in exact arithmetic."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from rankscope.verbs.exact.readings import LOG10, SHRINK
 def treated(design: Design, seed: int, tokens: Tensor, name: str) -> Treated:
     """Run a design under a remedy.
 
-    The model is built with plain skips, which a remedy can find, and the chosen gain is a surgery around it: the same
-    network, weight for weight.
+    The model is built with plain skips, which a remedy can find; the chosen gain is applied as surgery. This is the
+    same network with the same weights.
 
     Args:
-        design: what to build.
-        seed: of its weights.
+        design: the design to build.
+        seed: seed of its weights.
         tokens: ``(1, tokens, width)``.
-        name: of the remedy.
+        name: name of the remedy.
     """
     plain = design.changed(skip_gain=1.0)
     model = Transformer(plain, seed)
@@ -59,7 +59,7 @@ def treated(design: Design, seed: int, tokens: Tensor, name: str) -> Treated:
 
 
 def _follow(view: ModelView, batch: Batch, log_shrink: float) -> tuple[list[float], list[float]]:
-    """Natural logs of residual and norm, from the first tokens on."""
+    """Natural logs of residual and norm, starting with the first tokens."""
     logs: list[float] = []
     norms: list[float] = []
 

@@ -1,4 +1,4 @@
-"""A picture as a file of its own, with its player: opens offline, needs no Gradio."""
+"""Writes a picture as a standalone file with its player: opens offline, needs no Gradio."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ body.dark {{ background: {DARK["bg"]}; }}
 
 
 def asset(name: str) -> str:
-    """The text of a file that belongs to the page."""
+    """Read an asset file of the page."""
     return (files("rankscope.playground") / "assets" / name).read_text(encoding="utf-8")
 
 
 def style_sheet() -> str:
-    """The style of the page, with the colours of both themes; their names begin with ``p-``, apart from Gradio's."""
+    """The style sheet of the page, with the colours of both themes; their names start with ``p-``, unlike Gradio's."""
     light, dark = (css_variables({f"p-{name}": value for name, value in theme.items()}) for theme in (LIGHT, DARK))
     return (
         f".gradio-container {{ {light} }}\n"
@@ -37,7 +37,7 @@ def style_sheet() -> str:
 
 
 def standalone(picture: Picture) -> str:
-    """One HTML document with the picture and its player; it asks for nothing else."""
+    """One self-contained HTML document with the picture and its player."""
     policy = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'

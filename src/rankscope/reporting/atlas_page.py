@@ -1,4 +1,4 @@
-"""``atlas``: a sweep as one HTML page, with small curves of every model, a table to sort, and training trajectories."""
+"""``atlas``: a sweep as one HTML page, with small curves of every model, a sortable table and training trajectories."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ from rankscope.views import UNDEFINED, Cell, Column, Row, Section, Table, number
 def atlas(folder: str | os.PathLike[str], path: str | os.PathLike[str], *, title: str | None = None) -> Path:
     """Write one self-contained HTML file about all models of a sweep that were measured.
 
-    Small curves of every model on one scale, a table that sorts, and where a run has several checkpoints a map of
-    block by step. Rows come from the verb ``measure``; those of other verbs are read with :func:`rankscope.query`.
+    The page has small curves of every model on one scale, a sortable table, and a heatmap of block by step for runs
+    with several checkpoints. It shows rows of the verb ``measure``; read those of others with :func:`rankscope.query`.
 
     Args:
-        folder: of the sweep; it need not be complete.
-        path: the file to write; it is replaced.
-        title: of the page; by default the name of the folder.
+        folder: folder of the sweep, which may be incomplete.
+        path: the file to write; an existing file is replaced.
+        title: title of the page; by default the name of the folder.
 
     Returns:
         The path written.
 
     Raises:
-        InputError: when no task with the verb ``measure`` is done.
-        ResultError: when there is no sweep in the folder, or the file cannot be written.
+        InputError: no task with the verb ``measure`` is done.
+        ResultError: there is no sweep in the folder, or the file cannot be written.
         MissingExtraError: without Jinja2 (extra ``report``).
     """
     home = SweepFolder(path_of(folder, "folder", "the folder of a sweep"))
@@ -104,7 +104,7 @@ TABLED = ("relative_residual", "mean_cosine", "effective_rank")
 
 
 def multiples_section(profiles: Sequence[Profile]) -> Section | None:
-    """One small panel per model, all on the same scale; of a run with checkpoints its last one."""
+    """One small panel per model, all on the same scale; the last checkpoint of a training run."""
     views: Views = {}
     last = _last_moments(profiles)
     for metric in _metrics(last):
@@ -131,17 +131,17 @@ def multiples_section(profiles: Sequence[Profile]) -> Section | None:
     chart = Chart(
         "multiples",
         "Profiles",
-        "From the first block on the left to the last on the right, whose number stands below; all panels share one "
+        "From the first block on the left to the last on the right, whose number is below; all panels share one "
         "scale. Mean over sequences, heads and seeds; the band runs from the 10% to the 90% quantile. Hollow points "
         "lie at the float floor.",
         ("metric", "variant"),
         views,
     )
-    return Section("Every model", "What becomes of the tokens on their way through each model.", (chart,))
+    return Section("Every model", "How the tokens change with depth in each model.", (chart,))
 
 
 def table_section(profiles: Sequence[Profile]) -> Section | None:
-    """One line per model, checkpoint and variant; the head sorts."""
+    """One row per model, checkpoint and variant; click the head to sort."""
     if not profiles:
         return None
     names = [name for name in TABLED if any(name == metric for one in profiles for metric, _ in one.curves)]
@@ -152,7 +152,7 @@ def table_section(profiles: Sequence[Profile]) -> Section | None:
     rows = [_model_row(one, names) for one in profiles[:MOST_ROWS]]
     caption = "First and last block, means over sequences and seeds; of an encoder-decoder the encoder; * float floor"
     table = Table(columns, rows, caption, sortable=True, left_out=max(0, len(profiles) - MOST_ROWS))
-    return Section("All in one table", "Press an arrow to sort by its column, once more to turn it round.", (table,))
+    return Section("All in one table", "Press an arrow to sort by its column, again to reverse the order.", (table,))
 
 
 def _model_row(one: Profile, names: Sequence[str]) -> list[str | Cell]:
@@ -181,7 +181,7 @@ def _end(line: Curve, position: int) -> Cell:
 
 
 def _state(one: Profile) -> str:
-    """The verdict in two words, where it has a code, otherwise its beginning."""
+    """The verdict in two words if it has a code, otherwise its beginning."""
     codes = {str(item.get("code")) for item in one.facts.get("evidence") or () if isinstance(item, Mapping)}
     codes = {str(one.facts["code"])} if one.facts.get("code") else codes
     known = [words for code, (_, words) in STATES.items() if code in codes]
@@ -193,7 +193,7 @@ def _first(one: Profile, metric: str) -> Curve | None:
 
 
 def trajectory_section(profiles: Sequence[Profile]) -> Section | None:
-    """Block by step, for each run of which there are several checkpoints with a step."""
+    """Heatmaps of block by step, for each run with several checkpoints whose step is known."""
     runs: dict[tuple[str, str], list[Profile]] = {}
     for one in profiles:
         if one.step is not None:
@@ -238,7 +238,7 @@ def _map(metric: str, stack: str | None, moments: Sequence[Profile]) -> dict[str
 
 
 def failures_section(status: SweepStatus) -> Section | None:
-    """What failed, and why."""
+    """The failed tasks, with reasons."""
     if not status.failures:
         return None
     rows: list[Row] = [
@@ -250,13 +250,13 @@ def failures_section(status: SweepStatus) -> Section | None:
 
 
 def states_of(profiles: Sequence[Profile]) -> dict[str, int]:
-    """How many of the whole models are in each state of the verdict, graver last."""
+    """Number of whole models in each state of the verdict, gravest last."""
     found = [_state(one) for one in _last_moments(profiles) if one.variant == WHOLE]
     return {words: found.count(words) for _, words in STATES.values() if words in found}
 
 
 def _last_moments(profiles: Sequence[Profile]) -> list[Profile]:
-    """Each model and variant once: the last checkpoint of the plan."""
+    """The last checkpoint of each model and variant."""
     return list({(one.model, one.variant): one for one in profiles}.values())
 
 

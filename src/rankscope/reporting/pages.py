@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 LARGEST = 6 * 10**6
 Reported = Run | Record
 DETAILS = (1, 0)
-"""Everything; then only what each metric's main site shows, when everything is too large."""
+"""Everything; if that is too large, only the main site of each metric."""
 
 
 def report(
@@ -41,16 +41,16 @@ def report(
     """Write one self-contained HTML file about runs of any verb: it opens offline and fetches nothing.
 
     Args:
-        runs: runs, or folders they were saved in; one or several. The record of a gauge, or its folder, is shown too.
-        path: the file to write; it is replaced.
-        title: of the page; by default the models and verbs.
+        runs: one or several runs, or the folders they were saved in; also records of a gauge, or their folders.
+        path: the file to write; an existing file is replaced.
+        title: title of the page; by default the models and verbs.
         comparison: a comparison of two runs, shown first; from :func:`rankscope.compare`.
 
     Returns:
         The path written.
 
     Raises:
-        InputError: without a run, or when the file would be larger than 6 MB even with the main sites only.
+        InputError: no run was given, or the file would be larger than 6 MB even with the main sites only.
         MissingExtraError: without Jinja2 (extra ``report``).
 
     Example:
@@ -78,7 +78,7 @@ def report(
 
 
 def _fitting(runs: Sequence[Reported], title: str, command: str, comparison: Comparison | None) -> str:
-    """The page with as much detail as stays below the limit."""
+    """The page with as much detail as fits below the size limit."""
     size = 0
     for detail in DETAILS:
         page = _page(runs, title, command, comparison, detail)
@@ -122,7 +122,7 @@ MOST_RUNS = 12
 
 
 def side_by_side(runs: Sequence[Run], detail: int) -> Section | None:
-    """A metric over depth for every run that has it; None where no two runs share one."""
+    """A metric over depth for every run that has it; None if no two runs share one."""
     plain = [run for run in runs if is_plain(run) and run.table.num_rows][:MOST_RUNS]
     if len(plain) < 2:
         return None
@@ -142,7 +142,7 @@ def side_by_side(runs: Sequence[Run], detail: int) -> Section | None:
 
 
 def run_names(runs: Sequence[Run]) -> list[str]:
-    """A short name for each run, numbered where two would be the same."""
+    """A short name for each run, numbered if two would be the same."""
     names = [model_name(run) for run in runs]
     return [f"{name} ({position + 1})" if names.count(name) > 1 else name for position, name in enumerate(names)]
 

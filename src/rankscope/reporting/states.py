@@ -1,4 +1,4 @@
-"""How each state that a verdict can name is shown: its tone, and a few words."""
+"""How each state of a verdict is shown: its tone, and a few words."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STATES: Mapping[str, tuple[str, str]] = {
 
 
 def state_of(run: Run) -> tuple[str, str]:
-    """Tone and words of the verdict's code; of runs that keep none, of the gravest state in the evidence."""
+    """Tone and words for the verdict's code, or for the gravest state in the evidence if the run has no code."""
     if run.code is not None:
         return STATES.get(run.code, ("plain", ""))
     codes = {str(item.get("code")) for item in run.evidence}

@@ -1,4 +1,4 @@
-"""Runs, checks and lists for people at a terminal."""
+"""Prints runs, checks and lists to a terminal."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ CHECKS: Mapping[CheckStatus, Cell] = {
     "refused": Cell("refused", ("care",)),
     "info": Cell("info"),
 }
-"""Word and colour of a check; the word alone tells all, for terminals without colour."""
+"""Word and colour of a check; the word is enough on terminals without colour."""
 
 
 def print_run(run: Run, console: Console) -> None:
-    """The same tables as ``print(run)``, with the trend of each metric, then the verdict."""
+    """Print the same tables as ``print(run)``, with the trend of each metric, then the verdict."""
     print_document(document_of(run), console, tone=state_of(run)[0])
 
 
 def print_doctor(report: DoctorReport, console: Console) -> None:
-    """A line per check, and which ones failed."""
+    """Print one line per check, and which ones failed."""
     console.print(Text(f"{report.model} ({report.architecture})", style="bold"))
     columns = [Column("", align="left"), Column("check", align="left"), Column("found", align="left", width="wide")]
     faint: tuple[Mark, ...] = ("faint",)
@@ -48,7 +48,7 @@ def print_doctor(report: DoctorReport, console: Console) -> None:
 
 
 def print_entries(rows: Sequence[Mapping[str, str]], console: Console) -> None:
-    """Named things, one per line, the columns in the order of the first one."""
+    """Print named entries, one per line, with the columns in the order of the first one."""
     if not rows:
         console.print("nothing registered")
         return

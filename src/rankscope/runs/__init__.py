@@ -1,4 +1,4 @@
-"""Runs: rows with statuses, their provenance, how they are stored, and what is read from them."""
+"""Runs: rows with statuses, their provenance and storage, and the numbers derived from them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values that cannot be changed after they were measured."""
+"""Immutable copies of measured values."""
 
 from __future__ import annotations
 

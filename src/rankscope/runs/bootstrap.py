@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 CHUNK = 2000
 LEAST = 2
-"""Fewest sequences from which an interval can be had."""
+"""Minimum number of sequences for an interval."""
 
 
 @dataclass(frozen=True, eq=False)
 class Resampled:
-    """One entry per value; intervals are NaN where fewer than two sequences have it."""
+    """One entry per value; the interval is NaN if fewer than two sequences have that value."""
 
     mean_a: Floats
     mean_b: Floats
@@ -30,24 +30,26 @@ class Resampled:
 def resampled_differences(a: Floats, b: Floats, *, paired: bool, draws: int, level: float, seed: int) -> Resampled:
     r"""Differences :math:`\bar b - \bar a` with percentile bootstrap intervals over the columns.
 
-    **Estimate.** Percentiles of few values are too narrow; the interval is widened about the difference by
+    **Estimate.** Percentile intervals of few values are too narrow. The interval is widened around the difference by
     :math:`(t/z)\sqrt{n/(n-1)}`, with n the smaller number of sequences, t and z the quantiles of Student's law with
-    n - 1 degrees and of the normal law, which makes it right for normal values.
+    n - 1 degrees of freedom and of the normal law. This makes it correct for normal values.
 
-    Paired, column i of ``a`` belongs to column i of ``b``; a pair with a NaN on either side is left out, and whole
-    pairs are resampled. Unpaired, each side is resampled by itself. All rows share the same draws.
+    If paired, column i of ``a`` belongs to column i of ``b``; pairs with a NaN on either side are dropped, and whole
+    pairs are resampled. If not, each side is resampled independently. All rows share the same draws.
 
     Args:
         a: shape ``(values, sequences)``, NaN where undefined.
-        b: the same number of rows; paired, the same shape.
+        b: the same number of rows; the same shape if paired.
         paired: whether the columns belong together.
         draws: number of resamples.
-        level: of the interval, e.g. 0.95.
+        level: level of the interval, e.g. 0.95.
         seed: of the draws.
     """
     if paired:
         missing = np.isnan(a) | np.isnan(b)
         a, b = np.where(missing, np.nan, a), np.where(missing, np.nan, b)
+    # A resample is a vector of counts per column, so all resampled means of a chunk are one matrix product.
+    # Sharing the counts between both sides resamples whole pairs.
     random = np.random.default_rng(seed)
     weights_a = _weights(random, a.shape[1], draws)
     weights_b = weights_a if paired else _weights(random, b.shape[1], draws)
@@ -68,7 +70,7 @@ def resampled_differences(a: Floats, b: Floats, *, paired: bool, draws: int, lev
 
 
 def widening(counts: NDArray[np.int64], level: float) -> Floats:
-    r"""The factor :math:`(t/z)\sqrt{n/(n-1)}` for each number of sequences; 1 where there is none.
+    r"""The factor :math:`(t/z)\sqrt{n/(n-1)}` for each number of sequences; 1 if there are too few for an interval.
 
     The quantile of Student's law is taken from its expansion in 1/(n - 1), **Estimate**: 0.2% off at n = 5.
 
@@ -78,6 +80,7 @@ def widening(counts: NDArray[np.int64], level: float) -> Floats:
     """
     z = NormalDist().inv_cdf(0.5 + level / 2.0)
     degrees = np.maximum(counts - 1, 1).astype(np.float64)
+    # Cornish-Fisher expansion: t = z + g1(z) / d + g2(z) / d^2 + ..., with d degrees of freedom.
     terms = (
         (z**3 + z) / 4.0,
         (5 * z**5 + 16 * z**3 + 3 * z) / 96.0,
@@ -89,12 +92,12 @@ def widening(counts: NDArray[np.int64], level: float) -> Floats:
 
 
 def _weights(random: np.random.Generator, count: int, draws: int) -> Floats:
-    """How often each column is drawn, ``(columns, draws)``."""
+    """How often each column is drawn, shape ``(columns, draws)``."""
     return random.multinomial(count, np.full(count, 1.0 / count), size=draws).T.astype(np.float64)
 
 
 def _means(values: Floats, weights: Floats) -> Floats:
-    """Weighted means over the columns that are known, ``(values, draws)``; NaN where a draw hits none."""
+    """Weighted means over the known columns, shape ``(values, draws)``; NaN if a draw contains none of them."""
     known = np.isfinite(values)
     total = np.where(known, values, 0.0) @ weights
     count = known.astype(np.float64) @ weights

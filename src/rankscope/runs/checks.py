@@ -1,4 +1,4 @@
-"""What ``doctor`` found: a list of checks, each with its evidence."""
+"""The result of ``doctor``: a list of checks, each with its evidence."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Check:
 
 @dataclass(frozen=True)
 class StackFacts:
-    """One residual stack as it was found.
+    """Structure of one residual stack, as discovered.
 
     Args:
         name: ``None`` for the only stack of a model.
-        depth: blocks, counted by call.
+        depth: number of block calls.
         blocks: pattern of the block modules' names, such as ``encoder.layer.*``.
         skips: labels of the skip adds of each block.
         attention: attention calls seen in each block.
@@ -47,8 +47,8 @@ class DoctorReport:
     Args:
         model: the spec, or the class of a module in memory.
         architecture: class name of the model.
-        stacks: the residual stacks found; empty when none were.
-        checks: in the order they were made.
+        stacks: the residual stacks found; may be empty.
+        checks: in the order in which they ran.
     """
 
     model: str
@@ -58,7 +58,7 @@ class DoctorReport:
 
     @property
     def passed(self) -> bool:
-        """Whether nothing failed. What is refused is no failure, since it is said and not measured."""
+        """Whether no check failed. A refusal is not a failure: it is reported instead of measured."""
         return not any(check.status == "fail" for check in self.checks)
 
     def __getitem__(self, name: str) -> Check:

@@ -1,4 +1,4 @@
-"""What a comparison shows: blocks down, metrics across, each difference with its interval."""
+"""Tables and figures of a comparison: one row per block, one column per metric, each difference with its interval."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ APART = "* the interval excludes zero"
 
 
 def document(comparison: Comparison) -> Document:
-    """For the headline metrics the difference and its interval by block."""
+    """Differences and intervals of the headline metrics, by block."""
     level = f"{comparison.settings['level']:.0%}"
     how = "paired" if comparison.paired else "not paired"
     chosen = headline(comparison.table, MOST_METRICS)
@@ -40,7 +40,7 @@ def document(comparison: Comparison) -> Document:
 
 
 def difference_groups(table: pa.Table) -> list[tuple[str, pa.Table]]:
-    """Rows of each stack and combination of the verb's own columns, with a name."""
+    """Rows of each stack and each combination of the verb's additional columns, with a name."""
     own = ["stack", *table.column_names[4 : table.column_names.index("a")]]
     keys = dict.fromkeys(zip(*(table[name].to_pylist() for name in own), strict=True))
     return [
@@ -53,7 +53,7 @@ def difference_groups(table: pa.Table) -> list[tuple[str, pa.Table]]:
 
 
 def difference_table(table: pa.Table, metrics: Sequence[str], caption: str) -> Table:
-    """Block, then for each metric at its main site the difference with its interval."""
+    """One row per block: for each metric at its main site, the difference and its interval."""
     columns: list[Column] = []
     found: list[dict[int, Cell]] = []
     for metric in metrics:

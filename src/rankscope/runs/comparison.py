@@ -39,13 +39,13 @@ class Comparison:
     """Differences ``b - a`` of means over sequences, with intervals.
 
     Args:
-        a: what the first run is, in words.
-        b: what the second run is, in words.
-        table: one row per metric, site, stack, block (and the verb's own columns): ``a``, ``b``, ``difference``,
+        a: description of the first run.
+        b: description of the second run.
+        table: one row per metric, site, stack, block (and the verb's additional columns): ``a``, ``b``, ``difference``,
             ``low``, ``high``, ``sequences_a``, ``sequences_b``.
         paired: whether sequence i of one run was compared with sequence i of the other.
         settings: ``draws``, ``seed``, ``level``, ``why`` (the reason for pairing or not).
-        verdict: where they differ, in one sentence.
+        verdict: one sentence that says where the runs differ.
     """
 
     a: str
@@ -94,29 +94,29 @@ def compare(
     level: float = LEVEL,
     seed: int = 0,
 ) -> Comparison:
-    r"""How does run ``b`` differ from run ``a``, and is it more than the sequences' own spread?
+    r"""Compare two runs: how does ``b`` differ from ``a``, and is that more than the spread over sequences?
 
-    For every value that both runs hold, the difference of the means over sequences (heads are averaged first),
-    :math:`\bar b - \bar a`, with the percentile interval of a bootstrap over sequences, widened for few of them.
-    **Estimate**: it speaks about other sequences of the same kind, not about other seeds or models, and about one
-    value at a time.
+    For every value in both runs, computes the difference of the means over sequences (heads are averaged first),
+    :math:`\bar b - \bar a`, and a percentile bootstrap interval over sequences, widened if there are few of them.
+    **Estimate**: the interval covers other sequences of the same kind, not other seeds or models, and one value at a
+    time.
 
     Args:
         a: a run, or the folder it was saved in.
-        b: the other one, of the same verb.
-        metrics: which to compare; all that both hold by default.
-        site: only this site.
+        b: the other run, of the same verb.
+        metrics: metrics to compare; by default all that are in both runs.
+        site: compare this site only.
         paired: resample pairs of sequences (True) or each run by itself (False); by default pairs when both runs read
             the same tokens under the same token policy.
-        draws: how many resamples.
-        level: of the intervals.
-        seed: of the resampling.
+        draws: number of resamples.
+        level: level of the intervals.
+        seed: seed of the resampling.
 
     Returns:
         The differences as a table, with text, figure and JSON.
 
     Raises:
-        InputError: when the runs are of different verbs or share no value, or an option is out of range.
+        InputError: the runs are of different verbs or share no value, or an option is out of range.
 
     Example:
         >>> import rankscope
@@ -176,7 +176,7 @@ def _pairing(
 
 
 def _inputs_differ(first: Run, second: Run) -> str:
-    """A sentence about runs that read different things; empty where they read the same, or nobody knows."""
+    """A sentence that says that the runs read different inputs; empty if they read the same, or if that is unknown."""
     one, other = first.provenance, second.provenance
     if not (one.inputs_hash and other.inputs_hash) or one.inputs_hash == other.inputs_hash:
         return ""
@@ -220,7 +220,7 @@ def _verdict(table: pa.Table, level: float) -> str:
 
 
 def _main_difference(table: pa.Table, row: int) -> str:
-    """The one difference a reader asks for first, in a sentence."""
+    """The most important difference, in one sentence."""
     difference, low, high = (float(table[column][row].as_py()) for column in ("difference", "low", "high"))
     what, block = "relative residual", table["layer"][row].as_py()
     numbers = f"{number(difference)} [{number(low)}, {number(high)}]"
@@ -235,10 +235,10 @@ def _held(run: Run) -> str:
 
 @dataclass(frozen=True, eq=False)
 class SequenceTable:
-    """Usable values by key and sequence; heads averaged, NaN where there is none.
+    """Usable values by key and sequence; heads are averaged, missing values are NaN.
 
     Args:
-        columns: names of the parts of a key: metric, site, stack, layer, then the verb's own columns.
+        columns: names of the parts of a key: metric, site, stack, layer, then the verb's additional columns.
         keys: in the order of the rows.
         sequences: numbers of the sequences, ascending.
         values: shape ``(keys, sequences)``.
@@ -256,7 +256,7 @@ class SequenceTable:
 
 
 def by_sequence(table: pa.Table, *, metrics: Sequence[str] | None = None, site: str | None = None) -> SequenceTable:
-    """Gather the usable values of a table; see :class:`SequenceTable`."""
+    """Collect the usable values of a table; see :class:`SequenceTable`."""
     if metrics is not None:
         table = table.filter(pc.is_in(pc.cast(table["metric"], pa.string()), value_set=pa.array(list(metrics))))
     if site is not None:

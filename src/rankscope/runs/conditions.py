@@ -1,4 +1,4 @@
-"""Conditions on a result, such as ``relative_residual@block.out < 1e-3``: read word by word, never run as code."""
+"""Conditions on a result, such as ``relative_residual@block.out < 1e-3``: parsed, never evaluated as code."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ class Condition:
         quantifier: whether it must hold in ``any`` block, in ``all``, or in the ``last``.
         metric: name of a metric.
         site: name of a site.
-        layers: blocks it looks at; None for every one.
+        layers: blocks to check; None for all.
         comparison: ``<``, ``<=``, ``>`` or ``>=``.
-        value: what is compared with.
+        value: the threshold.
     """
 
     quantifier: Quantifier
@@ -57,11 +57,11 @@ class Condition:
         return f"{self.quantifier} {self.metric}@{self.site}{at} {self.comparison} {self.value:g}"
 
     def held_in(self, table: pa.Table) -> str | None:
-        """Where the condition holds, in words; None if it does not.
+        """The blocks in which the condition holds, in words; None if it does not hold.
 
         Raises:
-            InputError: when nothing it reads was measured or is defined: a check that cannot be made does not pass.
-            UnknownNameError: when the metric or the site is not in the table.
+            InputError: no value it needs was measured or is defined. A check that cannot be evaluated does not pass.
+            UnknownNameError: the metric or the site is not in the table.
         """
         for kind, name in (("metric", self.metric), ("site", self.site)):
             if name not in (there := names_in(table, kind)):
@@ -98,7 +98,7 @@ class Condition:
 
 
 def parse_condition(words: str) -> Condition:
-    """Read ``[any|all|last] METRIC@SITE[@BLOCKS] OPERATOR NUMBER``; without a word in front, ``any``.
+    """Read ``[any|all|last] METRIC@SITE[@BLOCKS] OPERATOR NUMBER``; the quantifier defaults to ``any``.
 
     Raises:
         InputError: for anything else.

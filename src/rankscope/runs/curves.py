@@ -1,4 +1,4 @@
-"""One metric over depth: the values of all sequences (and heads) of a layer reduced to a line and a band."""
+"""One metric over depth: the values of all sequences (and heads) of a layer reduced to a mean and a band."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Curve:
 
     Args:
         layers: numbers of the layers that have rows, ascending.
-        mean: mean (or median) over sequences and heads; NaN where no value is usable.
+        mean: mean (or median) over sequences and heads; NaN if no value is usable.
         low: 10% quantile over sequences and heads.
         high: 90% quantile over sequences and heads.
         n: number of usable values per layer.
@@ -48,14 +48,14 @@ class Curve:
 
 @dataclass(frozen=True, eq=False)
 class Cells:
-    """Usable values of one metric at one site as a grid; NaN where there is none. Heads are averaged.
+    """Usable values of one metric at one site as a grid; missing values are NaN. Heads are averaged.
 
     Args:
         layers: numbers of the layers, ascending.
         sequences: numbers of the sequences, ascending.
         values: shape ``(layers, sequences)``.
         floor: whether the value is at the float floor, same shape.
-        undefined: whether it was measured and the formula has no value, same shape.
+        undefined: whether it was measured but the formula has no value there, same shape.
     """
 
     layers: NDArray[np.int64]
@@ -71,7 +71,7 @@ def names_in(table: pa.Table, column: str) -> list[str]:
 
 
 def where(table: pa.Table, *, metric: str, site: str, stack: str | None = None) -> pa.Table:
-    """Rows of one metric at one site; of one stack when it is named."""
+    """Rows of one metric at one site, and of one stack if given."""
     for kind, name in (("metric", metric), ("site", site), ("stack", stack)):
         if name is not None and name not in (known := names_in(table, kind)):
             raise UnknownNameError(f"{kind} in this run", name, known)
@@ -122,8 +122,8 @@ def cells(table: pa.Table, metric: str, site: str, *, stack: str | None = None) 
 
 
 def _quantiles(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The ends of the band, as ``np.quantile`` has them, without its cost per call."""
-    if not np.isfinite(values).all():  # logarithms of exact zeros: nothing lies between one and a number
+    """The ends of the band. Same values as ``np.quantile``, without its overhead per call."""
+    if not np.isfinite(values).all():  # logarithms of exact zeros: cannot be interpolated with a finite number
         return np.quantile(values, BAND, method="inverted_cdf")
     ends: NDArray[np.float64] = np.interp(np.multiply(BAND, values.size - 1), np.arange(values.size), np.sort(values))
     return ends

@@ -1,4 +1,4 @@
-"""A run as a document: the words that every verb's document begins and ends with."""
+"""A run as a document: the header and footer shared by the documents of all verbs."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 def run_document(
     run: Run, parts: tuple[Part, ...], *, title: str | None = None, legend: Mapping[Mark, str] | None = None
 ) -> Document:
-    """Facts, verdict, next steps and notes of a run around ``parts``.
+    """A document with ``parts`` and the run's facts, verdict, next steps and notes.
 
     Args:
-        run: what is shown.
+        run: the run to show.
         parts: tables, sections and paragraphs of the verb.
         title: first line; by default the verb and the facts.
-        legend: what marks mean; by default that of the float floor.
+        legend: meaning of the marks; by default that of the float floor.
     """
     return Document(
         title=title or f"{run.kind}: {facts_line(run)}",
@@ -35,7 +35,7 @@ def run_document(
 
 
 def floor_line(run: Run) -> str:
-    """One line that says where the float format stops."""
+    """One line that states the float floor."""
     relative, dtype = run.floor.get("relative"), run.floor.get("dtype")
     if not isinstance(relative, (int, float)):
         return ""

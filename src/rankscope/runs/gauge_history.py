@@ -1,4 +1,4 @@
-"""Layer-by-step pictures of the whole run in bounded memory."""
+"""Layer-by-step heatmaps of the whole training run in bounded memory."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ COLUMNS = 256
 
 
 class History:
-    """Keeps at most so many readings, evenly thinned: when full, every second one is dropped.
+    """Keeps a bounded number of readings, evenly spaced: when full, every second one is dropped.
 
     Args:
-        columns: at most how many.
+        columns: maximum number of readings.
     """
 
     def __init__(self, columns: int = COLUMNS) -> None:
@@ -28,6 +28,7 @@ class History:
         """Add a reading."""
         self._alarms += [(a.stack, a.step, a.layer, a.name) for a in reading.alarms if a.state == "raised"]
         self._alarms = self._alarms[-self._columns :]
+        # Keep every ``_every``-th reading, so that columns stay evenly spaced after each thinning.
         if self._count % self._every == 0:
             columns: dict[tuple[str, str | None], dict[int, float]] = {}
             for row in reading.table:
@@ -39,7 +40,7 @@ class History:
             self._every *= 2
 
     def heatmaps(self) -> Iterator[Heatmap]:
-        """One for each metric and stack."""
+        """One heatmap per metric and stack."""
         kinds = dict.fromkeys(kind for _, columns in self._readings for kind in columns)
         steps = tuple(step for step, _ in self._readings)
         for metric, stack in kinds:

@@ -1,4 +1,4 @@
-"""Reading back what a gauge wrote: JSON lines, of which the last may be torn. No torch in this file."""
+"""Reads the record of a gauge: JSON lines, of which the last may be truncated. Does not import torch."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class Record:
     """All readings of a run, in order of their steps.
 
     Attributes:
-        facts: what the gauge said about itself when it started last: model, versions, metrics, alarms, schedule.
-        readings: one per step; where a run was resumed from an earlier step, the later reading of a step counts.
-        torn: lines that were cut off while being written (the process was killed), left out.
-        name: of the folder it was read from.
+        facts: the header the gauge wrote when it last started: model, versions, metrics, alarms, schedule.
+        readings: one per step; if training was resumed from an earlier step, the later reading of a step is used.
+        torn: number of truncated lines (the process was killed while writing), which are skipped.
+        name: name of the folder it was read from.
     """
 
     facts: Mapping[str, Any]
@@ -57,10 +57,10 @@ class Record:
 
 
 def read_record(folder: str | os.PathLike[str]) -> Record:
-    """Read the record a gauge wrote into ``folder``, also while it is being written. The files are not trusted.
+    """Read the record a gauge wrote into ``folder``; training may still be running. The files are not trusted.
 
     Raises:
-        ResultError: no record is there, or a whole line of it is not one of ours.
+        ResultError: the folder holds no record, or a complete line was not written by a gauge.
     """
     home = Path(folder)
     segments = _segments(home)
@@ -76,6 +76,7 @@ def read_record(folder: str | os.PathLike[str]) -> Record:
             elif "rankscope_gauge" in entry:
                 facts = _checked_facts(entry, path)
             else:
+                # A run resumed from a checkpoint repeats steps; the last one written wins.
                 reading = Reading.from_json(entry)
                 readings[reading.step] = reading
     return Record(facts, tuple(readings[step] for step in sorted(readings)), torn, home.resolve().name)
@@ -87,7 +88,7 @@ def holds_record(folder: str | os.PathLike[str]) -> bool:
 
 
 def read_segment(path: Path) -> tuple[Reading, ...]:
-    """The readings of one file, in the order they were written."""
+    """The readings of one file, in the order in which they were written."""
     return tuple(
         Reading.from_json(entry) for entry in _entries(path) if entry is not None and "rankscope_gauge" not in entry
     )
@@ -111,7 +112,7 @@ def _segments(home: Path) -> list[Path]:
 
 
 def _entries(path: Path) -> Iterator[dict[str, Any] | None]:
-    """The lines of a segment; None for one that was cut off."""
+    """The parsed lines of a segment; None for a truncated one."""
     with path.open("rb") as lines:
         while line := lines.readline(LONGEST_LINE):
             if line.strip():
@@ -120,10 +121,11 @@ def _entries(path: Path) -> Iterator[dict[str, Any] | None]:
 
 def _entry(line: bytes, path: Path) -> dict[str, Any] | None:
     if len(line) == LONGEST_LINE:
-        raise ResultError(f"{path} has a line of more than {LONGEST_LINE} bytes; that is no record of rankscope.")
+        raise ResultError(f"{path} has a line of more than {LONGEST_LINE} bytes; that is not a record of rankscope.")
     try:
         found = parse_json(line)
     except ValueError:
+        # Truncated. This need not be the last line: a resumed run continues after it.
         return None
     if not isinstance(found, dict):
         raise ResultError(f"{path} holds a line that is {type(found).__name__}, not an object.")

@@ -1,4 +1,4 @@
-"""A run that was stopped on its way, with what had been finished."""
+"""The exception for an interrupted run; it carries the part that was finished."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ KEY = "interrupted"
 class Interrupted(KeyboardInterrupt):
     """A verb was interrupted after some of its work; :attr:`run` holds what was finished.
 
-    It is a ``KeyboardInterrupt``: whoever does not know it sees an interrupt like any other.
+    It is a ``KeyboardInterrupt``, so code that does not know it handles it like any other interrupt.
 
     Attributes:
-        run: rows of whole sequences (or whole networks of an ablation), none of them half measured.
+        run: rows of whole sequences (or whole networks of an ablation), none of them partly measured.
     """
 
     def __init__(self, run: Run) -> None:
@@ -24,13 +24,13 @@ class Interrupted(KeyboardInterrupt):
 
 
 def partial(run: Run, finished: int, of: int, what: str) -> Run:
-    """A run that says that it is partial, in its first note and under ``interrupted`` in its JSON.
+    """Mark a run as partial, in its first note and under ``interrupted`` in its JSON.
 
     Args:
-        run: holds only what was finished.
-        finished: how much that is.
-        of: how much it would have been.
-        what: is counted, in the plural.
+        run: contains only what was finished.
+        finished: how many were finished.
+        of: how many there would have been.
+        what: what is counted, in the plural.
     """
     note = f"Interrupted: {finished} of {of} {what} were finished, and nothing is known of the others."
     told = {KEY: {"finished": finished, "of": of, "what": what}}

@@ -1,4 +1,4 @@
-"""NaN and infinity in a run: where they begin, said before anything else."""
+"""NaN and infinity in a run: where they first occur, which a verdict reports first."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ CODE = "not finite"
 ORDER = ("block.in", "attention.probs", "attention.mixed", "attention.out", "attention.sum", "cross_attention.probs",
          "cross_attention.mixed", "cross_attention.out", "cross_attention.sum", "mixer.out", "mixer.sum", "mlp.out",
          "mlp.sum", "both.out", "both.sum", "block.out", "final")  # fmt: skip
-"""Sites of a block in the order in which most blocks come to them."""
+"""Sites of a block, in the order in which most blocks reach them."""
 
 
 @dataclass(frozen=True)
 class Lost:
-    """The first place at which a run is not finite.
+    """The first place where a run is not finite.
 
     Attributes:
-        stack: of the block, None in a model with one stack.
+        stack: stack of the block, None in a model with one stack.
         layer: number of the block.
         site: the first of its measured sites.
         sequences: how many sequences are lost there or later.
-        of: how many were measured.
+        of: number of sequences measured.
     """
 
     stack: str | None
@@ -41,7 +41,7 @@ class Lost:
         return self.sentence("Not finite")
 
     def sentence(self, beginning: str) -> str:
-        """The place and how many sequences, after these words."""
+        """A sentence with this beginning, the place and the number of sequences."""
         stack = f"{self.stack} " if self.stack else ""
         return (
             f"{beginning}: NaN or infinity at {stack}block {self.layer} ({self.site}), the first place "
@@ -49,12 +49,12 @@ class Lost:
         )
 
     def evidence(self) -> Mapping[str, Any]:
-        """The place, as a verdict keeps it."""
+        """The place, in the format of a verdict's evidence."""
         return {"code": CODE, "site": self.site, "stack": self.stack, "layer": self.layer}
 
 
 def first_not_finite(table: pa.Table) -> Lost | None:
-    """Where a run stops being finite; None where it never does."""
+    """Where a run stops being finite; None if it never does."""
     lost = table.filter(pc.equal(pc.cast(table["status"], pa.string()), str(Status.NOT_FINITE)))
     if lost.num_rows == 0:
         return None

@@ -1,4 +1,4 @@
-"""JSON of a stranger: read, or refused with one kind of error."""
+"""Parser for untrusted JSON: every failure raises the same exception."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Any, NoReturn
 
 
 def parse_json(content: bytes | str) -> Any:
-    """What a JSON document holds.
+    """Parse a JSON document.
 
-    Stricter than the standard library: ``NaN`` and ``Infinity``, which are not JSON, half characters (a lone surrogate,
-    which no file or terminal can take), and brackets nested without end are refused.
+    Stricter than the standard library: refuses ``NaN`` and ``Infinity``, which are not JSON, lone surrogates, which
+    cannot be written to a file or terminal, and excessive nesting.
 
     Example:
         >>> parse_json(b'{"a": [1, null]}')
         {'a': [1, None]}
 
     Raises:
-        ValueError: always this, with the reason.
+        ValueError: the only exception raised, with the reason.
     """
     try:
         found = json.loads(content, parse_constant=_not_json)

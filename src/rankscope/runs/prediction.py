@@ -1,4 +1,4 @@
-"""What is predicted of a design: depth of agreement, class, oracles, and a sentence."""
+"""The prediction for a design: depth of agreement, class, oracles, and a sentence."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 AGREEMENT = 1e-3
-"""Relative residual at which tokens are as good as one."""
+"""Relative residual at which tokens count as equal."""
 CollapseName = Literal["order 3", "order 1", "slower than exponential", "no collapse"]
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """The depth at which tokens agree to a relative residual.
+    """The depth at which tokens agree up to a given relative residual.
 
     Attributes:
         level: that residual.
-        depth: mean over seeds, linear (in the logarithm) between blocks; None where some seed did not get there.
+        depth: mean over seeds, linear (in the logarithm) between blocks; None if some seed did not reach the level.
         spread: standard deviation over seeds.
         block: the block after which they agree.
-        reached: how many seeds got there.
-        seeds: of how many.
-        followed: how many blocks every seed was followed.
+        reached: number of seeds that reached the level.
+        seeds: number of seeds.
+        followed: number of blocks computed for every seed.
     """
 
     level: float
@@ -36,22 +36,22 @@ class Agreement:
     followed: int
 
     def to_json(self) -> dict[str, Any]:
-        """All fields; a spread that is not defined is None."""
+        """All fields in plain JSON types; an undefined spread is None."""
         facts = dataclasses.asdict(self)
         return {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in facts.items()}
 
 
 @dataclass(frozen=True)
 class OracleAnswer:
-    """What one oracle says of a design, or why it says nothing.
+    """The answer of one oracle for a design, or why it has none.
 
     Attributes:
-        name: of the oracle.
+        name: name of the oracle.
         applies: whether its assumptions hold.
         assumptions: each in words, whether it holds, and the value found.
-        log10_relative: its curve of log10 relative residuals, from the first tokens on; empty where it gives none.
+        log10_relative: its curve of log10 relative residuals, starting with the first tokens; may be empty.
         values: its other numbers.
-        cites: where it comes from.
+        cites: source of the oracle.
     """
 
     name: str
@@ -62,7 +62,7 @@ class OracleAnswer:
     cites: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """Without the curve, which is in the rows."""
+        """All fields except the curve, which is in the rows."""
         return {
             "oracle": self.name,
             "applies": self.applies,
@@ -81,16 +81,16 @@ def predicted_sentence(
     final: float,
     interval: tuple[float, float],
 ) -> str:
-    """One sentence: does it collapse, how, and when do tokens agree.
+    """One sentence: whether the design collapses, how, and at which depth tokens agree.
 
     Args:
-        name: of the design.
-        depth: its blocks.
+        name: name of the design.
+        depth: number of blocks.
         kind: its class.
         factor: late factor per block.
         agreement: depth of agreement.
         final: mean of log10 of the relative residual after the last block.
-        interval: what holds it in 95% of initialisations; nan where that is not known.
+        interval: contains it in 95% of initialisations; nan if unknown.
     """
     cubing = final <= math.log10(agreement.level)
     words = {

@@ -1,6 +1,6 @@
-"""What the run of each verb shows, as the verb declares it; see ``rankscope.verbs``.
+"""How the run of each verb is shown, as declared by the verb; see ``rankscope.verbs``.
 
-A kind that is not a verb is shown as ``measure`` shows its own: a grid of metrics by layer.
+A kind that is not a verb is shown like a ``measure`` run: a grid of metrics by layer.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Shown(Protocol):
-    """A run, as far as this module needs to know it."""
+    """The part of a run that this module needs."""
 
     @property
     def kind(self) -> str:
@@ -28,7 +28,7 @@ class Shown(Protocol):
 
 
 def document_of(run: Shown) -> Document:
-    """What every text of the run shows: its tables, verdict and notes."""
+    """The document behind every text output of the run: its tables, verdict and notes."""
     describe: Callable[[Shown], Document] = function_at(show_of(run.kind).document)
     return describe(run)
 
@@ -47,7 +47,7 @@ def figure_of(run: Shown, metrics: Sequence[str] | None = None, site: str | None
     """The run as a matplotlib figure.
 
     Raises:
-        InputError: for ``metrics`` or ``site`` where the figure of this kind has no choice of them.
+        InputError: ``metrics`` or ``site`` was given, and the figure of this kind does not take it.
         MissingExtraError: without matplotlib.
     """
     show = show_of(run.kind)
@@ -60,8 +60,8 @@ def figure_of(run: Shown, metrics: Sequence[str] | None = None, site: str | None
 
 
 def show_of(kind: str) -> Any:
-    """The views that the verb of this name declares, a :class:`rankscope.verbs._spec.Show`."""
-    # Verbs are above this package; the registry is looked up when a run is shown, as any other place is.
+    """The views declared by the verb of this name, a :class:`rankscope.verbs._spec.Show`."""
+    # Verbs are a layer above this package, so their registry is imported only when a run is shown.
     verbs = resolve("verbs._spec:VERBS")
     return verbs[kind].show if kind in verbs else resolve("verbs._spec:Show")()
 

@@ -1,4 +1,4 @@
-"""Where a result comes from: enough to make it again, and nothing about the person who made it."""
+"""Where a result comes from: enough to reproduce it, and nothing about the person who ran it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Provenance:
     Args:
         model: the spec as the user gave it, or the class name of a module already in memory.
         origin: how the spec was read, e.g. ``"hub"``, ``"folder"``, ``"init"``, ``"memory"``.
-        revision: commit of the hub repository, where there is one.
+        revision: commit of the hub repository, if there is one.
         config_hash: hash of the model's configuration.
         seed: seed of a random initialisation and of random inputs.
         parameters: number of parameters.
@@ -53,9 +53,9 @@ class Provenance:
         sequences: number of sequences measured.
         lengths: tokens counted in each sequence.
         operations: plain descriptions of the surgery the model ran under, in order.
-        layout: where the residual stream was declared to be; None where it was found.
-        inputs: what was read, in words; None in runs of earlier versions.
-        inputs_hash: SHA-256 of the token ids, or of the tensors of a model that reads none.
+        layout: where the user declared the residual stream to be; None if it was discovered.
+        inputs: description of the inputs; None in runs of earlier versions.
+        inputs_hash: SHA-256 of the token ids, or of the input tensors if the model takes no token ids.
     """
 
     model: str
@@ -122,7 +122,7 @@ _LATER = ("layout", "inputs", "inputs_hash")
 
 
 def _fits(name: str, value: object) -> bool:
-    """Whether a field of a file may hold this."""
+    """Whether a value read from a file is valid for a field."""
     if value is None:
         return name not in _REQUIRED
     if name in _WORDS:
@@ -145,7 +145,7 @@ def _is_whole(value: object) -> bool:
 
 
 def installed_versions(libraries: Sequence[str] = LIBRARIES) -> dict[str, str]:
-    """Versions of those of ``libraries`` that are installed, without importing any."""
+    """Versions of the installed ones among ``libraries``, without importing them."""
     found = {name: _version(name) for name in libraries}
     return {name: version for name, version in found.items() if version is not None}
 
@@ -171,16 +171,16 @@ def without_home(text: str, home: str | None = None) -> str:
 
 
 def current_command() -> tuple[str, ...]:
-    """The command line of this process, its program by name only."""
+    """The command line of this process, with the program reduced to its file name."""
     program, *rest = sys.argv or [""]
     return (Path(program).name, *(without_home(word) for word in rest))
 
 
 def git_state(folder: Path | None = None) -> dict[str, Any] | None:
-    """Commit of the checkout that ``folder`` lies in, read from its files; None outside one or where they are odd.
+    """Commit of the checkout that contains ``folder``, read from its files; None if there is none or it is malformed.
 
-    The ``git`` program is not run: it obeys settings of the folder it is run in, and one of them names a command to
-    execute. So whether tracked files differ from the commit is not known, and ``dirty`` is None.
+    The ``git`` program is not run: it obeys the settings of the current repository, and one of them names a command
+    to execute. Whether tracked files differ from the commit is therefore unknown, and ``dirty`` is None.
     """
     start = Path.cwd() if folder is None else Path(folder).resolve()
     for place in (start, *start.parents):
@@ -192,7 +192,7 @@ def git_state(folder: Path | None = None) -> dict[str, Any] | None:
 
 def _commit_in(home: Path) -> str | None:
     """The commit that HEAD names; None for anything that git itself would not write."""
-    if home.is_file():  # a worktree or a submodule: one line that says where its HEAD lies
+    if home.is_file():  # a worktree or a submodule: one line with the path of the directory that has HEAD
         home = home.parent / _few_lines(home).removeprefix("gitdir: ").strip()
     head = _few_lines(home / "HEAD").strip()
     if not head.startswith("ref: "):
@@ -213,10 +213,10 @@ def _commit_in(home: Path) -> str | None:
 
 
 def _few_lines(path: Path) -> str:
-    """The text of a regular file of at most 4 MiB, empty where there is none: a pipe would never end."""
+    """The text of a regular file of at most 4 MiB, else empty: reading a pipe might never end."""
     try:
         if not path.is_file() or path.stat().st_size > _LARGEST_GIT_FILE:
             return ""
         return path.read_bytes()[:_LARGEST_GIT_FILE].decode("utf-8", errors="replace")
-    except (OSError, ValueError):  # not ours to read, or a name no file system has
+    except (OSError, ValueError):  # no permission, or not a valid file name
         return ""

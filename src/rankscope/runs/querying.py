@@ -1,4 +1,4 @@
-"""``query``: SQL over the data set of a sweep, in a database that can read nothing else and write nothing at all."""
+"""``query``: SQL over the data set of a sweep, in a database that cannot read other files and cannot write."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ LARGEST_QUERY = 100_000
 
 
 def query(folder: str | os.PathLike[str], sql: str) -> pa.Table:
-    """The answer of one SELECT over ``rows`` and ``tasks``.
+    """Run one SELECT over ``rows`` and ``tasks``.
 
     ``rows`` has the rows of every finished task of the present plan: ``verb``, ``model``, ``checkpoint``, ``step``,
     ``variant``, ``seed``, ``metric``, ``site``, ``stack``, ``layer``, ``head``, ``sequence``, ``value``, ``status``,
-    the columns single verbs add, and ``task``, its key. ``tasks`` has one row per task: its state, verdict or reason,
-    what it read (``inputs``), seconds, bytes. The SQL is not trusted: no other file can be read, none written, no
-    extension loaded.
+    the columns that single verbs add, and ``task``, the key of the task. ``tasks`` has one row per task: its state,
+    verdict or reason, inputs, seconds, bytes. The SQL is not trusted: it can read no other file, write none, and load
+    no extension.
 
     Args:
         folder: of the sweep.
         sql: one SELECT in DuckDB's dialect.
 
     Raises:
-        InputError: SQL that is no SELECT, or that DuckDB refuses; its own words are in the message.
-        ResultError: when there is no sweep in the folder.
+        InputError: the SQL is not a SELECT, or DuckDB refuses it; the message quotes DuckDB.
+        ResultError: there is no sweep in the folder.
         MissingExtraError: without DuckDB (extra ``sweep``).
 
     Example:
@@ -70,8 +70,9 @@ def query(folder: str | os.PathLike[str], sql: str) -> pa.Table:
     closed = {"autoinstall_known_extensions": "false", "autoload_known_extensions": "false"}
     with duckdb.connect(":memory:", config=closed) as database:
         database.register("rows", rows_dataset(home, expected))
-        if "tasks" in sql.lower():  # a record is read per task, which rows alone need not pay for
+        if "tasks" in sql.lower():  # this table reads one record per task, so it is built only if the query mentions it
             database.register("tasks", tasks_table(home, expected))
+        # Both tables are registered as objects, so file access can be closed before the SQL runs.
         for setting in CLOSED:
             database.execute(setting)
         try:
@@ -83,7 +84,7 @@ def query(folder: str | os.PathLike[str], sql: str) -> pa.Table:
 
 
 def rows_dataset(home: SweepFolder, expected: list[Expected]) -> ds.Dataset:
-    """The rows of the finished tasks, file by file; columns a verb lacks are null."""
+    """The rows of the finished tasks, read file by file; columns that a verb does not have are null."""
     done = home.done()
     files = [str(home.home / one.rows_file) for one in expected if one.key in done]
     absent = [name for name in files if not os.path.isfile(name)]
@@ -105,7 +106,7 @@ def rows_dataset(home: SweepFolder, expected: list[Expected]) -> ds.Dataset:
 
 
 def tasks_table(home: SweepFolder, expected: list[Expected]) -> pa.Table:
-    """One row per task of the plan, with what became of it."""
+    """One row per task of the plan, with its state and result."""
     done, failed = home.done(), home.failed()
     schema = pa.schema({
         "verb": pa.string(), **COORDINATES,

@@ -1,4 +1,4 @@
-"""What a gauge gives out: frozen numbers and words. No torch in this file."""
+"""Output types of a gauge, as frozen data. Does not import torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LARGEST_WHOLE = 2**31
 LONGEST_SECONDS = 2.5e11
 AlarmState = Literal["raised", "cleared"]
 LOSS = "rankscope/loss"
-"""Scalar under which a reading keeps the loss of its step, where it was told."""
+"""Name of the scalar with the loss of the step, if it was passed to the gauge."""
 
 
 @dataclass(frozen=True)
@@ -25,10 +25,10 @@ class LayerValue:
         site: where it was taken; ``"attention.weights"`` for gradients.
         stack: ``"encoder"`` or ``"decoder"`` in a model that has both, else None.
         layer: number of the block, from 0.
-        mean: over sequences and heads whose value is worth something; NaN when there is none.
+        mean: mean over sequences and heads with a usable value; NaN if there is none.
         least: smallest of them.
         most: largest of them.
-        status: the status most of the values have; ``"ok"`` or ``"at the float floor"`` where a mean is given.
+        status: the most common status of the values; ``"ok"`` or ``"at the float floor"`` if there is a mean.
     """
 
     metric: str
@@ -43,16 +43,16 @@ class LayerValue:
 
 @dataclass(frozen=True)
 class Alarm:
-    """Something a person should look at, and why.
+    """An event that needs attention, with its reason.
 
     Attributes:
         name: registered name, e.g. ``"token_collapse"``.
-        state: ``"raised"`` when it starts, ``"cleared"`` when it is over.
+        state: ``"raised"`` when it starts, ``"cleared"`` when it ends.
         step: training step of the reading.
         stack: of the layer, None in a model with one stack.
-        layer: the first layer that is affected.
-        sentence: what is seen, in plain words with the numbers.
-        evidence: those numbers by name.
+        layer: the first affected layer.
+        sentence: description with the numbers.
+        evidence: the same numbers by name.
         component: the likely cause: ``"attention"``, ``"mlp"``, ``"skip"``, ``"norm"``, ``"embedding"``, ``"unknown"``.
         remedies: names of remedies that helped when they were tried on the probe, at most two; may be empty.
     """
@@ -81,15 +81,15 @@ class Alarm:
 
 @dataclass(frozen=True)
 class Reading:
-    """One look at the run.
+    """The metrics and alarms at one training step.
 
     Attributes:
         step: training step.
         scalars: a few numbers for a dashboard, by name (``"rankscope/relative_residual/least"``).
         table: every metric at every layer.
-        alarms: those raised or cleared by this reading.
-        active: names of the alarms that stand after this reading.
-        seconds: what the reading cost.
+        alarms: alarms raised or cleared by this reading.
+        active: names of the alarms that are active after this reading.
+        seconds: duration of the reading.
         time: seconds since the epoch when it was taken.
     """
 
@@ -143,15 +143,15 @@ class Reading:
 
 @dataclass(frozen=True)
 class Heatmap:
-    """One metric over layers and steps, at most a few hundred columns of the whole run.
+    """One metric over layers and steps; a few hundred columns at most cover the whole run.
 
     Attributes:
         metric: its name.
         stack: of the layers, None in a model with one stack.
         layers: rows, first layer first.
         steps: columns, in order.
-        values: one tuple per layer, one value per step; NaN where nothing was measured.
-        alarms: ``(step, layer, name)`` of alarms raised in this stack, to be marked.
+        values: one tuple per layer, one value per step; NaN if not measured.
+        alarms: ``(step, layer, name)`` of the alarms raised in this stack, to mark in the plot.
     """
 
     metric: str
@@ -168,7 +168,7 @@ class Heatmap:
 
 
 def scalar_name(metric: str, stack: str | None, what: str) -> str:
-    """``rankscope/METRIC/WHAT``, with the stack in between where a model has several.
+    """``rankscope/METRIC/WHAT``, with the stack before the metric if the model has several.
 
     Example:
         >>> scalar_name("mean_cosine", "encoder", "least")
@@ -196,7 +196,7 @@ def _whole(value: object) -> int:
 
 
 def _duration(value: object) -> float:
-    """Seconds, since the epoch or spent; ten thousand years are enough."""
+    """Check a number of seconds, since the epoch or elapsed; the upper limit is ten thousand years."""
     seconds = _number(value)
     if not 0 <= seconds < LONGEST_SECONDS:
         raise ValueError(f"expected seconds, got {value!r:.80}")

@@ -1,4 +1,4 @@
-"""A run beside the same run made again: equal to the bit, or where and by how much not."""
+"""Compares a run with its rerun: bitwise equal, or where and by how much they differ."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from rankscope.views import number
 
 @dataclass(frozen=True)
 class Rerun:
-    """What was found.
+    """Result of the comparison.
 
     Attributes:
-        same: whether every value and status is equal to the bit.
-        rows: how many rows the old run has.
-        differing: rows that differ; all of them where the runs do not have the same rows.
-        largest: largest relative difference by metric, of those that differ.
-        reasons: what is not as it was: versions, platform, rows.
+        same: whether all values and statuses are bitwise equal.
+        rows: number of rows of the old run.
+        differing: number of rows that differ; all of them if the runs do not have the same rows.
+        largest: largest relative difference of each metric that differs.
+        reasons: what else changed: versions, platform, rows.
     """
 
     same: bool
@@ -53,7 +53,7 @@ class Rerun:
 def judge_rerun(old: Run, new: Run) -> Rerun:
     """Compare two runs row by row, in order.
 
-    Values are compared as bits, so that NaN equals NaN and 0.0 does not equal -0.0.
+    Values are compared bitwise, so NaN equals NaN and 0.0 does not equal -0.0.
     """
     reasons = _changes(old, new)
     if _keys(old) != _keys(new):
@@ -86,7 +86,7 @@ def _largest(old: Run, before: np.ndarray[Any, Any], after: np.ndarray[Any, Any]
 
 
 def _changes(old: Run, new: Run) -> tuple[str, ...]:
-    """What else is not as it was."""
+    """What else changed between the runs."""
     was, now = old.provenance, new.provenance
     found = [
         f"{name} {was.versions.get(name, 'absent')} then, {now.versions.get(name, 'absent')} now"

@@ -48,7 +48,7 @@ _PIECES = pa.schema(
 
 
 def only(table: pa.Table, **wanted: str | int | None) -> pa.Table:
-    """Rows whose columns hold these values; None asks for an empty cell.
+    """Rows whose columns have these values; None matches an empty cell.
 
     Example:
         >>> table = pa.table({"stack": ["encoder", None], "layer": [0, 1]})
@@ -62,7 +62,7 @@ def only(table: pa.Table, **wanted: str | int | None) -> pa.Table:
 
 
 def of_stack(table: pa.Table, stack: str | None) -> pa.Table:
-    """Rows of one stack; all rows for None, the name of the only stack of a model."""
+    """Rows of one stack; all rows for None, which stands for the only stack of a model."""
     return table if stack is None else only(table, stack=stack)
 
 
@@ -82,10 +82,10 @@ class Piece:
 
 @dataclass
 class RowWriter:
-    """Collects reduced values and builds one table at the end; costs one small object per call of :meth:`add`.
+    """Collects reduced values and builds one table at the end; keeps one small object per call of :meth:`add`.
 
     Args:
-        coordinates: names of further columns a verb needs, such as ``("variant", "mask")``.
+        coordinates: names of the verb's additional columns, such as ``("variant", "mask")``.
 
     Example:
         >>> writer = RowWriter()
@@ -110,7 +110,7 @@ class RowWriter:
         taken = sorted(set(self.coordinates) & set(FIXED_COLUMNS))
         if taken or len(set(self.coordinates)) != len(self.coordinates):
             raise ResultError(
-                f"A further column must have a name of its own: got {list(self.coordinates)!r}, "
+                f"An additional column needs a unique name: got {list(self.coordinates)!r}, "
                 f"while {list(FIXED_COLUMNS)!r} are taken. Rename it."
             )
 
@@ -127,7 +127,7 @@ class RowWriter:
         head_axis: bool,
         at: Mapping[str, str | int | None] | None = None,
     ) -> None:
-        """Take the values of one metric at one site of one layer, for consecutive sequences.
+        """Add the values of one metric at one site of one layer, for consecutive sequences.
 
         Args:
             metric: registered name of the metric.
@@ -138,7 +138,7 @@ class RowWriter:
             values: shape ``(sequences,)``, or ``(sequences, heads)`` with ``head_axis``.
             statuses: codes into ``list(Status)``, same shape.
             head_axis: whether the last axis runs over heads.
-            at: values of the further columns; those not named are null.
+            at: values of the additional columns; missing ones are null.
         """
         numbers = np.array(values, dtype=np.float64)
         codes = np.array(statuses, dtype=np.int8)
@@ -151,7 +151,7 @@ class RowWriter:
             )
         if codes.size and not (codes.min() >= 0 and codes.max() < len(STATUSES)):
             raise ResultError(f"{metric} at {site}, layer {layer}: a status code is not in 0..{len(STATUSES) - 1}.")
-        # Minus infinity is a value where values are logarithms: that of an exact zero.
+        # Minus infinity is a valid logarithm: that of an exact zero.
         known = np.isfinite(numbers) | (np.isneginf(numbers) & metric.startswith("log"))
         codes[(codes == STATUS_CODE[Status.OK]) & ~known] = STATUS_CODE[Status.NOT_FINITE]
         unknown = sorted(set(at or {}) - set(self.coordinates))
@@ -162,16 +162,17 @@ class RowWriter:
 
     @property
     def pieces(self) -> tuple[Piece, ...]:
-        """What was added, one for each call of :meth:`add`."""
+        """The added values, one piece per call of :meth:`add`."""
         return tuple(self._pieces)
 
     def replace(self, pieces: Iterable[Piece]) -> None:
-        """Forget what was added and hold these instead."""
+        """Replace everything added so far with these pieces."""
         self._pieces = list(pieces)
 
     def table(self) -> pa.Table:
         """Everything added so far as one table."""
         pieces = self._pieces
+        # A piece is one value per column and many rows: its labels are repeated as often as it has values.
         sizes = np.array([piece.values.size for piece in pieces], dtype=np.int64)
         status_codes = _joined([piece.statuses.ravel() for piece in pieces], np.int8)
         columns: dict[str, pa.Array] = {
@@ -194,6 +195,7 @@ def _joined(parts: Sequence[NDArray[np.generic]], dtype: type[np.generic]) -> ND
 
 
 def _sequences(piece: Piece) -> NDArray[np.int64]:
+    # Must match ``values.ravel()``: sequences vary slowly, heads fast. :func:`_heads` is the counterpart.
     count = piece.values.shape[0]
     numbers = np.arange(piece.first_sequence, piece.first_sequence + count, dtype=np.int64)
     return np.repeat(numbers, piece.values.shape[1]) if piece.values.ndim == 2 else numbers
@@ -215,11 +217,13 @@ def _names(labels: Sequence[str | None], sizes: NDArray[np.int64]) -> pa.Diction
     code = {label: number for number, label in enumerate(known)}
     codes = np.array([code[label] if label is not None else 0 for label in labels], dtype=np.int32)
     absent = np.array([label is None for label in labels], dtype=np.bool_)
+    # The code 0 of an absent label is a placeholder; the mask makes the cell null.
     indices = pa.array(np.repeat(codes, sizes), mask=np.repeat(absent, sizes))
     return pa.DictionaryArray.from_arrays(indices, pa.array(known, type=pa.string()))
 
 
 def _coordinate(labels: list[str | int | None], sizes: NDArray[np.int64]) -> pa.Array:
+    # A column is integer only if every label given is; a single name makes all of them names.
     given = [label for label in labels if label is not None]
     if given and all(isinstance(label, int) for label in given):
         numbers = np.array([label if isinstance(label, int) else 0 for label in labels], dtype=np.int64)
@@ -229,7 +233,7 @@ def _coordinate(labels: list[str | int | None], sizes: NDArray[np.int64]) -> pa.
 
 
 def rows_to_bytes(pieces: Iterable[Piece], remarks: Mapping[str, Any]) -> bytes:
-    """Pieces of a table, and JSON remarks that go with them, as one Arrow stream.
+    """Serialise pieces of a table, and JSON remarks about them, as one Arrow stream.
 
     Example:
         >>> piece = Piece("mean_cosine", "block.out", None, 0, 4, np.array([0.1]), np.array([0], dtype=np.int8), ())
@@ -247,17 +251,17 @@ def rows_to_bytes(pieces: Iterable[Piece], remarks: Mapping[str, Any]) -> bytes:
 
 
 def rows_from_bytes(data: bytes) -> tuple[list[Piece], dict[str, Any]]:
-    """What :func:`rows_to_bytes` was given.
+    """Inverse of :func:`rows_to_bytes`.
 
     Raises:
-        ResultError: when these bytes are nothing that it wrote.
+        ResultError: the bytes were not written by it.
     """
     try:
         table = pa.ipc.open_stream(data).read_all()
         remarks = json.loads(table.schema.metadata[_REMARKS])
         return [_piece_from(row) for row in table.to_pylist()], remarks
     except (pa.ArrowException, KeyError, TypeError, ValueError) as error:
-        raise ResultError(f"Another process sent {len(data)} bytes that are no rows: {error}.") from error
+        raise ResultError(f"Another process sent {len(data)} bytes that are not rows: {error}.") from error
 
 
 def _piece_facts(piece: Piece) -> dict[str, Any]:
@@ -269,6 +273,7 @@ def _piece_facts(piece: Piece) -> dict[str, Any]:
         "first_sequence": piece.first_sequence,
         "sequences": piece.values.shape[0],
         "heads": piece.values.shape[1] if piece.values.ndim == 2 else None,
+        # Raw little-endian bytes: exact for every NaN and infinity, and independent of the machine.
         "values": piece.values.astype("<f8", copy=False).tobytes(),
         "statuses": piece.statuses.astype(np.int8, copy=False).tobytes(),
         "coordinates": json.dumps(piece.coordinates),

@@ -30,17 +30,17 @@ class Run:
     """Values per metric, site, layer, head and sequence, never averaged before they are stored.
 
     Args:
-        kind: the verb that made it, e.g. ``"measure"``.
+        kind: the verb that produced it, e.g. ``"measure"``.
         provenance: model, inputs, versions.
         floor: the float floor: ``{"dtype", "relative", "meaning"}``.
         verdict: one sentence (per stack) that names its evidence.
-        evidence: the values the sentence rests on.
-        table: the rows; columns as in :data:`rankscope.runs.rows.FIXED_COLUMNS`, plus those a verb adds.
-        null: per metric the mean and spread over same-shape random tokens, or None when it was not asked for.
-        notes: what the reader should know besides.
-        extra: what only this verb has to say, such as ``sum_error``; at the top level of :meth:`to_json`.
-        code: the state the verdict names, such as ``"collapsed"``; None where a verb names none, and in runs of
-            versions that did not keep it.
+        evidence: the values the verdict is based on.
+        table: the rows; columns as in :data:`rankscope.runs.rows.FIXED_COLUMNS`, plus those added by the verb.
+        null: per metric the mean and spread over same-shape random tokens, or None if not requested.
+        notes: further remarks for the reader.
+        extra: results specific to this verb, such as ``sum_error``; at the top level of :meth:`to_json`.
+        code: the state the verdict names, such as ``"collapsed"``; None if the verb names none, and in runs of
+            versions that did not store it.
         next_steps: one or two commands worth running next.
     """
 
@@ -81,7 +81,7 @@ class Run:
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Write the rows as Parquet and everything else as ``run.json`` into ``folder``; atomic.
 
-        A run that is already there is replaced.
+        An existing run in the folder is replaced.
         """
         return storage.write_run(folder, self._facts(), self.table)
 
@@ -90,7 +90,7 @@ class Run:
         """Read a run written by :meth:`save`.
 
         Raises:
-            ResultError: when the folder holds none, or one that is not whole.
+            ResultError: the folder holds no run, or an incomplete one.
         """
         return _from_parts(*storage.read_run(folder))
 
@@ -128,7 +128,7 @@ class Run:
         return curve(self.table, metric, site, stack=stack, reduce=reduce)
 
     def plot(self, metrics: tuple[str, ...] | list[str] | None = None, site: str | None = None) -> Figure:
-        """A matplotlib figure (extra ``plot``), drawn as suits the verb; see :mod:`rankscope.runs.presenting`."""
+        """A matplotlib figure (extra ``plot``), drawn as the verb declares it; see :mod:`rankscope.runs.presenting`."""
         return figure_of(self, metrics=metrics, site=site)
 
     def __str__(self) -> str:
@@ -180,7 +180,7 @@ def _from_parts(facts: Mapping[str, Any], table: pa.Table) -> Run:
 
 
 def _json_rows(table: pa.Table) -> list[dict[str, Any]]:
-    """Rows as objects; ``stack``, ``head`` and a verb's own coordinates only where they say something."""
+    """Rows as objects; ``stack``, ``head`` and a verb's additional columns are omitted if empty."""
     optional = ["stack", "head", *(name for name in table.column_names if name not in FIXED_COLUMNS)]
     always = [name for name in FIXED_COLUMNS if name not in optional]
     columns = {name: table[name].to_pylist() for name in table.column_names}

@@ -1,6 +1,7 @@
 """Cosines between tokens, as ``measure(similarity=True)`` stores them under ``extra["similarity"]``.
 
-Thousandths as whole numbers, the upper triangle row by row, None where a token is zero: small, and exact to read back.
+Stored as integers in thousandths, the upper triangle row by row, None if a token is zero. This is small and round-trips
+exactly.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ class Similarity:
 
     Args:
         sequence: number of the sequence.
-        tokens: how many tokens of it count.
-        positions: which of them are shown, ascending.
-        labels: the tokens themselves, or nothing.
+        tokens: number of its tokens that count.
+        positions: positions of the stored tokens, ascending.
+        labels: the tokens as text; may be empty.
         blocks: numbers of the blocks.
-        matrices: one symmetric matrix per block; NaN where a token has no direction.
+        matrices: one symmetric matrix per block; NaN if a token is zero.
     """
 
     sequence: int
@@ -40,7 +41,7 @@ class Similarity:
 
 
 def shown_positions(count: int, most: int = MOST_TOKENS) -> list[int]:
-    """Which of ``count`` tokens to keep: all, or ``most`` spread evenly, both ends among them.
+    """Which of ``count`` tokens to keep: all, or ``most`` evenly spaced ones including both ends.
 
     Example:
         >>> shown_positions(5, 3)
@@ -50,7 +51,7 @@ def shown_positions(count: int, most: int = MOST_TOKENS) -> list[int]:
 
 
 def packed(cosines: NDArray[np.float64]) -> list[int | None]:
-    """The upper triangle in thousandths.
+    """The upper triangle as integers in thousandths.
 
     Example:
         >>> packed(np.array([[1.0, 0.5], [0.5, 1.0]]))
@@ -61,10 +62,10 @@ def packed(cosines: NDArray[np.float64]) -> list[int | None]:
 
 
 def similarities_in(extra: Mapping[str, Any]) -> dict[str, Similarity]:
-    """What a run carries, by stack (an empty name for a model with one); empty where it carries none.
+    """The similarities stored in a run, by stack (an empty name for a model with one); may be empty.
 
     Raises:
-        ResultError: when the block is there and is not whole.
+        ResultError: the block exists but is malformed.
     """
     stored = extra.get("similarity")
     if stored is None:
@@ -74,7 +75,7 @@ def similarities_in(extra: Mapping[str, Any]) -> dict[str, Similarity]:
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise ResultError(
             f"The run's similarity block is not whole ({type(error).__name__}: {error}); it was not written by "
-            "measure(similarity=True). Measure again, or remove it from the sidecar."
+            "measure(similarity=True). Measure the model again, or remove the block from the sidecar."
         ) from error
 
 

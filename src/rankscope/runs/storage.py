@@ -1,4 +1,4 @@
-"""Parquet for the rows and ``run.json`` beside it; a reader never sees half of a run."""
+"""Stores a run as Parquet (the rows) and ``run.json``; a reader never sees a partly written run."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ MOST_LOOKS = 100
 
 
 def write_run(folder: str | os.PathLike[str], facts: Mapping[str, Any], table: pa.Table) -> Path:
-    """Write rows, then the sidecar that names them with their hash; the sidecar's rename is the moment of truth.
+    """Write the rows, then the sidecar with their name and hash; renaming the sidecar commits the run.
 
-    A run already in the folder stays whole until then, and its rows are removed afterwards. Of several processes that
-    write into one folder, one after the other does.
+    A run already in the folder stays intact until then; its rows are removed afterwards. Several processes that write
+    to one folder take turns.
 
     Raises:
-        ResultError: the folder cannot be made or written to; what was in it is as it was.
+        ResultError: the folder cannot be created or written to; its previous contents are unchanged.
     """
     home = Path(folder)
     try:
@@ -49,8 +49,8 @@ def write_run(folder: str | os.PathLike[str], facts: Mapping[str, Any], table: p
             _write(home, facts, sink.getvalue().to_pybytes(), table)
     except OSError as error:
         raise ResultError(
-            f"The run could not be written to {home} ({error.strerror}). A run that was there is whole. Make room, or "
-            "give --out another folder."
+            f"The run could not be written to {home} ({error.strerror}). An existing run there is unchanged. Free "
+            "some space, or give --out another folder."
         ) from error
     return home
 
@@ -59,17 +59,19 @@ def _write(home: Path, facts: Mapping[str, Any], content: bytes, table: pa.Table
     digest = hashlib.sha256(content).hexdigest()
     name = f"rows-{digest[:12]}.parquet"
     before = _named_rows(home)
+    # The name contains the hash, so new rows never overwrite those that the current sidecar names.
     replace_file(home / name, content)
     entry = {"file": name, "sha256": digest, "rows": table.num_rows, "columns": table.column_names}
     text = json.dumps({**facts, "table": entry}, indent=1, ensure_ascii=False, allow_nan=False)
-    replace_file(home / SIDECAR, text.encode("utf-8", "replace"))  # a file name may hold half a character
+    replace_file(home / SIDECAR, text.encode("utf-8", "replace"))  # a file name may contain a lone surrogate
+    # Only now does no sidecar name the old rows. A process killed before this line leaves an unused file.
     if before is not None and before != name:
         (home / before).unlink(missing_ok=True)
 
 
 @contextmanager
 def _alone(home: Path) -> Iterator[None]:
-    """Hold a folder against other writers; the system lets go of it for a process that is killed."""
+    """Lock a folder against other writers; the system releases the lock of a killed process."""
     try:
         import fcntl
     except ImportError:  # Windows
@@ -88,10 +90,11 @@ def read_run(folder: str | os.PathLike[str]) -> tuple[dict[str, Any], pa.Table]:
     """Read and check a folder written by :func:`write_run`; the files are not trusted.
 
     Raises:
-        ResultError: when a file is absent, of another schema, changed since it was written, or malformed.
+        ResultError: a file is missing, of another schema, modified since it was written, or malformed.
     """
     home = path_of(folder, "run", "a run, or the folder it was saved in")
     facts = _read_sidecar(home)
+    # A failure counts only if the sidecar did not change meanwhile; otherwise the rows belong to a newer run.
     for _ in range(MOST_LOOKS):
         try:
             return _with_rows(home, dict(facts))
@@ -99,7 +102,7 @@ def read_run(folder: str | os.PathLike[str]) -> tuple[dict[str, Any], pa.Table]:
             now = _read_sidecar(home)
             if now == facts:
                 raise
-            facts = now  # another process has replaced the run in between
+            facts = now  # another process replaced the run in the meantime
     raise ResultError(f"The run in {home} was replaced {MOST_LOOKS} times while it was read. Read it again later.")
 
 
@@ -122,7 +125,7 @@ def _read_sidecar(home: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ResultError(f"There is no run in {home}: {SIDECAR} is missing. Give a folder written with save or --out.")
     if path.stat().st_size > LARGEST_SIDECAR:
-        raise ResultError(f"{path} has more than {LARGEST_SIDECAR} bytes; that is no sidecar of rankscope.")
+        raise ResultError(f"{path} has more than {LARGEST_SIDECAR} bytes; that is not a sidecar written by rankscope.")
     try:
         facts = parse_json(_read_bytes(path))
     except ValueError as error:
@@ -143,7 +146,7 @@ def _read_rows(content: bytes, path: Path) -> pa.Table:
         if source.metadata.num_rows > LARGEST_TABLE:
             raise ResultError(f"{path} claims {source.metadata.num_rows} rows; more than {LARGEST_TABLE} are not read.")
         table = source.read()
-        table.validate(full=True)  # indices beyond their dictionary would be read from beyond its memory
+        table.validate(full=True)  # a dictionary index out of range would read out of bounds
         table = _as_written(table, path)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise ResultError(f"{path} is not a Parquet file that can be read ({error}).") from error
@@ -155,7 +158,7 @@ def _read_rows(content: bytes, path: Path) -> pa.Table:
 
 
 def _as_written(table: pa.Table, path: Path) -> pa.Table:
-    """The table with its dictionaries joined; other column types are refused."""
+    """The table with unified dictionaries; unexpected column types are refused."""
     missing = [name for name in FIXED_COLUMNS if name not in table.column_names]
     if missing or len(set(table.column_names)) != len(table.column_names):
         raise ResultError(f"{path} lacks the columns {', '.join(missing) or 'that it names twice'}.")
@@ -173,7 +176,7 @@ def _as_written(table: pa.Table, path: Path) -> pa.Table:
 
 
 def _named_rows(home: Path) -> str | None:
-    """Name of the rows an earlier sidecar in the folder points to, if it is one of ours."""
+    """File name of the rows that the folder's current sidecar points to, if rankscope wrote it."""
     if not (home / SIDECAR).is_file():
         return None
     try:
@@ -185,7 +188,7 @@ def _named_rows(home: Path) -> str | None:
 
 def _read_bytes(path: Path) -> bytes:
     if path.exists() and not path.is_file():
-        raise ResultError(f"{path} is no regular file, and nothing else is read.")
+        raise ResultError(f"{path} is not a regular file, and only regular files are read.")
     try:
         return path.read_bytes()
     except OSError as error:
@@ -193,7 +196,7 @@ def _read_bytes(path: Path) -> bytes:
 
 
 def write_page(path: Path, page: str) -> None:
-    """Replace a file of text in one moment; a device or a pipe is written to as it is."""
+    """Replace a text file atomically; a device or a pipe is written to directly."""
     content = page.encode("utf-8", "replace")
     place = Path(os.path.realpath(path))
     if place.exists() and not place.is_file():
@@ -203,13 +206,14 @@ def write_page(path: Path, page: str) -> None:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write to a temporary name beside ``path``, flush to disk, rename."""
+    """Write to a temporary file in the same folder, flush to disk, rename: atomic."""
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as stream:
             stream.write(content)
             stream.flush()
             os.fsync(stream.fileno())
+        # mkstemp creates files that only the owner can read; give it the permissions of an ordinary new file.
         os.chmod(temporary, 0o666 & ~_umask())
         os.replace(temporary, path)
     except BaseException:
@@ -218,6 +222,7 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 def _umask() -> int:
+    # The umask can only be read by setting it.
     mask = os.umask(0)
     os.umask(mask)
     return mask

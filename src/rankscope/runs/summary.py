@@ -1,4 +1,4 @@
-"""What a reader sees first of a run: per stack a grid of depth by headline metric."""
+"""The summary of a run: for each stack, a grid of depth by headline metric."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ class Summary:
     """Means over sequences (and heads) of one stack.
 
     Args:
-        stack: name of the stack, None where the model has one.
-        labels: what each line is: ``"in"``, the number of a block, ``"final"``.
+        stack: name of the stack, None if the model has one.
+        labels: label of each line: ``"in"``, the number of a block, or ``"final"``.
         metrics: names of the columns.
-        sites: the site each column was taken at.
-        values: shape ``(lines, metrics)``; NaN where nothing was measured or nothing is defined.
-        floor: whether a value behind the mean is at the float floor, same shape.
-        estimate: whether a value behind the mean is an estimate, same shape.
+        sites: the site of each column.
+        values: shape ``(lines, metrics)``; NaN if not measured or undefined.
+        floor: whether any value in the mean is at the float floor, same shape.
+        estimate: whether any value in the mean is an estimate, same shape.
         measured: whether there are rows at all, same shape; False is "not measured", not "undefined".
     """
 
@@ -57,7 +57,7 @@ class Summary:
 
     @property
     def blocks(self) -> NDArray[np.bool_]:
-        """Which lines are blocks, and not the ends of the stream."""
+        """Which lines are blocks rather than the ends of the stream."""
         return np.array([label.isdigit() for label in self.labels], dtype=np.bool_)
 
     def cell(self, line: int, column: int) -> Cell:
@@ -69,18 +69,18 @@ class Summary:
 
 
 def stacks_of(table: pa.Table) -> list[str | None]:
-    """The stacks in a table, in the order of the rows; ``[None]`` for a model that has one."""
+    """The stacks in a table, in the order of the rows; ``[None]`` for a model with one stack."""
     return list(names_in(table, "stack")) or [None]
 
 
 def main_site(table: pa.Table, metric: str) -> str:
-    """The site at which a metric is shown when none is named."""
+    """The default site of a metric."""
     sites = names_in(only(table, metric=metric), "site")
     return min(sites, key=lambda site: MAIN_SITES.index(site) if site in MAIN_SITES else len(MAIN_SITES))
 
 
 def headline(table: pa.Table, limit: int = 6) -> list[str]:
-    """Metrics worth a column: the headline ones that were measured, else the first ones in the table."""
+    """Metrics to show as columns: the measured headline metrics, else the first ones in the table."""
     known = names_in(table, "metric")
     chosen = [name for name in HEADLINE if name in known]
     return (chosen + [name for name in known if name not in chosen])[:limit] if len(chosen) < 2 else chosen[:limit]
@@ -95,7 +95,7 @@ def summarise(
         table: rows of a run.
         metrics: columns; the headline ones by default.
         site: site of every column; by default the main site of each metric.
-        limit: how many columns to choose by default.
+        limit: maximum number of default columns.
     """
     known = names_in(table, "metric")
     for name in metrics or ():
@@ -155,7 +155,7 @@ def _points(table: pa.Table, metric: str, site: str) -> list[_Point]:
 
 
 def shown_lines(count: int, keep: Sequence[int] = ()) -> list[int | None]:
-    """Which of ``count`` lines to print; None stands for a gap. All of them up to 36, else about 24 spread evenly.
+    """Which of ``count`` lines to print; None marks a gap. All up to 36 lines, else about 24 evenly spaced.
 
     Example:
         >>> shown_lines(3)

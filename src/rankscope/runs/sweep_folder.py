@@ -1,13 +1,13 @@
-"""The folder of a sweep: one Parquet file and one record per task, named by what the task is, never half written.
+"""The folder of a sweep: one Parquet file and one record per task, named by the task's key and written atomically.
 
 ::
 
     FOLDER/expected.jsonl                                  the tasks of the plan, one JSON object per line
     FOLDER/rows/verb=measure/model_key=NAME-HASH/KEY.parquet
-    FOLDER/tasks/KEY.json                                  what a finished task says of itself; written after its rows
+    FOLDER/tasks/KEY.json                                  record of a finished task; written after its rows
     FOLDER/failures/KEY.json                               why a task failed; removed when it succeeds
 
-A task that ran twice leaves one file. A rows file without its record is not part of the data set.
+A task that runs twice leaves one file. A rows file without a record is not part of the data set.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ _NAME = re.compile(r"[^A-Za-z0-9._-]+")
 
 @dataclass(frozen=True)
 class Expected:
-    """One task of the plan as the folder remembers it.
+    """One task of the plan, as stored in the folder.
 
     Attributes:
-        key: hash of everything that decides its rows.
+        key: hash of everything its rows depend on.
         task: its description in plain JSON types.
     """
 
@@ -50,7 +50,7 @@ class Expected:
 
     @property
     def rows_file(self) -> str:
-        """Where its rows lie below the folder."""
+        """Path of its rows, relative to the folder."""
         return rows_file(str(self.task.get("verb")), str(self.task.get("model")), self.key)
 
 
@@ -69,15 +69,15 @@ class SweepFolder:
     home: Path
 
     def record_file(self, key: str) -> Path:
-        """Of a finished task."""
+        """Path of the record of a finished task."""
         return self.home / TASKS / f"{key}.json"
 
     def failure_file(self, key: str) -> Path:
-        """Of a failed task."""
+        """Path of the record of a failed task."""
         return self.home / FAILURES / f"{key}.json"
 
     def begin(self, expected: Iterable[Expected]) -> None:
-        """Make the folder, and write down which tasks there will be."""
+        """Create the folder and store the list of tasks."""
         try:
             for name in (ROWS, TASKS, FAILURES):
                 (self.home / name).mkdir(parents=True, exist_ok=True)
@@ -89,10 +89,10 @@ class SweepFolder:
         replace_file(self.home / EXPECTED, ("\n".join(lines) + "\n").encode("utf-8"))
 
     def expected(self) -> list[Expected]:
-        """The tasks of the plan that ran last in this folder.
+        """The tasks of the plan that was last run in this folder.
 
         Raises:
-            ResultError: when no sweep was started here, or the list is not one of ours.
+            ResultError: no sweep was started here, or the list was not written by rankscope.
         """
         path = self.home / EXPECTED
         if not path.is_file():
@@ -100,7 +100,7 @@ class SweepFolder:
         return list(_expected_in(path))
 
     def done(self) -> set[str]:
-        """Keys of the finished tasks, also of earlier plans."""
+        """Keys of the finished tasks, including those of earlier plans."""
         return _keys_in(self.home / TASKS)
 
     def failed(self) -> set[str]:
@@ -108,7 +108,7 @@ class SweepFolder:
         return _keys_in(self.home / FAILURES) - self.done()
 
     def record(self, key: str) -> dict[str, Any]:
-        """What a finished task says of itself."""
+        """The record of a finished task."""
         return _read_object(self.record_file(key))
 
     def failure(self, key: str) -> dict[str, Any]:
@@ -116,12 +116,13 @@ class SweepFolder:
         return _read_object(self.failure_file(key))
 
     def keep_rows(self, one: Expected, table: pa.Table, facts: Mapping[str, Any]) -> None:
-        """Write the rows of a finished task, then its record; either is whole or absent at every moment."""
+        """Write the rows of a finished task, then its record; each is written atomically."""
         target = self.home / one.rows_file
         target.parent.mkdir(parents=True, exist_ok=True)
         sink = pa.BufferOutputStream()
         pq.write_table(table, sink, compression="zstd")
         content = sink.getvalue().to_pybytes()
+        # Rows first: a task counts as done once its record exists, so a kill in between only means a rerun.
         replace_file(target, content)
         entry = {
             "file": one.rows_file,
@@ -134,7 +135,7 @@ class SweepFolder:
         self.failure_file(one.key).unlink(missing_ok=True)
 
     def keep_failure(self, one: Expected, facts: Mapping[str, Any]) -> None:
-        """Write down why a task failed."""
+        """Store why a task failed."""
         self._write(self.failure_file(one.key), one, facts)
 
     def _write(self, path: Path, one: Expected, facts: Mapping[str, Any]) -> None:
@@ -144,7 +145,7 @@ class SweepFolder:
 
 
 def rows_file(verb: str, model: str, key: str) -> str:
-    """The path of a task's rows below the folder; safe whatever the model is called.
+    """Path of a task's rows, relative to the folder; safe for any model name.
 
     Example:
         >>> rows_file("measure", "../a b", "0" * 24)
@@ -178,7 +179,7 @@ def _keys_in(folder: Path) -> set[str]:
 def _read_object(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > LARGEST_RECORD:
-            raise ResultError(f"{path} has more than {LARGEST_RECORD} bytes; that is no record of a sweep.")
+            raise ResultError(f"{path} has more than {LARGEST_RECORD} bytes; that is not a record of a sweep.")
         found = parse_json(path.read_bytes())
     except OSError as error:
         raise ResultError(f"{path} cannot be read ({error.strerror}).") from error

@@ -1,4 +1,4 @@
-"""The profile of each model of a sweep: headline metrics over depth, per checkpoint and variant, seeds together."""
+"""The profile of each model of a sweep: headline metrics over depth, per checkpoint and variant, with seeds pooled."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ COLUMNS = ["metric", "site", "stack", "layer", "head", "sequence", "value", "sta
 
 @dataclass(frozen=True, eq=False)
 class Profile:
-    """What ``measure`` found of one model, checkpoint and variant.
+    """The results of ``measure`` for one model, checkpoint and variant.
 
     Attributes:
         model: its name in the plan.
-        checkpoint: which, None for a model that is one thing.
-        step: of the checkpoint, where known.
-        variant: under which surgery.
-        seeds: how many runs are behind it.
-        curves: by metric and stack (None where there is one), at the metric's main site.
+        checkpoint: its label, None for a model without checkpoints.
+        step: training step of the checkpoint, if known.
+        variant: name of the surgery.
+        seeds: number of runs in it.
+        curves: by metric and stack (None if there is one), at the metric's main site.
         facts: the record of its first task: verdict, evidence, provenance.
     """
 
@@ -45,10 +45,10 @@ class Profile:
 
 
 def profiles_in(home: SweepFolder, expected: list[Expected]) -> Iterator[Profile]:
-    """Profiles in the order of the plan, one file of rows in memory at a time.
+    """Profiles in the order of the plan; holds the rows of one profile in memory at a time.
 
     Raises:
-        ResultError: a file of rows that cannot be read.
+        ResultError: a file of rows cannot be read.
     """
     done = home.done()
     groups: dict[tuple[Any, ...], list[Expected]] = {}
@@ -70,7 +70,7 @@ def profiles_in(home: SweepFolder, expected: list[Expected]) -> Iterator[Profile
 
 
 def read_rows(path: str | os.PathLike[str]) -> pa.Table:
-    """The rows of one task, the columns that curves are drawn from."""
+    """The rows of one task, with only the columns that curves need."""
     try:
         return pq.ParquetFile(Path(path)).read(columns=COLUMNS)
     except (pa.ArrowException, OSError, KeyError) as error:

@@ -1,4 +1,4 @@
-"""How far a sweep is: counts by model and verb, and each failure with its reason."""
+"""Progress of a sweep: counts by model and verb, and each failure with its reason."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ class SweepStatus:
     """Counts and failures of one sweep.
 
     Attributes:
-        folder: where it lies.
+        folder: folder of the sweep.
         counts: tasks by state.
         groups: the same by ``(model, verb)``, in the order of the plan.
         failures: in the order of the plan.
-        earlier: results in the folder that belong to no task of the present plan; they are kept and not shown.
-        seconds: what the finished tasks took, added up.
-        rows: how many there are.
-        inputs: what the finished tasks of each ``(model, verb)`` read, in words, with how many did.
+        earlier: number of results in the folder that are not part of the current plan; they are kept but not shown.
+        seconds: total duration of the finished tasks.
+        rows: total number of rows.
+        inputs: descriptions of the inputs of the finished tasks of each ``(model, verb)``, with the number of tasks.
     """
 
     folder: Path
@@ -53,7 +53,7 @@ class SweepStatus:
 
     @property
     def read(self) -> dict[str, int]:
-        """What the finished tasks read, in words, with how many did."""
+        """Descriptions of the inputs of the finished tasks, with the number of tasks."""
         found: dict[str, int] = {}
         for counts in self.inputs.values():
             for words, count in counts.items():
@@ -101,10 +101,10 @@ class SweepStatus:
 
 
 def status_of(folder: str | os.PathLike[str]) -> SweepStatus:
-    """How far the sweep in a folder is.
+    """Read the progress of the sweep in a folder.
 
     Raises:
-        ResultError: when no sweep was started there.
+        ResultError: no sweep was started there.
     """
     home = SweepFolder(path_of(folder, "folder", "the folder of a sweep"))
     expected = home.expected()
@@ -134,7 +134,7 @@ def status_of(folder: str | os.PathLike[str]) -> SweepStatus:
 
 
 def what_was_read(record: Mapping[str, Any]) -> str | None:
-    """What a finished task read, in words without the seed; None for one that reads nothing, or of earlier versions.
+    """Description of a finished task's inputs, without the seed; None if it has none, or for earlier versions.
 
     Example:
         >>> what_was_read({"provenance": {"inputs": "random tokens, seed 3"}})

@@ -1,4 +1,4 @@
-"""A plan to start from: it runs within seconds, and its remarks name every key."""
+"""An example plan that runs within seconds; its comments explain every key."""
 
 EXAMPLE_PLAN = """\
 # What to run: every verb on every model, checkpoint, variant and seed. Run it with: rankscope sweep plan.yaml

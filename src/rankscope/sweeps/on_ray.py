@@ -1,4 +1,4 @@
-"""Tasks on Ray: as many at a time as cores and memory allow, tried again when a worker or a node is lost."""
+"""Runs tasks on Ray: as many at a time as cores and memory allow, retried if a worker or a node is lost."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "
 
 
 def ray_module() -> Any:
-    """Ray, or the line that installs it."""
+    """Import Ray; if it is missing, the error says how to install it."""
     try:
         import ray
     except ImportError as error:
@@ -36,12 +36,12 @@ def ray_module() -> Any:
 
 @contextmanager
 def cluster(address: str | None, workers: int | None) -> Iterator[Any]:
-    """Ray, connected to ``address``, to what this process is connected to already, or to a node of its own.
+    """Ray, connected to ``address``, to the cluster this process already uses, or to a new local one.
 
-    What is started here is stopped here.
+    A cluster started here is also stopped here.
 
     Raises:
-        InputError: when nothing answers at ``address``.
+        InputError: nothing answers at ``address``.
     """
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
@@ -71,10 +71,11 @@ def cluster(address: str | None, workers: int | None) -> Iterator[Any]:
 
 @contextmanager
 def _away_from_here() -> Iterator[None]:
-    """Ray puts the folder it is started in before all libraries of its workers, where a file torch.py would run.
+    """Keep the current folder off the workers' import path, where Ray would put it first and run any torch.py in it.
 
-    Workers do not need that folder: the paths of a task are absolute.
+    Workers do not need the folder: the paths of a task are absolute.
     """
+    # Ray takes the current folder when it starts, so leaving it during the start is enough.
     here = os.getcwd()
     os.chdir(Path(here).anchor)
     try:
@@ -84,10 +85,10 @@ def _away_from_here() -> Iterator[None]:
 
 
 def _knock(address: str) -> None:
-    """Ray itself waits for minutes where nobody listens."""
+    """Fail quickly if nothing listens at the address; Ray itself would wait for minutes."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if not (colon and port.isdigit()):
-        return  # "auto", or another word that Ray knows
+        return  # "auto", or another keyword of Ray
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=KNOCK_SECONDS).close()
     except (OSError, OverflowError) as error:
@@ -97,9 +98,10 @@ def _knock(address: str) -> None:
 
 
 def outcomes_on_ray(ray: Any, tasks: Sequence[Task], cpus: float, retries: int) -> Iterator[Outcome]:
-    """Outcomes as they come; memory and cores are reserved for each task, and lost ones are run again."""
+    """Yield outcomes as tasks finish; memory and cores are reserved for each task, and lost tasks are retried."""
     work = ray.remote(_work)
     largest = _largest_node(ray, cpus)
+    # Submit only a few tasks per core ahead of time: a plan can have many thousands.
     ahead = max(2, int(AHEAD * ray.cluster_resources().get("CPU", 1) / cpus))
     pending: dict[Any, Task] = {}
     sizes, texts = _Sizes(ray), _Texts(ray)
@@ -111,6 +113,7 @@ def outcomes_on_ray(ray: Any, tasks: Sequence[Task], cpus: float, retries: int) 
                 yield failed(task, RankscopeError(_too_large(memory, largest)))
                 continue
             sized = work.options(num_cpus=cpus, memory=memory, max_retries=retries, retry_exceptions=list(TRANSIENT))
+            # The text is passed by reference; inside the task it would be copied for every task.
             pending[sized.remote(replace(task, text=None), texts.of(task), __version__, memory)] = task
             if len(pending) >= ahead:
                 break
@@ -130,7 +133,7 @@ def _received(ray: Any, ready: Any, task: Task) -> Outcome:
 
 
 def _work(task: Task, text: str | None, version: str, memory: int) -> tuple[pa.Table | None, dict[str, Any]]:
-    """What a worker does; it is imported there, so both sides must have the same rankscope."""
+    """Runs in a worker, which imports it; both sides must have the same version of rankscope."""
     if version != __version__:
         reason = f"The worker has rankscope {__version__}, the sweep was started with {version}. Install one version."
         return None, failed(task, RankscopeError(reason)).facts
@@ -139,14 +142,14 @@ def _work(task: Task, text: str | None, version: str, memory: int) -> tuple[pa.T
 
 
 class _Texts:
-    """Each text once in Ray's store, however many tasks read it."""
+    """Puts each text into Ray's object store once, however many tasks read it."""
 
     def __init__(self, ray: Any) -> None:
         self._ray = ray
         self._known: dict[str, Any] = {}
 
     def of(self, task: Task) -> Any:
-        """What stands for the text of a task; None where it has none."""
+        """Reference to the text of a task; None if it has no text."""
         if task.text is None:
             return None
         digest = task.facts["inputs"]["text_sha256"]
@@ -156,14 +159,14 @@ class _Texts:
 
 
 class _Sizes:
-    """The size of each model once: from headers here, or on the meta device in a worker, which imports torch anyway."""
+    """Cached sizes of models: from headers here, or on the meta device in a worker, which imports torch anyway."""
 
     def __init__(self, ray: Any) -> None:
         self._ray = ray
         self._known: dict[tuple[str, str | None], TaskSize | None] = {}
 
     def of(self, task: Task) -> TaskSize | None:
-        """The size of a task's model; None where it cannot be told without loading it."""
+        """The size of a task's model; None if it is unknown without loading the model."""
         place = (task.spec, task.facts["model_class"])
         if place not in self._known:
             self._known[place] = self._found(*place)
@@ -175,7 +178,7 @@ class _Sizes:
             try:
                 return size_from_headers(path) if path.is_dir() else None
             except RankscopeError:
-                return None  # the task itself will say what is wrong with its files
+                return None  # the task itself will report what is wrong with its files
         try:
             found: TaskSize = self._ray.get(
                 self._ray.remote(size_on_meta).options(num_cpus=1).remote(spec, model_class)
@@ -190,7 +193,7 @@ def _largest_node(ray: Any, cpus: float) -> float:
     fitting = [node.get("memory", 0.0) for node in nodes if node.get("CPU", 0) >= cpus]
     if not fitting:
         most = max((node.get("CPU", 0) for node in nodes), default=0)
-        raise InputError(f"Each task asks for {cpus:g} cores (cpus in the plan) and the largest node has {most:g}.")
+        raise InputError(f"Each task needs {cpus:g} cores (cpus in the plan), and the largest node has {most:g}.")
     return float(max(fitting))
 
 

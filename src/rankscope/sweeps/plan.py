@@ -1,4 +1,4 @@
-"""What a sweep is to do, as typed data: models x checkpoints x variants x seeds x verbs, read from a YAML file."""
+"""The plan of a sweep as typed data: models x checkpoints x variants x seeds x verbs, read from a YAML file."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ DEEPEST = 12
 
 
 def read_plan_data(path: Path) -> dict[str, Any]:
-    """The mapping in a YAML file.
+    """Read the mapping in a YAML file.
 
-    Anchors and aliases (with which a page of text can grow to gigabytes), tags, repeated keys, several documents and
-    files above 1 MiB are refused.
+    Refuses anchors and aliases (a short file could expand to gigabytes), tags, repeated keys, several documents, and
+    files above 1 MiB.
 
     Raises:
-        InputError: with the line, what was found there and what was expected.
+        InputError: the file is not valid; the message has the line, what was found there and what was expected.
         MissingExtraError: without PyYAML (extra ``sweep``).
     """
     try:
@@ -78,7 +78,7 @@ def _refuse_tricks(yaml: Any, text: str, path: Path) -> None:
 
 
 def _refuse_repeats(node: Any, path: Path) -> None:
-    """YAML keeps the last of two equal keys and says nothing."""
+    """Refuse repeated keys: YAML would silently keep the last one."""
     if node is None or isinstance(node.value, str):
         return
     seen: set[str] = set()
@@ -103,7 +103,7 @@ Count = Annotated[int, Field(ge=1, le=10**7)]
 
 
 def sized(given: Any) -> Any:
-    """Bytes from ``"4 GiB"`` for a field of a plan; nothing stays nothing.
+    """Convert ``"4 GiB"`` to bytes, for a field of a plan; None stays None.
 
     Example:
         >>> sized("1.5 GiB")
@@ -112,7 +112,7 @@ def sized(given: Any) -> Any:
     if given is None:
         return None
     if isinstance(given, bool) or not isinstance(given, (int, str)):
-        raise ValueError(f"{given!r} is no size; write 4 GiB, 500 MB, or a number of bytes")
+        raise ValueError(f"{given!r} is not a size; write 4 GiB, 500 MB, or a number of bytes")
     try:
         return parse_size(given)
     except InputError as error:
@@ -120,13 +120,13 @@ def sized(given: Any) -> Any:
 
 
 class Part(BaseModel):
-    """A piece of a plan: frozen, and unknown keys are refused."""
+    """Base class of the parts of a plan: frozen, refuses unknown keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, str_strip_whitespace=True, protected_namespaces=())
 
 
 class Inputs(Part):
-    """What the models run on; one sample text for all unless a file or texts are given."""
+    """Inputs of the models; the built-in sample text unless a file or texts are given."""
 
     text: str | None = None
     texts: tuple[str, ...] | None = Field(default=None, min_length=1, max_length=10_000)
@@ -146,7 +146,7 @@ class Inputs(Part):
 
 
 class Checkpoint(Part):
-    """One moment of a training run: a folder, or a revision of a hub repository."""
+    """One checkpoint of a training run: a folder, or a revision of a hub repository."""
 
     path: str | None = None
     revision: str | None = None
@@ -170,7 +170,7 @@ class Checkpoint(Part):
 
     @property
     def number(self) -> int | None:
-        """The step: as given, or the last number in the name, as in ``checkpoint-500``."""
+        """The training step: as given, or the last number in the name, as in ``checkpoint-500``."""
         found = re.findall(r"[0-9]+", self.label)
         return self.step if self.step is not None else int(found[-1]) if found else None
 
@@ -219,7 +219,7 @@ class Model(Part):
 
     @property
     def moments(self) -> tuple[Checkpoint | None, ...]:
-        """Checkpoints in order; None for a model that is one thing."""
+        """Checkpoints in order; a single None for a model without checkpoints."""
         return self.checkpoints or tuple(Checkpoint(revision=one) for one in self.revisions) or (None,)
 
 
@@ -246,7 +246,7 @@ class PlanVariant(Part):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What differs from leaving the model alone."""
+        """The settings that differ from the default."""
         return self.model_dump(mode="json", exclude_defaults=True, exclude={"name"})
 
 
@@ -262,7 +262,7 @@ def sweep_verbs() -> dict[str, Verb]:
 
 
 def options_in_plans(verb: Verb) -> type[VerbUse]:
-    """The part of a plan that holds the options of one verb, from its declaration."""
+    """The class for the options of one verb in a plan, built from the verb's declaration."""
     fields: dict[str, Any] = {"verb": (Literal[verb.name], ...)}
     for option in verb.options:
         if option.in_plans:
@@ -325,7 +325,7 @@ class Plan(Part):
 
 @lru_cache(maxsize=4)
 def _plan_with(verbs: tuple[Verb, ...]) -> type[Plan]:
-    """The plan whose ``verbs`` are checked against these declarations."""
+    """The class of plans whose ``verbs`` are validated against these declarations."""
     uses: Any = Union[tuple(options_in_plans(verb) for verb in verbs)]  # noqa: UP007 - made at run time
     checked = tuple[Annotated[uses, Field(discriminator="verb")], ...]
     return create_model("Plan", __base__=Plan, verbs=(checked, Field(min_length=1)))
@@ -338,7 +338,7 @@ def _no_verb(name: str, known: Collection[str]) -> str:
 
 
 def _long_verb(given: Any) -> Any:
-    """``measure`` and ``measure: {null: true}`` in full."""
+    """Expand the short forms ``measure`` and ``measure: {null: true}``."""
     if isinstance(given, str):
         return {"verb": given}
     if isinstance(given, dict) and len(given) == 1 and "verb" not in given:
@@ -348,10 +348,10 @@ def _long_verb(given: Any) -> Any:
 
 
 def plan_of(given: Plan | Mapping[str, Any] | str | Path) -> Plan:
-    """A plan from a file, a mapping, or a plan.
+    """Make a plan from a file or a mapping; a plan is returned unchanged.
 
     Raises:
-        InputError: with the place in the plan, what was written there, and the nearest word that is known.
+        InputError: the plan is invalid; the message has the place, what was written there, and the nearest known word.
     """
     if isinstance(given, Plan):
         return given
@@ -365,13 +365,13 @@ def plan_of(given: Plan | Mapping[str, Any] | str | Path) -> Plan:
         return _plan_with(tuple(sweep_verbs().values())).model_validate(data)
     except ValidationError as error:
         found = error.errors(include_url=False)
-        # pydantic counts what it could not read as missing.
+        # If no entry of a list could be read, pydantic also reports the list as too short.
         real = [entry for entry in found if entry["type"] != "too_short"] or found
         raise InputError(f"{where}: {'; '.join(_words(entry) for entry in real[:MOST_MISTAKES])}.") from error
 
 
 def _words(entry: Any) -> str:
-    """One line about one mistake, without what pydantic adds for programmers."""
+    """One line about one mistake, without pydantic's technical details."""
     unknown_key = entry["type"] == "extra_forbidden"
     known_verbs = sweep_verbs()
     *before, last = entry["loc"] or ("",)
@@ -390,7 +390,7 @@ def _words(entry: Any) -> str:
 
 
 def _fields_at(place: tuple[Any, ...]) -> list[str]:
-    """Keys known where an unknown one was written."""
+    """The keys that are valid at the place of an unknown key."""
     kinds: dict[str, type[Part]] = {
         "inputs": Inputs,
         "checkpoints": Checkpoint,

@@ -1,4 +1,4 @@
-"""``sweep``: many models, checkpoints, variants, seeds and verbs; one data set that a kill cannot spoil."""
+"""``sweep``: many models, checkpoints, variants, seeds and verbs into one data set, safe to kill at any time."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ def sweep(
     workers: int | None = None,
     progress: bool = False,
 ) -> SweepStatus:
-    """Run every task of a plan that has no result in ``folder`` yet, and keep each result as it comes.
+    """Run every task of a plan that has no result in ``folder`` yet, and save each result as soon as it is finished.
 
-    It can be killed at any moment and started again with the same words: finished tasks are not run again, failed and
-    lost ones are. A task is known by a hash of its description, of its weights' identity and of the version of
-    rankscope; run twice, it leaves one file.
+    It can be killed at any time. Run it again with the same arguments to resume: finished tasks are skipped, failed and
+    lost ones are rerun. A task is identified by a hash of its description, the identity of its weights and the version
+    of rankscope; a task that runs twice leaves one file.
 
     Args:
-        plan: a YAML file, or the same as a mapping.
-        folder: where the data set lies or will lie.
-        serial: one task after the other in this process, without Ray.
-        address: of a Ray cluster, e.g. ``"auto"`` or ``"ray://host:10001"``; None starts one on this machine.
-        workers: cores of the one started here; None for all.
+        plan: a YAML file, or the same content as a mapping.
+        folder: folder of the data set; created if necessary.
+        serial: run one task after the other in this process, without Ray.
+        address: address of a Ray cluster, e.g. ``"auto"`` or ``"ray://host:10001"``; None starts one on this machine.
+        workers: number of cores of a cluster started here; None for all.
         progress: show a progress bar.
 
     Returns:
-        What is done, what failed and why.
+        Which tasks are done, which failed, and why.
 
     Raises:
-        InputError: a plan that cannot be read.
+        InputError: the plan cannot be read.
         MissingExtraError: without the packages of the extra ``sweep``.
 
     Example:
@@ -83,7 +83,7 @@ def sweep(
 
 
 def outcomes_here(tasks: Sequence[Task], retries: int) -> Iterator[Outcome]:
-    """Outcomes of one task after the other, in this process."""
+    """Yield the outcomes of the tasks, run one after the other in this process."""
     for task in tasks:
         yield _tried(task, retries)
 
@@ -100,7 +100,7 @@ def _tried(task: Task, retries: int) -> Outcome:
 
 
 def _kept(home: SweepFolder, outcome: Outcome) -> int:
-    """Write an outcome down; 1 for a failure."""
+    """Save an outcome; returns 1 for a failure, else 0."""
     try:
         if outcome.table is None:
             home.keep_failure(outcome.task.expected, outcome.facts)
@@ -108,7 +108,7 @@ def _kept(home: SweepFolder, outcome: Outcome) -> int:
         home.keep_rows(outcome.task.expected, outcome.table, outcome.facts)
     except OSError as error:
         raise ResultError(
-            f"A result could not be written to {home.home} ({error.strerror}). What is there is whole: make room and "
-            "start the sweep again."
+            f"A result could not be written to {home.home} ({error.strerror}). The results already there are "
+            "complete: free some space and start the sweep again."
         ) from error
     return 0

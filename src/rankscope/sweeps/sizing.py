@@ -1,4 +1,4 @@
-"""How much memory a task will need: weights from safetensors headers or the meta device, activations from the shape."""
+"""Estimates the memory of a task: weights from safetensors headers or the meta device, activations from the shape."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rankscope.errors import RankscopeError
 from rankscope.verbs._spec import VERBS
 
 PROCESS = 900 * 2**20
-"""A worker with torch and transformers imported and nothing loaded, with room for what it never gives back."""
+"""A worker with torch and transformers imported and no model, plus memory that it never returns to the system."""
 SLACK = 1.5
 WIDTHS = ("hidden_size", "n_embd", "d_model", "dim", "embed_dim")
 HEADS = ("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads")
@@ -24,13 +24,13 @@ BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 
 @dataclass(frozen=True)
 class TaskSize:
-    """What memory depends on.
+    """The sizes that determine memory use.
 
     Attributes:
-        parameters: how many.
-        weight_bytes: as they are stored.
-        width: of the stream.
-        heads: per block.
+        parameters: number of parameters.
+        weight_bytes: size of the stored weights.
+        width: width of the residual stream.
+        heads: heads per block.
         inner: width inside the MLP.
     """
 
@@ -45,10 +45,10 @@ def size_from_headers(folder: Path) -> TaskSize | None:
     """The size of a model folder from its safetensors headers and config.json; no tensor is read.
 
     Returns:
-        None where there are no safetensors.
+        None if there are no safetensors files.
 
     Raises:
-        RankscopeError: a file that is not what its name says.
+        RankscopeError: a file does not have the format its name says.
     """
     from rankscope.models.loading.shard_files import safetensors_in
 
@@ -68,7 +68,7 @@ def size_from_headers(folder: Path) -> TaskSize | None:
 
 
 def tensors_in(path: Path) -> list[tuple[list[int], tuple[int, int]]]:
-    """Shape and place of every tensor in a safetensors file, from its header alone."""
+    """Shape and offsets of every tensor in a safetensors file, from the header alone."""
     header = read_header(path).entries
     try:
         return [
@@ -81,7 +81,7 @@ def tensors_in(path: Path) -> list[tuple[list[int], tuple[int, int]]]:
 
 
 def size_on_meta(spec: str, model_class: str | None) -> TaskSize:
-    """The size of what ``init:`` would build, counted on the meta device, where tensors have shapes and no numbers."""
+    """The size of the model that ``init:`` would build, counted on the meta device, which allocates no data."""
     from rankscope.models.loading import load
     from rankscope.models.loading.affording import on_meta
 
@@ -92,7 +92,7 @@ def size_on_meta(spec: str, model_class: str | None) -> TaskSize:
 
 
 def sized(config: Mapping[str, Any], parameters: int, weight_bytes: int) -> TaskSize:
-    """A size with the widths a configuration names, by whichever of the usual names; guessed where it names none."""
+    """A size with the widths of a configuration, looked up under their common names; guessed if it has none."""
     nested = [config, *(part for part in config.values() if isinstance(part, Mapping))]
 
     def first(names: tuple[str, ...], otherwise: int) -> int:
@@ -104,10 +104,10 @@ def sized(config: Mapping[str, Any], parameters: int, weight_bytes: int) -> Task
 
 
 def memory_for(size: TaskSize | None, facts: Mapping[str, Any]) -> int:
-    """Bytes to reserve for a task; a heuristic, meant to be above what it takes and not far above.
+    """Bytes to reserve for a task. Heuristic: meant to overestimate, but not by much.
 
     Weights (for ``exact`` also in float64), activations of one block for one batch (stream, MLP, and attention
-    probabilities as they are and in float64), half as much again, and the process itself.
+    probabilities in their dtype and in float64), times 1.5, plus the process itself.
 
     Example:
         >>> small = TaskSize(parameters=46_400, weight_bytes=185_600, width=32, heads=4, inner=64)
@@ -121,7 +121,7 @@ def memory_for(size: TaskSize | None, facts: Mapping[str, Any]) -> int:
     inputs, exact = facts["inputs"], verb.is_float64
     tokens, sequences = inputs["tokens"], min(inputs["batch"], inputs["sequences"]) if verb.takes("batch") else 1
     held = BYTES.get(str(facts["dtype"]), size.weight_bytes / max(1, size.parameters))
-    # exact runs a float64 copy beside the weights, each number as base, deviation and scale.
+    # exact keeps a float64 copy of the weights, and each activation as base, deviation and scale.
     weights = size.parameters * (held + 8 if exact else held)
     number = 3 * 8 if exact else max(held, 4)
     stream = sequences * tokens * (8 * size.width + 3 * size.inner) * number

@@ -1,4 +1,4 @@
-"""From a plan to its tasks: one verb on one model, checkpoint, variant and seed, with the key that names its result."""
+"""Expands a plan into tasks: one verb on one model, checkpoint, variant and seed, with a key that names the result."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ LARGEST_TEXT = 64 * 2**20
 
 
 def identity_of(spec: str, revision: str | None = None) -> dict[str, Any]:
-    """What tells one set of weights from another, in plain JSON types.
+    """What identifies a set of weights, in plain JSON types.
 
-    A preset is known by the hash of its configuration, a file by name, size and time of change, a hub name by itself
-    and its revision: give a commit where the branch may move.
+    A preset is identified by the hash of its configuration, a file by name, size and modification time, a hub model by
+    name and revision: give a commit if the branch may move.
 
     Example:
         >>> identity_of("init:tiny-bert")["kind"]
         'preset'
 
     Raises:
-        LoadError: a local path that holds no model.
+        LoadError: a local path without a model.
     """
     if spec.startswith("init:"):
         return _of_initialisation(spec.removeprefix("init:"))
@@ -43,12 +43,12 @@ def identity_of(spec: str, revision: str | None = None) -> dict[str, Any]:
     if path.is_file():
         return {"kind": "file", "files": [_facts(path)]}
     if spec.startswith((".", "/", "~")) or spec.count("/") > 1:
-        raise LoadError(f"There is no file or folder {spec!r}. Paths in a plan are seen from where it is started.")
+        raise LoadError(f"There is no file or folder {spec!r}. Paths in a plan are relative to the current folder.")
     return {"kind": "hub", "name": spec, "revision": revision}
 
 
 def differs(asked: dict[str, Any], here: dict[str, Any]) -> bool:
-    """Whether a worker sees other weights than the plan was made for; times may differ between machines."""
+    """Whether a worker sees other weights than those of the plan; modification times may differ between machines."""
 
     def without_times(one: dict[str, Any]) -> dict[str, Any]:
         return {**one, "files": [entry[:2] for entry in one.get("files", ())]}
@@ -57,10 +57,10 @@ def differs(asked: dict[str, Any], here: dict[str, Any]) -> bool:
 
 
 def text_of(path: str) -> str:
-    """The text of a file that models are to read.
+    """Read a text file that is an input of the models.
 
     Raises:
-        InputError: when it is absent, too large, or no text.
+        InputError: the file is missing, too large, or not text.
     """
     try:
         if Path(path).expanduser().stat().st_size > LARGEST_TEXT:
@@ -109,13 +109,13 @@ KEY_LENGTH = 24
 
 @dataclass(frozen=True)
 class Task:
-    """One thing to do; everything that decides its rows is in ``facts``.
+    """One task; everything its rows depend on is in ``facts``.
 
     Attributes:
-        facts: verb, options, model, checkpoint, step, variant, seed, inputs and what identifies the weights.
+        facts: verb, options, model, checkpoint, step, variant, seed, inputs and the identity of the weights.
         spec: where the worker finds the model; paths are absolute.
-        text: what the model reads, where the plan names a file.
-        memory: bytes the plan says it needs; None where it is to be estimated.
+        text: the input text, if the plan names a file.
+        memory: bytes to reserve according to the plan; None to estimate them.
     """
 
     facts: dict[str, Any]
@@ -125,21 +125,21 @@ class Task:
 
     @property
     def key(self) -> str:
-        """Hash of what it is, of the weights, and of the version of rankscope."""
+        """Hash of the description, the weights' identity and the version of rankscope."""
         return hash_of([__version__, self.facts])[:KEY_LENGTH]
 
     @property
     def expected(self) -> Expected:
-        """As the folder of the sweep remembers it."""
+        """The task as stored in the folder of the sweep."""
         return Expected(self.key, self.facts)
 
 
 def tasks_of(plan: Plan) -> Iterator[Task]:
-    """Every task of a plan, in its order; nothing heavy is imported and no weight is read.
+    """Every task of a plan, in order; imports nothing heavy and reads no weights.
 
     Raises:
-        UnknownNameError: a preset or variant that does not exist.
-        LoadError: a path that holds no model.
+        UnknownNameError: unknown preset or variant.
+        LoadError: a path without a model.
 
     Example:
         >>> from rankscope.sweeps.plan import plan_of
@@ -173,7 +173,7 @@ def tasks_of(plan: Plan) -> Iterator[Task]:
 
 
 def _moments(model: Model, use: VerbUse) -> tuple[Checkpoint | None, ...]:
-    """Checkpoints of one run share their design."""
+    """Checkpoints of one training run share their design."""
     return model.moments[:1] if sweep_verbs()[use.verb].subject == "design" else model.moments
 
 
@@ -204,7 +204,7 @@ def _variants(plan: Plan, use: VerbUse, operations: dict[str, Any]) -> Iterator[
 
 
 def _operation(variant: PlanVariant) -> dict[str, Any] | None:
-    """Settings of ``operate``; a bare name is one of the networks that ``ablate`` knows."""
+    """Settings of ``operate``; a name alone is a variant of ``ablate``."""
     if variant.settings:
         _check(variant)
         return variant.settings
@@ -216,7 +216,7 @@ def _operation(variant: PlanVariant) -> dict[str, Any] | None:
 
 
 def _check(variant: PlanVariant) -> None:
-    """Let the surgery itself judge the settings before anything runs."""
+    """Validate the settings with the surgery itself before anything runs."""
     from rankscope.masks import parse_mask
     from rankscope.surgery.operation import Operation
 
@@ -242,7 +242,7 @@ def _described(inputs: Inputs, text: str | None) -> dict[str, Any]:
 
 
 def _absolute(spec: str) -> str:
-    """Local paths as a worker in another directory can open them."""
+    """Make local paths absolute, so that a worker in another directory can open them."""
     from rankscope.models.presets import PRESETS
 
     prefix = "init:" if spec.startswith("init:") else ""

@@ -1,4 +1,4 @@
-"""One task done: the model loaded, the verb run, its rows with the columns that tell them from those of other tasks."""
+"""Runs one task: loads the model, runs the verb, and adds the columns that identify the task to its rows."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
     from rankscope.runs.run import Run
 
 TRANSIENT = (OSError, MemoryError)
-"""Errors after which a task is worth another try; anything else would only fail again."""
+"""Errors after which a task is retried; any other would only occur again."""
 LONGEST_TRACE = 20_000
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one task.
+    """The result of one task.
 
     Attributes:
-        task: which.
-        table: its rows, None if it failed.
-        facts: verdict, provenance and cost, or the reason of the failure.
+        task: the task.
+        table: its rows; None if it failed.
+        facts: verdict, provenance and cost, or the reason for the failure.
     """
 
     task: Task
@@ -45,10 +45,10 @@ class Outcome:
 
 
 def do(task: Task) -> Outcome:
-    """Run a task here and now. A failure that another try could heal is raised, any other is an outcome.
+    """Run a task in this process. A failure that a retry could fix is raised; any other is returned as an outcome.
 
     Raises:
-        OSError, MemoryError: as they came.
+        OSError, MemoryError: passed on unchanged.
     """
     started = time.perf_counter()
     try:
@@ -57,7 +57,7 @@ def do(task: Task) -> Outcome:
         table = rows_of(run, task)
     except TRANSIENT:
         raise
-    except Exception as error:  # noqa: BLE001  (a model can fail in any way; the others go on)
+    except Exception as error:  # noqa: BLE001  (a model can fail in any way; the other tasks continue)
         return failed(task, error, time.perf_counter() - started)
     facts = {
         "state": "done",
@@ -83,7 +83,7 @@ def failed(task: Task, error: BaseException, seconds: float | None = None) -> Ou
 
 
 def rows_of(run: Run, task: Task) -> pa.Table:
-    """The rows of a run with the task's coordinates; names as plain strings, which every reader of Parquet takes."""
+    """The rows of a run with the task's columns; names as plain strings, which every Parquet reader supports."""
     table = run.table
     columns = {name: table[name].combine_chunks() for name in table.column_names}
     for name, column in columns.items():
@@ -94,7 +94,7 @@ def rows_of(run: Run, task: Task) -> pa.Table:
                                            "step": pa.int64(), "variant": pa.string(), "seed": pa.int64()}  # fmt: skip
     values = {**task.facts, "task": task.key}
     for name, kind in coordinates.items():
-        if name not in columns:  # ablate has variants of its own
+        if name not in columns:  # ablate has its own variants
             columns[name] = pa.nulls(count, kind) if values[name] is None else _constant(values[name], kind, count)
     order = [*coordinates, *(name for name in columns if name not in coordinates)]
     return pa.table({name: columns[name] for name in order})
@@ -139,14 +139,14 @@ def _run(task: Task) -> Run:
 
 
 def _arguments(verb: Verb, facts: dict[str, Any]) -> dict[str, Any]:
-    """Options of the verb, and those of the inputs that it takes."""
+    """Options of the verb, and the input options it accepts."""
     taken = {name: value for name, value in facts["inputs"].items() if verb.takes(name)}
     return {**taken, **verb.in_plans_always, **facts["options"]}
 
 
 @contextmanager
 def _inputs(task: Task) -> Iterator[Any]:
-    """Texts, a file with the text the plan named, or None for the built-in sample."""
+    """Texts, a file with the text named in the plan, or None for the built-in sample."""
     if task.text is None:
         yield task.facts["inputs"].get("texts")
         return
@@ -157,7 +157,7 @@ def _inputs(task: Task) -> Iterator[Any]:
 
 
 def _plain(value: Any) -> Any:
-    """JSON has no word for what is not finite."""
+    """Replace values that are not finite, which JSON cannot represent."""
     if isinstance(value, float):
         return value if value == value and abs(value) != float("inf") else None
     if isinstance(value, dict):
@@ -166,7 +166,7 @@ def _plain(value: Any) -> Any:
 
 
 def _peak() -> int | None:
-    """The most this process has held so far, in bytes; None where the system does not say."""
+    """Peak memory of this process so far, in bytes; None if the system does not report it."""
     if sys.platform == "win32":
         return None
     import resource

@@ -1,4 +1,4 @@
-"""The states a model can be in, one table of thresholds, and the words for them. No torch in this package."""
+"""The states a model can be in, one table of thresholds, and the sentences for them. Does not import torch."""
 
 from rankscope.verdicts.states import THRESHOLDS, State, is_collapsed
 from rankscope.verdicts.verdict import Verdict, judge

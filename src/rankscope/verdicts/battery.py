@@ -1,4 +1,4 @@
-"""The metrics a verdict is drawn from, by the part each plays."""
+"""The metrics a verdict is based on, by the role each plays."""
 
 from __future__ import annotations
 
@@ -31,26 +31,26 @@ PARTS: Mapping[str, tuple[str, ...]] = {
     "channel_share": ("largest_channel_share",),
     "size": ("mu", "residual"),
 }
-"""Part to the metrics that can play it; the first one measured does. A part that nothing plays stays unknown."""
+"""Each part with the metrics that can fill it; the first one measured is used. Otherwise the part stays unknown."""
 
 STREAM_SITES = ("block.out", "mlp.sum", "both.sum", "attention.sum", "mixer.sum", "block.in", "final")
 
 
 @dataclass(frozen=True, eq=False)
 class Battery:
-    """Values of every part on one grid of layers and sequences; NaN where a part is unknown.
+    """Values of every part on one grid of layers and sequences; unknown values are NaN.
 
     Args:
         site: the site all values were taken at.
         layers: numbers of the layers, ascending.
         sequences: numbers of the sequences, ascending.
-        played_by: the metric behind each part that was measured.
+        played_by: the metric used for each part that was measured.
         values: part to a grid of shape ``(layers, sequences)``.
         floor: where the spread is at the float floor, same shape.
-        undefined: where the spread was measured and has no value, same shape.
+        undefined: where the spread was measured but is undefined, same shape.
         vanished: where the stream is exactly zero, same shape.
-        tokens: length of each sequence; None where it is not known.
-        dim: width of the stream; None where it is not known.
+        tokens: length of each sequence; None if unknown.
+        dim: width of the stream; None if unknown.
     """
 
     site: str
@@ -65,7 +65,7 @@ class Battery:
     dim: int | None = None
 
     def of_sequences(self, chosen: Flags) -> Battery:
-        """The same of some of the sequences."""
+        """The battery restricted to some sequences."""
         return replace(
             self,
             sequences=self.sequences[chosen],
@@ -77,13 +77,13 @@ class Battery:
         )
 
     def spread(self) -> Floats:
-        """The relative residual, or the typical residual where only that was measured."""
+        """The relative residual, or the typical residual if only that was measured."""
         return np.where(np.isfinite(self.values["spread"]), self.values["spread"], self.values["typical"])
 
     def direction(self) -> Floats:
-        """The direction residual, or what the mean cosine implies for it where it was not measured: sqrt(1 - cosine).
+        """The direction residual; if it was not measured, sqrt(1 - cosine), which the mean cosine implies.
 
-        A dominant channel alone brings the mean cosine near 1: nothing is implied then.
+        If a channel dominates, it alone brings the mean cosine near 1, and nothing is implied.
         """
         implied = np.sqrt(np.clip(1.0 - self.values["cosine"], 0.0, None))
         implied = np.where(self.values["channel_share"] > DOMINANT_SHARE, np.nan, implied)
@@ -97,12 +97,12 @@ def read_battery(
     lengths: Mapping[int, int] | None = None,
     dim: int | None = None,
 ) -> Battery | None:
-    """The battery of one stack at the most telling site it was measured at; None when no part was measured.
+    """The battery of one stack at the most informative measured site; None if no part was measured.
 
     Args:
         table: rows of a run.
         stack: the stack; None for all rows.
-        lengths: number of tokens of each sequence: what one token in n holds by chance depends on it.
+        lengths: number of tokens of each sequence; determines the share that one token has by chance.
         dim: width of the stream.
     """
     table = of_stack(table, stack)
@@ -114,7 +114,7 @@ def read_battery(
         if set(grids) - {"size"}:
             battery = _aligned(site, {p: n for p, n in played.items() if n is not None}, grids)
             tokens = None if not lengths else np.array([lengths.get(int(s), np.nan) for s in battery.sequences])
-            # Of two tokens or more, finite ones, only zeros have no relative residual.
+            # For two or more finite tokens, the relative residual is undefined only if all are zero.
             zero = battery.undefined & (tokens >= 2) if tokens is not None and "spread" in played else False
             return replace(battery, tokens=tokens, dim=dim, vanished=battery.vanished | zero)
     return None
@@ -128,7 +128,7 @@ def residual_battery(
     metric: str = "relative_residual",
     site: str = "block.out",
 ) -> Battery:
-    """A battery of relative residuals alone, ``(layers, sequences)``, judged by the same table as any other."""
+    """A battery of relative residuals alone, ``(layers, sequences)``, judged by the same thresholds as any other."""
     residuals = np.asarray(residuals, dtype=np.float64)
     none = np.zeros(residuals.shape, dtype=np.bool_)
     values = {part: np.full(residuals.shape, np.nan) for part in PARTS}
@@ -159,7 +159,7 @@ def _aligned(site: str, played: Mapping[str, str], grids: Mapping[str, Cells]) -
             flags["floor"][at], flags["undefined"][at] = grid.floor, grid.undefined
         if part == "token_share":
             flags["no_share"][at] = grid.undefined
-    # X = 0 is the one stream of two or more tokens whose relative numbers have no value while its size, zero, has.
+    # X = 0 is the only stream of two or more tokens whose size is defined (zero) while its relative values are not.
     zero = values["size"] == 0.0 if "size" in grids else flags["no_share"]
     return Battery(
         site=site,

@@ -1,4 +1,4 @@
-"""From numbers to states: one per layer and sequence, and a trend over depth."""
+"""Classifies values into states: one per layer and sequence, and a trend over depth."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Trend:
         factor: per block, over the second half.
         first: residual at the first block.
         last: residual at the last block.
-        crossing: the block at which it would pass the threshold of collapse, if it went on like this.
+        crossing: the block at which it would pass the threshold of collapse at this rate.
     """
 
     factor: float
@@ -52,23 +52,23 @@ class Trend:
 
 
 def classify(battery: Battery) -> NDArray[np.int64]:
-    """State of every layer and sequence, shape ``(layers, sequences)``; later rules overrule earlier ones.
+    """State of every layer and sequence, shape ``(layers, sequences)``; later rules override earlier ones.
 
-    A residual below the threshold overrules a dominant channel only if the typical residual, which leaves outlier
-    channels out, agrees or was not measured.
+    A residual below the threshold overrides a dominant channel only if the typical residual, which excludes outlier
+    channels, agrees or was not measured.
     """
     spread, typical, values = battery.spread(), battery.values["typical"], battery.values
     many = _at_least(battery.tokens, LEAST_TOKENS) & (battery.dim is None or battery.dim >= LEAST_TOKENS)
     low = np.nan_to_num(typical, nan=-np.inf) <= COLLAPSED_RESIDUAL
     # A single cloud a little wider than the tolerance has many near pairs, but no gap around them.
     cloud = (typical > COLLAPSED_RESIDUAL) & (typical <= 2 * COLLAPSED_RESIDUAL)
-    # One of two tokens is half of them, and a copy of none.
+    # With two tokens, one of them is already half, and is not a copy of anything.
     repeated = ~(values["copied_share"] == 0.0) & ~cloud
     grouped = repeated & (values["copied_share"] >= CLUSTERED_SHARE) & (values["cluster_share"] <= CLUSTERED_SHARE)
-    # Two clusters of which one holds most pairs have a median direction, too: nearly all pairs must agree.
+    # Two clusters, one with most of the pairs, also have a median direction; so nearly all pairs must agree.
     aligned = ~(values["cosine"] < ALIGNED_COSINE)
     known = np.any([np.isfinite(grid) for part, grid in values.items() if part != "size"], axis=0)
-    # Where the residual was looked for and has no value, other numbers do not speak for it.
+    # If the residual was measured but is undefined, no other metric replaces it.
     states = np.where((known & ~battery.undefined) | battery.floor, int(State.HEALTHY), int(State.UNKNOWN))
     rules = (
         (spread <= SHARED_RESIDUAL, State.MEAN_OFFSET),
@@ -83,18 +83,19 @@ def classify(battery: Battery) -> NDArray[np.int64]:
         (low & battery.floor, State.FLOOR),
         (battery.vanished, State.VANISHED),
     )
+    # From mild to grave: the last rule that holds wins. An undefined residual stays unknown unless X = 0.
     for holds, state in rules:
         states[holds & (battery.vanished | ~battery.undefined)] = int(state)
     return states
 
 
 def trends(battery: Battery, states: NDArray[np.int64]) -> list[Trend | None]:
-    """For each sequence the steady fall of its residual over the second half of the blocks, where there is one.
+    """For each sequence, the steady decrease of its residual over the second half of the blocks, if there is one.
 
-    The larger of the relative and the typical residual is followed, because both must be small under collapse. The fall
-    counts when it is at least threefold, in every block, in the last at least half as fast as on average, and the
-    residual is below one half at the end. A common vector to which every block adds the same makes the residual fall as
-    1/depth: twofold over the second half, however deep the model is.
+    Uses the larger of the relative and the typical residual, because both must be small under collapse. The decrease
+    counts if it is at least threefold, happens in every block, is at least half as fast as the average in the last, and
+    the residual ends below one half. If every block adds the same common vector, the residual falls as 1/depth:
+    twofold over the second half, however deep the model is.
     """
     line = np.fmax(battery.values["spread"], battery.values["typical"])
     line = np.where(battery.floor | (states >= State.COLLAPSED), np.nan, line)
@@ -110,14 +111,15 @@ def _trend(line: Floats, layers: NDArray[np.int64]) -> Trend | None:
         return None
     blocks = int(layers[-1] - layers[-half - 1])
     log_factor = math.log(late[-1] / late[0]) / blocks
-    if math.log(late[-1] / late[-2]) > log_factor / 2:  # it came to a halt
+    if math.log(late[-1] / late[-2]) > log_factor / 2:  # it stopped falling
         return None
+    # Blocks until the residual passes the threshold at this factor: late * factor^n = threshold.
     more = math.ceil(math.log(COLLAPSED_RESIDUAL / late[-1]) / log_factor)
     return Trend(math.exp(log_factor), float(line[0]), float(late[-1]), int(layers[-1]) + max(1, more))
 
 
 def overall(states: NDArray[np.int64], falling: list[Trend | None]) -> NDArray[np.int64]:
-    """The gravest state of each sequence over depth, a trend included."""
+    """The gravest state of each sequence over depth, including trends."""
     gravest = states.max(axis=0) if states.size else np.zeros(states.shape[1], dtype=np.int64)
     trend = np.array([int(State.COLLAPSING) if one else int(State.UNKNOWN) for one in falling], dtype=np.int64)
     return np.maximum(gravest, trend) if trend.size else gravest
@@ -154,7 +156,7 @@ def _at_least(tokens: Floats | None, least: int) -> Flags | bool:
 
 
 def _beyond_chance(share: Floats, count: Floats | int | None) -> Floats:
-    """A share of one of ``count`` things, moved so that an equal share is 0; two tokens at 55% are no outlier."""
+    """A share among ``count`` items, rescaled so that an equal share is 0: 55% of two is not an outlier."""
     if count is None:
         return share
     equal = 1.0 / np.maximum(np.asarray(count, dtype=np.float64), 1.0)

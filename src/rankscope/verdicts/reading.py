@@ -1,4 +1,4 @@
-"""What a sentence is made from: the states of the sequences of one stack, and the state they are named after."""
+"""The input of a sentence: the states of the sequences of one stack, and the state they are named after."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ SEEN_OR_NOT = (State.COLLAPSED, State.FLOOR)
 
 @dataclass(frozen=True, eq=False)
 class StackReading:
-    """The sequences of one stack; collects what a sentence cites.
+    """The sequences of one stack; collects the values that a sentence cites.
 
     Attributes:
         battery: their values.
         states: ``(layers, sequences)``.
-        trends: of each sequence, where its residual falls steadily.
-        state: what they are named after.
-        members: which sequences are in that state somewhere.
-        total: of how many sequences the run has.
-        floor_relative: the float floor, to be printed.
-        null: values of random tokens, to be printed.
-        besides: readings of what is not in that state: other sequences, or other blocks.
+        trends: trend of each sequence whose residual falls steadily.
+        state: the state they are named after.
+        members: which sequences are in that state at some layer.
+        total: number of sequences of the run.
+        floor_relative: the float floor, to print.
+        null: values of random tokens, to print.
+        besides: readings of what is not in that state: other sequences or other blocks.
         cited: part and row of every value in the sentence.
     """
 
@@ -53,7 +53,7 @@ class StackReading:
         return bool(self.members.all())
 
     def rows(self, *states: State) -> list[int]:
-        """Layers at which half of the members are in one of ``states``; where none is like that, any one of them."""
+        """Layers at which half of the members are in one of ``states``; if there are none, at which any member is."""
         held = np.isin(self.states[:, self.members], [int(state) for state in states])
         for needed in (0.5 * held.shape[1], 1):
             found = np.flatnonzero(held.sum(axis=1) >= max(needed, 1)).tolist()
@@ -62,7 +62,7 @@ class StackReading:
         return []
 
     def value(self, part: str, row: int) -> float:
-        """Mean over the sequences, as in every table; the median of the members where not all are."""
+        """Mean over the sequences, as in every table; median over the members if not all sequences are members."""
         known = self.battery.values[part][row, self.members]
         known = known[np.isfinite(known)]
         if not known.size:
@@ -74,11 +74,11 @@ class StackReading:
         return np.array([self.value(part, row) for row in range(self.battery.layers.size)])
 
     def spread(self) -> Floats:
-        """The relative residual over depth, or the typical one where only that was measured."""
+        """The relative residual over depth, or the typical one if only that was measured."""
         return self.line("spread" if "spread" in self.battery.played_by else "typical")
 
     def cite(self, part: str, row: int, *, beside_null: bool = True) -> str | None:
-        """``metric value`` for the sentence, remembered as evidence; None where it is unknown."""
+        """``metric value`` for the sentence, recorded as evidence; None if it is unknown."""
         value = self.value(part, row)
         if part not in self.battery.played_by or math.isnan(value):
             return None
@@ -90,13 +90,13 @@ class StackReading:
         return f"{name.replace('_', ' ')} {number(value)}{beside}"
 
     def cite_all(self, row: int, *parts: str) -> str:
-        """Several parts in brackets, unknown ones left out."""
+        """Several parts in brackets, without unknown ones."""
         found = [words for part in parts if (words := self.cite(part, row))]
         whose = "" if self.is_everywhere else "median of those: "
         return f" ({whose}{'; '.join(found)})" if found else ""
 
     def worst(self, part: str, rows: list[int], *, highest: bool) -> int:
-        """The row among ``rows`` with the extreme value of a part; the last one where it is unknown."""
+        """The row among ``rows`` with the extreme value of a part; the last one if it is unknown."""
         values = {row: self.value(part, row) for row in rows}
         known = [row for row in rows if not math.isnan(values[row])]
         if not known:
@@ -109,7 +109,7 @@ class StackReading:
         return f"block {layers[row]} (of {layers[0]}-{layers[-1]})" if layers.size > 1 else f"block {layers[row]}"
 
     def count(self) -> str:
-        """``in 3 of 8 sequences ``; empty where all are meant."""
+        """``in 3 of 8 sequences ``; empty if all are meant."""
         return "" if self.is_everywhere else f"in {int(self.members.sum())} of {self.total} sequences "
 
     def span(self, *states: State) -> str:
@@ -130,9 +130,9 @@ class StackReading:
 def read(
     battery: Battery, floor_relative: float | None, null: Mapping[str, Any], states: NDArray[np.int64] | None = None
 ) -> StackReading:
-    """Name the sequences of a battery after a state, and keep a reading of what is not in it.
+    """Name the sequences of a battery after a state, and keep a reading of those not in it.
 
-    Beside a zero stream the other blocks are read; beside a collapse in some of the sequences the other sequences.
+    With a zero stream, the other blocks are read as well; with a collapse in some sequences, the other sequences.
     """
     states = classify(battery) if states is None else states
     falling = trends(battery, states)

@@ -1,4 +1,4 @@
-"""The words of a verdict."""
+"""The sentences of a verdict."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ HARM = "This describes the activations; whether it hurts depends on your task."
 
 
 def sentence_for(reading: StackReading) -> str:
-    """The sentence for the state of a reading, then what is told beside it."""
+    """The sentence for the state of a reading, followed by additional remarks."""
     return _SENTENCES[reading.state](reading) + _besides(reading) + _minority(reading) + _rest(reading)
 
 
@@ -232,7 +232,7 @@ def percent(share: float) -> str:
 
 
 def _course(r: StackReading, rows: list[int]) -> str:
-    """Where a collapse came from, unless it was there from the first block on."""
+    """How a collapse developed, unless it was present from the first block."""
     first = r.spread()[0]
     return "" if rows[0] == 0 or math.isnan(first) else f", down from {percent(first)} at block {r.battery.layers[0]}"
 
@@ -270,7 +270,7 @@ def _elsewhere(r: StackReading, state: State) -> str:
 
 
 def _others_words(r: StackReading, row: int) -> str:
-    """What numbers that weigh all tokens alike say of the others."""
+    """What metrics that weight all tokens equally say about the other tokens."""
     typical = r.cite("typical", row)
     if typical is not None:
         return f" The {typical}, which one token cannot move, describes the others."
@@ -284,7 +284,7 @@ def _others_words(r: StackReading, row: int) -> str:
 
 
 def _besides(r: StackReading) -> str:
-    """Milder states of the same sequences in other blocks, and blocks in which nothing is defined."""
+    """Milder states of the same sequences in other blocks, and blocks without any defined value."""
     found = []
     for state, (part, words) in BESIDES.items():
         rows = r.rows(state)
@@ -316,7 +316,7 @@ def in_words(r: StackReading) -> str:
 
 
 def _minority(r: StackReading) -> str:
-    """Sequences that are in a graver state than the one that half of them reach."""
+    """Sequences in a graver state than the one that half of them reach."""
     if r.state.is_grave or r.state is State.UNKNOWN:
         return ""
     by_sequence = r.states.max(axis=0)

@@ -1,11 +1,11 @@
 """The states a model can be in, and the one table of thresholds that decides between them.
 
-No single number tells them apart. One huge token makes every rank read one and the residual read full; one huge channel
-does the same to ranks; a common vector makes cosines and residuals read like collapse while the tokens stay as distinct
-as before; and sums over tokens do not notice that nine tokens in ten are copies when the tenth is large.
+No single metric distinguishes them. With one huge token, every rank is one and the residual is full; one huge channel
+does the same to ranks; with a common vector, cosines and residuals look like collapse while the tokens stay as distinct
+as before; and sums over tokens do not show that nine tokens in ten are copies if the tenth is large.
 
-Every verb, the gauge and the experiments call something collapsed by this table and by nothing else. A threshold is a
-convention with a reason, not a law; a verdict prints the value beside it.
+Every verb, the gauge and the experiments use this table and nothing else to decide what is collapsed. A threshold is a
+convention with a reason, not a law; a verdict prints the value next to it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LEAST_TOKENS = 8
 
 @dataclass(frozen=True)
 class Threshold:
-    """One line of the table: what is compared with which value, and why that value."""
+    """One row of the table: what is compared with which value, and the reason for that value."""
 
     state: str
     condition: str
@@ -65,7 +65,7 @@ THRESHOLDS: tuple[Threshold, ...] = (
 
 
 class State(IntEnum):
-    """What the tokens of one sequence look like, milder to graver."""
+    """State of the tokens of one sequence, from mild to grave."""
 
     UNKNOWN = 0
     HEALTHY = 1
@@ -89,7 +89,7 @@ class State(IntEnum):
 
     @property
     def is_grave(self) -> bool:
-        """Whether one sequence in this state is enough to name the run after it. The others need half of them."""
+        """Whether one sequence is enough to name the run after this state. Other states need half of them."""
         return self >= State.FLOOR
 
 
@@ -114,5 +114,5 @@ be seen."""
 
 
 def is_collapsed(residual: float) -> bool:
-    """Whether a relative residual counts as collapsed, for code that has nothing but that number."""
+    """Whether a relative residual counts as collapsed, for code that has only that number."""
     return residual <= COLLAPSED_RESIDUAL

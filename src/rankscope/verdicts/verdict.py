@@ -1,4 +1,4 @@
-"""One sentence about a run, drawn from the battery, with its evidence named. Never a single health score."""
+"""One sentence about a run, based on the battery, with its evidence. Never a single health score."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class Verdict:
     """What the battery says.
 
     Args:
-        sentence: plain words with the values they rest on.
-        evidence: those values: code, metric, site, stack, layer, value, and of how many of how many sequences.
+        sentence: the verdict, with the values it is based on.
+        evidence: those values: code, metric, site, stack, layer, value, and the number of sequences out of how many.
         code: that of a :class:`State`, such as ``"healthy"`` or ``"collapsed"``; ``bound`` has ``"holds"`` and
             ``"violated"``, and a verb that judges nothing has None.
         next_steps: one or two commands worth running next.
@@ -77,7 +77,7 @@ class Verdict:
 
 
 def steps_for(state: State, model: str | None) -> tuple[str, ...]:
-    """Commands worth running next about ``model``; of a module in memory, which no command can name, MODEL."""
+    """Commands worth running next about ``model``; a module in memory, which a command cannot name, is called MODEL."""
     return tuple(step.format(model=shlex.quote(model) if model else "MODEL") for step in NEXT_STEPS.get(state, ()))
 
 
@@ -90,16 +90,16 @@ def judge(
     dim: int | None = None,
     model: str | None = None,
 ) -> Verdict:
-    """Draw a verdict from whatever part of the battery is in ``table``. Heuristic: the thresholds are conventions.
+    """Derive a verdict from the parts of the battery in ``table``. Heuristic: the thresholds are conventions.
 
-    Each stack and each sequence is judged by itself. The verdict is named after the gravest state that half of the
-    sequences reach; a collapse, a float floor, a zero stream and NaN count from the first sequence on. The sentence
-    says how many sequences are meant, where over depth the state starts, where it is worst and whether it ends.
+    Each stack and each sequence is judged separately. The verdict is named after the gravest state that half of the
+    sequences reach; for a collapse, a float floor, a zero stream and NaN, one sequence is enough. The sentence says how
+    many sequences are affected, at which depth the state starts, where it is worst and whether it ends.
 
     Args:
         table: rows of a run. The status of a value, not its size, says that it is at the float floor.
         null: per metric ``{"mean", "sd", "draws"}`` over same-shape random tokens.
-        floor_relative: relative residual at which the format shows only rounding, to be printed; None if not known.
+        floor_relative: relative residual at which the format shows only rounding, to print; None if unknown.
         lengths: by stack, the number of tokens of each sequence.
         dim: width of the stream.
         model: name of the model on the command line, for the next steps.
@@ -140,7 +140,7 @@ def _judge_finite(
 
 
 def _evidence(reading: StackReading, stack: str | None) -> list[dict[str, Any]]:
-    """What the sentence cited, also about sequences that are told of beside; call it after the sentence was made."""
+    """The values cited by the sentence, including those about other sequences; call it after building the sentence."""
     battery = reading.battery
     counted = {"sequences": int(reading.members.sum()), "of_sequences": reading.total}
     own: list[dict[str, Any]] = [

@@ -1,6 +1,6 @@
 """Tables, charts and sections described once, as data, and one renderer per medium.
 
-A result is described by what it shows, and never by how that looks::
+A view describes what is shown, not how it looks::
 
     from rankscope.views import Cell, Column, Document, Line, LineChart, Plot, Section, Table, measured, number
 

@@ -1,4 +1,4 @@
-"""A matplotlib figure that a notebook draws by itself. Imports matplotlib: only what draws may import this."""
+"""A matplotlib figure that a notebook displays automatically. Imports matplotlib: only drawing code may import this."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 
 class NotebookFigure(Figure):
-    """A figure with a picture of its own; with pyplot's inline backend, that one's settings count as ever."""
+    """A figure with an image representation; under pyplot's inline backend, the backend's settings apply as usual."""
 
     def _repr_png_(self) -> bytes:
         picture = BytesIO()

@@ -17,7 +17,7 @@ Dash = str | tuple[int, tuple[float, ...]]
 
 @dataclass(frozen=True)
 class Style:
-    """How one line or bar is drawn; colour, marker and dash each tell it apart."""
+    """Style of one line or bar; colour, marker and dash each distinguish it."""
 
     colour: str
     marker: str = ""
@@ -30,13 +30,13 @@ class Line:
     """One curve.
 
     Args:
-        name: for the legend; a line without a name is not in it.
+        name: name in the legend; lines without a name are not listed.
         x: positions.
         y: values; NaN breaks the line.
         low: lower end of the band around it.
         high: upper end of the band.
-        floor: which points are at the float floor; they are drawn hollow.
-        style: None takes the next style of the palette.
+        floor: which points are at the float floor; drawn hollow.
+        style: None for the next style of the palette.
     """
 
     name: str
@@ -50,14 +50,15 @@ class Line:
 
 @dataclass(frozen=True)
 class Guide:
-    """A value to compare with.
+    """A reference value.
 
     Args:
-        value: where it stands.
-        label: what it is.
-        kind: ``null`` is the same-shape random value, ``floor`` begins the zone in which a float format shows only
-            rounding, ``collapse`` the value of collapsed tokens (drawn on the page only), ``level`` anything else.
-        axis: which axis the value is on; a floor on ``x`` reaches from there to the right.
+        value: its position on the axis.
+        label: its name.
+        kind: ``null`` is the value of random tokens of the same shape, ``floor`` the start of the zone in which a float
+            format shows only rounding, ``collapse`` the value of collapsed tokens (drawn on the page only), ``level``
+            anything else.
+        axis: which axis the value is on; a floor on ``x`` extends to the right.
     """
 
     value: float
@@ -68,7 +69,7 @@ class Guide:
 
 @dataclass(frozen=True)
 class Note:
-    """Words beside a point, in the units of the axes."""
+    """Text next to a point, in data coordinates."""
 
     text: str
     x: float
@@ -82,17 +83,17 @@ class LineChart:
     Args:
         title: what is drawn.
         lines: in the order of the legend.
-        aside: small words at the other end of the title, such as the site.
-        guides: values to compare with.
-        notes: words beside points.
+        aside: small text at the right of the title, such as the site.
+        guides: reference values.
+        notes: text next to points.
         x_label: of the x axis.
-        y_label: of the y axis; empty where the title says it.
+        y_label: of the y axis; empty if the title says it.
         log: whether the y axis is logarithmic.
-        log_x: whether the x axis is logarithmic beyond its first ten.
+        log_x: whether the x axis is logarithmic beyond 10.
         x_range: ends of the x axis; None fits the lines.
         y_range: ends of the y axis; None fits the lines.
-        names: where the names of several lines stand.
-        empty: words in place of lines that hold no value.
+        names: where to put the names of several lines.
+        empty: text to show if no line has a value.
     """
 
     title: str
@@ -113,14 +114,14 @@ class LineChart:
 
 @dataclass(frozen=True, eq=False)
 class BarChart:
-    """Horizontal bars on a logarithmic axis, downwards.
+    """Horizontal bars on a logarithmic axis, from top to bottom.
 
     Args:
         title: what is drawn.
-        names: of the bars; empty where the chart beside it names them.
+        names: names of the bars; empty if the neighbouring chart has them.
         values: lengths; None or a value that is not positive has no bar.
         styles: one per bar.
-        missing: what is written in place of a bar.
+        missing: text in place of a missing bar.
         x_label: of the x axis.
     """
 
@@ -134,7 +135,7 @@ class BarChart:
 
 @dataclass(frozen=True, eq=False)
 class HeatMap:
-    """Tiles.
+    """A heatmap.
 
     Args:
         title: what is drawn.
@@ -143,10 +144,10 @@ class HeatMap:
         y_ticks: label of each row.
         x_label: of the x axis.
         y_label: of the y axis.
-        limits: values of the darkest and the lightest colour; what lies beyond is drawn as they are.
-        contour: value at which a line parts the tiles.
-        dotted: which tiles carry a dot, same shape as ``values``.
-        bar_label: of the colour bar.
+        limits: values of the darkest and the lightest colour; values outside are clipped.
+        contour: level of a contour line.
+        dotted: which tiles get a dot, same shape as ``values``.
+        bar_label: label of the colour bar.
     """
 
     title: str
@@ -172,7 +173,7 @@ class Plot:
         title: first line of the header, in bold.
         subtitle: the sentence below it.
         panels: what is drawn.
-        columns: panels in a row.
+        columns: panels per row.
         panel_size: width and height of a panel in inches.
         widths: relative widths of the columns; equal by default.
         shared_legend: one legend below all panels, from the lines of the first.
@@ -188,7 +189,7 @@ class Plot:
 
 
 def spans_decades(values: Iterable[float | None]) -> bool:
-    """Whether a logarithmic axis shows these better: none negative, and the positive ones more than two decades apart.
+    """Whether a logarithmic axis suits these values: none negative, the positive ones spanning more than two decades.
 
     Example:
         >>> spans_decades([1.0, 1e-3]), spans_decades([1.0, 0.1]), spans_decades([-1.0, 1e-3])

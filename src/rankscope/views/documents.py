@@ -1,4 +1,4 @@
-"""Sections and documents as data: everything that is shown about one result, in order."""
+"""Sections and documents as data: everything shown about one result, in order."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Section:
     Args:
         title: the heading.
         lead: the sentence; may be empty.
-        parts: paragraphs, tables, and the charts of a page. Text renderers leave charts out.
+        parts: paragraphs, tables, and the charts of a page. Text renderers skip charts.
     """
 
     title: str
@@ -33,11 +33,11 @@ class Document:
 
     Args:
         title: what was done to which model.
-        verdict: the sentence to remember; empty where there is none.
+        verdict: the main conclusion; may be empty.
         next_steps: commands worth running next.
         parts: paragraphs, tables and sections, in order.
-        legend: what a mark means; shown if a table carries it.
-        notes: what the reader should know besides.
+        legend: meaning of each mark; shown if a table uses it.
+        notes: further remarks for the reader.
     """
 
     title: str
@@ -55,7 +55,7 @@ class Document:
 
 
 def tables_in(parts: tuple[Any, ...]) -> list[Table]:
-    """All tables, also those in sections, in order."""
+    """All tables, including those in sections, in order."""
     found: list[Table] = []
     for part in parts:
         if isinstance(part, Table):

@@ -1,7 +1,7 @@
 """Charts in matplotlib: one style, one header, one way to draw a line, a floor and a legend.
 
-:func:`draw` turns a :class:`~rankscope.views.charts.Plot` into a figure. Figures that need more take their header from
-:func:`headed_figure` and draw into its axes with the other functions. pyplot is never imported.
+:func:`draw` turns a :class:`~rankscope.views.charts.Plot` into a figure. Other figures start with :func:`headed_figure`
+and draw into its axes with the other functions. pyplot is never imported.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ _ON_ZONE: Mapping[str, Any] = {"facecolor": "white", "edgecolor": "none", "pad":
 
 @contextmanager
 def drawing_style(asked_by: str, settings: Mapping[str, Any] | None = None) -> Iterator[None]:
-    """Matplotlib's own defaults and ``settings``, for drawing and for saving.
+    """Context with matplotlib's defaults and ``settings``, for drawing and saving.
 
-    A file ``matplotlibrc`` in the current folder changes the defaults, and one of its settings runs LaTeX; hence the
-    defaults are set here.
+    A file ``matplotlibrc`` in the current folder changes the defaults, and one of its settings runs LaTeX. So the
+    defaults are restored here.
 
     Args:
         asked_by: what the reader called, for the message.
-        settings: by name, over the defaults; by default the type and line widths of our figures.
+        settings: override the defaults; if None, the fonts and line widths of our figures.
 
     Raises:
         MissingExtraError: without matplotlib.
@@ -58,7 +58,7 @@ def drawing_style(asked_by: str, settings: Mapping[str, Any] | None = None) -> I
 
 
 def draw(plot: Plot, asked_by: str = "Run.plot") -> Figure:
-    """The figure of a plot; a notebook shows it by itself.
+    """The figure of a plot; a notebook displays it automatically.
 
     Raises:
         MissingExtraError: without matplotlib.
@@ -109,7 +109,7 @@ def headed_figure(
         columns: of panels.
         panel_size: width and height of a panel in inches.
         widths: relative widths of the columns.
-        legend_rows: room for a legend below all panels.
+        legend_rows: rows to reserve for a legend below all panels.
         asked_by: what the reader called, for the message.
 
     Raises:
@@ -135,7 +135,7 @@ def headed_figure(
 
 
 def for_notebooks(figure: Figure) -> Figure:
-    """The same figure as one that a notebook draws by itself, whether or not pyplot was imported."""
+    """The same figure, displayed automatically by a notebook whether or not pyplot was imported."""
     from rankscope.views._notebook_figure import NotebookFigure
 
     figure.__class__ = NotebookFigure
@@ -143,7 +143,7 @@ def for_notebooks(figure: Figure) -> Figure:
 
 
 def draw_panel(axes: Axes, panel: Panel, *, legend: bool = True) -> None:
-    """One panel into its axes."""
+    """Draw one panel into its axes."""
     if isinstance(panel, LineChart):
         _draw_lines(axes, panel, legend=legend)
     elif isinstance(panel, BarChart):
@@ -182,7 +182,7 @@ def _draw_lines(axes: Axes, chart: LineChart, *, legend: bool) -> None:
 
 
 def _styled(lines: Sequence[Line]) -> tuple[Line, ...]:
-    """Each line with a style, from the palette where it has none."""
+    """Each line with its style, or the next one of the palette."""
     return tuple(
         line
         if line.style is not None
@@ -199,7 +199,7 @@ def _styled(lines: Sequence[Line]) -> tuple[Line, ...]:
 
 
 def draw_line(axes: Axes, line: Line) -> None:
-    """One line with its band; points at the float floor are hollow."""
+    """Draw one line with its band; points at the float floor are hollow."""
     style = line.style or Style(SERIES[0], MARKERS[0])
     x, y = _floats(line.x), _floats(line.y)
     if line.low is not None and line.high is not None:
@@ -259,7 +259,7 @@ def _draw_guide(axes: Axes, guide: Guide) -> None:
 
 
 def draw_floor(axes: Axes, floor: float, label: str) -> None:
-    """The hatched zone of a logarithmic axis in which a float format shows only rounding; nothing if it is far off."""
+    """Hatch the zone of a logarithmic axis in which a float format shows only rounding, unless it is far away."""
     low, high = axes.get_ylim()
     if axes.get_yscale() != "log" or low > 30 * floor:
         return
@@ -280,7 +280,7 @@ def _draw_floor_from(axes: Axes, start: float, label: str) -> None:
 
 
 def floor_words(dtype: object, floor: float) -> str:
-    """What the float floor of a format means, for a chart."""
+    """Label for the float floor of a format."""
     return f"{dtype} cannot see below {number(floor)}"
 
 
@@ -291,7 +291,7 @@ def _draw_note(axes: Axes, note: Note) -> None:
 
 
 def _name_ends(axes: Axes, lines: Sequence[Line]) -> None:
-    """Write each line's name at its end, moved apart where ends meet."""
+    """Write each line's name at its end, moved apart if they would overlap."""
     ends = []
     for line in lines:
         x, y = _floats(line.x), _floats(line.y)
@@ -301,6 +301,7 @@ def _name_ends(axes: Axes, lines: Sequence[Line]) -> None:
     low, high = axes.get_ylim()
     position = np.log if axes.get_yscale() == "log" else (lambda value: value)
     scale = float(position(high) - position(low)) or 1.0
+    # From the bottom up, each name at least a tenth of the height above the previous one.
     taken = -math.inf
     for value, x_end, name, colour in sorted(ends):
         height = float(position(value) - position(low)) / scale
@@ -319,7 +320,7 @@ def _name_ends(axes: Axes, lines: Sequence[Line]) -> None:
 
 
 def legend_below(figure: Figure, lines: Sequence[Line], *, rows: int = 1) -> None:
-    """One legend for all panels, in so many rows; :func:`headed_figure` leaves the room for it."""
+    """Draw one legend for all panels, in the given number of rows; :func:`headed_figure` reserves the space."""
     from matplotlib.lines import Line2D
 
     handles = []
@@ -341,7 +342,7 @@ def legend_below(figure: Figure, lines: Sequence[Line], *, rows: int = 1) -> Non
 
 
 def title_axes(axes: Axes, title: str, aside: str = "") -> None:
-    """A bold title on the left and small words on the right."""
+    """Put a bold title on the left and small text on the right."""
     axes.set_title(title, loc="left", size=9, weight="bold", color=INK, pad=5)
     if aside:
         axes.set_title(aside, loc="right", size=7.5, color=FAINT, pad=5)
@@ -369,7 +370,7 @@ def _draw_bars(axes: Axes, chart: BarChart) -> None:
         axes.barh(place, value - bottom, left=bottom, height=0.72, color=style.colour)
         axes.text(value, place, f" {number(value)}", va="center", size=7, color=INK)
     axes.set_xscale("log")
-    axes.xaxis.set_minor_formatter("")  # the values stand beside the bars, and small ticks would overlap
+    axes.xaxis.set_minor_formatter("")  # the bars have value labels, and minor tick labels would overlap
     axes.set_xlim(bottom, most * (12 if most / bottom > 1e3 else 2.5))
     count = len(chart.values)
     axes.set_xlabel(chart.x_label)
@@ -403,6 +404,6 @@ def _draw_map(axes: Axes, chart: HeatMap) -> None:
 
 
 def _floats(values: Any) -> NDArray[np.float64]:
-    """Numbers that can be drawn: what is infinite, such as the logarithm of zero, is missing."""
+    """Numbers to draw; infinite values, such as the logarithm of zero, become missing."""
     found = np.asarray(values, dtype=np.float64)
     return np.where(np.isfinite(found), found, np.nan)

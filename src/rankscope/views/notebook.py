@@ -1,4 +1,4 @@
-"""Views as HTML for a notebook: nothing that is not escaped, and colours that suit a dark page too."""
+"""Views as HTML for a notebook: all text is escaped, and the colours also suit a dark theme."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from rankscope.views.tables import Cell, Table
 from rankscope.views.trends import levels
 
 WIDE, HIGH, MOST_POINTS = 64, 16, 64
-# Colours come from the page (currentColor), so that a dark notebook stays readable.
+# Colours come from the page (currentColor), so it stays readable in a dark notebook.
 CARD = "border-left:4px solid #4c8bd0;padding:.3em .9em;margin:.4em 0"
 CELL = "padding:.15em .7em;font-variant-numeric:tabular-nums;white-space:nowrap"
 SMALL = "font-size:.85em;opacity:.75"
 
 
 def document_html(document: Document) -> str:
-    """The whole document; what scrolls sideways can be reached with the keyboard."""
+    """The whole document; parts that scroll horizontally can be reached with the keyboard."""
     steps = "".join(f"<code>{html.escape(step)}</code><br>" for step in document.next_steps)
     parts = [
         f"<div style='{CARD}'><b>{html.escape(document.verdict)}</b><br>{steps}"

@@ -1,4 +1,4 @@
-"""The colours of every drawing: Okabe and Ito's, which keep their order of lightness in grey print."""
+"""The colours of every drawing: Okabe and Ito's, whose order of lightness survives greyscale printing."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ DARK: Mapping[str, str] = {
     "good": "#63d3ae", "good-bg": "#17312a", "care": "#eac36c", "care-bg": "#352b17", "bad": "#fb9d68",
     "bad-bg": "#3a2419", "floor": "#e0a3c9", "floor-bg": "#332331", "plain": "#7cc0ee", "plain-bg": "#1a2b38",
 }  # fmt: skip
-"""Colours of the report and of the playground in both themes, by what they are for."""
+"""Colours of the report and of the playground in both themes, by purpose."""
 
 
 def css_variables(theme: Mapping[str, str]) -> str:

@@ -1,4 +1,4 @@
-"""Tables as data: what each cell says and how it is marked. How that looks is up to the renderers."""
+"""Tables as data: the text and the marks of each cell. Renderers decide how they look."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ UNDEFINED = "undefined"
 
 
 def number(value: float) -> str:
-    """Three significant digits, without an exponent where that is shorter to read.
+    """Format with three significant digits, without an exponent if that is easier to read.
 
     Example:
         >>> number(0.4567), number(1.9e-7), number(59.31), number(1234.5)
@@ -39,10 +39,10 @@ class Cell:
     """One cell; ``str(cell)`` is its text with the signs of its marks.
 
     Args:
-        text: what it says, without the signs of its marks.
-        marks: what a reader should know about it.
+        text: text without the signs of its marks.
+        marks: what to know about the value.
         detail: text after the signs, such as an interval.
-        term: name of the metric it is about, which the page explains.
+        term: name of its metric, which the page explains.
         order: number to sort by, if the text does not sort by itself.
 
     Example:
@@ -67,9 +67,9 @@ class Column:
     """The head of a column.
 
     Args:
-        name: what it holds.
-        align: numbers stand to the right, names to the left.
-        trend: values of the whole column, drawn as a small curve below it where the medium can.
+        name: title of the column.
+        align: right for numbers, left for names.
+        trend: values of the whole column, drawn as a small curve below it if the medium supports it.
         term: name of the metric in it, which the page explains.
         width: ``narrow`` and ``wide`` are for words; the page wraps them.
     """
@@ -82,21 +82,21 @@ class Column:
 
 
 Row = Sequence[str | Cell] | None
-"""Cells of one row; None stands for rows that were left out."""
+"""Cells of one row; None marks omitted rows."""
 
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """Rows under a head. A plain string stands for a column or cell with nothing but that text.
+    """Rows under a head. A plain string is short for a column or cell with that text only.
 
     Args:
         columns: heads, left to right.
-        rows: cells, one per column; None stands for rows that were left out.
-        caption: what is shown; empty where that is clear.
-        row_trends: one curve per row, drawn after its last cell where the medium can.
-        folded: whether the page shows it closed.
-        sortable: whether the page lets its reader sort it.
-        left_out: how many rows are missing at the end.
+        rows: cells, one per column; None marks omitted rows.
+        caption: what is shown; empty if that is clear.
+        row_trends: one curve per row, drawn after its last cell if the medium supports it.
+        folded: whether the page shows it collapsed.
+        sortable: whether it can be sorted on the page.
+        left_out: number of rows omitted at the end.
 
     Example:
         >>> table = Table(["block", "residual"], [["0", Cell("0.9")], None, ["9", Cell("1e-8", ("floor",))]])
@@ -119,13 +119,13 @@ class Table:
 
     @property
     def body(self) -> tuple[tuple[Cell, ...], ...]:
-        """Every cell as a :class:`Cell`; rows that were left out are rows of ``...``."""
+        """Every cell as a :class:`Cell`; omitted rows become rows of ``...``."""
         gap = (Cell("...", ("faint",)),) * len(self.columns)
         return tuple(gap if row is None else tuple(map(_cell, row)) for row in self.rows)
 
     @property
     def marks(self) -> set[Mark]:
-        """Marks that any cell carries."""
+        """The marks of all cells."""
         return {mark for row in self.rows or () for cell in map(_cell, row or ()) for mark in cell.marks}
 
 

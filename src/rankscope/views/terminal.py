@@ -1,4 +1,4 @@
-"""Views at a terminal, with rich: the same tables as plain text, with colour and small curves."""
+"""Views in a terminal, with rich: the same tables as in plain text, with colour and small curves."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MARK_STYLES: dict[Mark, str] = {
 
 
 def print_document(document: Document, console: Console, *, tone: str = "plain") -> None:
-    """Parts, then the verdict in a frame coloured by ``tone``, where the eye rests after a long table; then notes."""
+    """Print the parts, the verdict in a frame coloured by ``tone``, then notes; the end is what stays visible."""
     console.print(Text(document.title, style="bold"))
     for part in document.parts:
         print_part(part, console)
@@ -46,7 +46,7 @@ def print_document(document: Document, console: Console, *, tone: str = "plain")
 
 
 def print_part(part: object, console: Console) -> None:
-    """A paragraph, a table under its caption, or a section; a chart is left out."""
+    """Print a paragraph, a table under its caption, or a section; charts are skipped."""
     if isinstance(part, str):
         console.print(Text(part))
     elif isinstance(part, Table):
@@ -63,7 +63,7 @@ def print_part(part: object, console: Console) -> None:
 
 
 def print_table(table: Table, console: Console) -> None:
-    """One table; columns for which the terminal is too narrow follow in a second one, with the first column again."""
+    """Print one table; columns that do not fit follow in a second table, which repeats the first column."""
     for columns in _fitting(table, console.width):
         console.print(_rich_table(table, columns, plain=is_plain(console)))
 
@@ -74,7 +74,7 @@ def is_plain(console: Console) -> bool:
 
 
 def _fitting(table: Table, width: int) -> list[list[int]]:
-    """Columns of each part of the table. A table of words is left to rich, which folds them."""
+    """Columns of each part of the table. A table of words is left to rich, which wraps them."""
     if any(column.width for column in table.head):
         return [list(range(len(table.head)))]
     needed = [_needed(table, place) for place in range(len(table.head))]
@@ -95,7 +95,7 @@ def _needed(table: Table, place: int) -> int:
 
 
 def _broken(name: str) -> str:
-    """A long name on several lines."""
+    """Break a long name into several lines."""
     return re.sub(r"[_ ]", "\n", name) if len(name) > TREND_WIDTH else name
 
 

@@ -1,4 +1,4 @@
-"""Views as plain text, with the same cells that every other renderer shows."""
+"""Views as plain text, with the same cells as every other renderer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rankscope.views.tables import Table
 
 
 def document_text(document: Document) -> str:
-    """Title, verdict, parts, legend and notes, a blank line between."""
+    """Title, verdict, parts, legend and notes, separated by blank lines."""
     verdict = f"Verdict: {document.verdict}" if document.verdict else ""
     steps = f"\nNext: {'; '.join(document.next_steps)}" if document.next_steps else ""
     parts = [document.title, verdict + steps, *map(part_text, document.parts), *document.explained]
@@ -32,8 +32,8 @@ def table_text(table: Table, *, rule: bool = True) -> str:
     """The aligned table, without its caption.
 
     Args:
-        table: what to write.
-        rule: whether a line of dashes stands under the head.
+        table: the table to format.
+        rule: whether to put a line of dashes under the head.
 
     Example:
         >>> print(table_text(Table(["block", "residual"], [["0", "0.93"], ["1", "0.4"]])))

@@ -1,4 +1,4 @@
-"""A curve so small that it fits into a cell: as levels between 0 and 1, and as one line of text."""
+"""Sparklines: a curve small enough for a cell, as levels between 0 and 1 and as one line of text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GAP = " "
 
 
 def levels(values: Sequence[float], width: int) -> NDArray[np.float64]:
-    """``values`` between 0 and 1, at most ``width`` of them; NaN where one is missing, empty where all are.
+    """Scale ``values`` to between 0 and 1, at most ``width`` of them; missing ones are NaN, empty if all are missing.
 
     More values than ``width`` are averaged in consecutive groups.
 
@@ -45,12 +45,12 @@ def _mean(group: NDArray[np.float64]) -> float:
 
 
 def sparkline(values: Sequence[float], *, plain: bool = False, width: int = WIDEST) -> str:
-    """``values`` from the lowest to the highest bar, with a gap where a value is missing; see :func:`levels`.
+    """``values`` as one line of bars, with a gap for each missing value; see :func:`levels`.
 
     Args:
         values: the curve.
         plain: use ASCII only.
-        width: most characters.
+        width: maximum number of characters.
 
     Example:
         >>> sparkline([0.0, 0.5, 1.0], plain=True)

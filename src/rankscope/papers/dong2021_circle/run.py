@@ -72,7 +72,7 @@ class Turned(ModelOutput):
 class RecurrentBlock(BertPreTrainedModel):
     """Points to width, one BERT block, width to points; repeated at every further step.
 
-    The block is one module that is called once per step, so that verbs see each step as a block of its own.
+    The block is one module that is called once per step, so that verbs see each step as a separate block.
     """
 
     main_input_name = "points"
@@ -167,7 +167,7 @@ def _operated(model: nn.Module, operation: Operation, points: Tensor, steps: int
 
 
 def free_run(model: RecurrentBlock, operation: Operation, start: Tensor, steps: int) -> list[Tensor]:
-    """The two points (2, 2) after 0, 1, ... steps, each from the one before; ends early beyond :data:`FAR`."""
+    """The two points (2, 2) after 0, 1, ... steps, each from the previous one; ends early beyond :data:`FAR`."""
     found = [start[0]]
     with torch.no_grad(), _operated(model, operation, start):
         for _ in range(steps):
@@ -181,8 +181,8 @@ def free_run(model: RecurrentBlock, operation: Operation, start: Tensor, steps: 
 def radial_factor(model: RecurrentBlock, operation: Operation, points: Tensor) -> float:
     r"""Geometric mean over the circle of the factor by which one step changes a small change of radius. Exact.
 
-    Both points move outwards at once; the factor is the derivative of the mean of their new radii. Above 1 the circle
-    repels whatever has left it.
+    Both points move outwards at once; the factor is the derivative of the mean of their new radii. Above 1, points
+    that have left the circle move further away.
     """
     points = points.clone().requires_grad_()
     with _operated(model, operation, points[:1].detach()), torch.enable_grad():

@@ -50,7 +50,7 @@ class FreeRun:
         places: (steps, 4), both points; empty except for the first seed.
         loss: at the end of training.
         radial: factor of one step on a small change of radius.
-        steps: that were asked for; the run is shorter if a point left for good.
+        steps: requested steps; the run is shorter if a point left for good.
     """
 
     distance: Array
@@ -85,7 +85,7 @@ class FreeRun:
 
     @property
     def stays(self) -> int:
-        """First step at which the distance is off by a tenth; one more than all steps if it never is."""
+        """First step at which the distance is off by a tenth; the number of steps plus one if it never is."""
         off = np.flatnonzero(np.abs(self.distance / self.distance[0] - 1.0) > 0.1)
         return int(off[0]) if off.size else self.steps + 1
 

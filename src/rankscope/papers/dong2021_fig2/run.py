@@ -51,7 +51,7 @@ class FigureNetwork:
         name: as the paper labels it.
         reading: ``"authors"`` (as they ran it) or ``"theorem"`` (as it is stated).
         operation: the surgery.
-        without_mlp: whether the MLP is also taken out the way the authors did it.
+        without_mlp: whether the MLP is also removed the way the authors did it.
     """
 
     name: Literal["SAN", "SAN+MLP", "SAN+skip", "transformer"]
@@ -96,7 +96,7 @@ MLP_SWAPS: Mapping[str, Mapping[str, Callable[[], nn.Module]]] = MappingProxyTyp
 
 @contextmanager
 def mlp_taken_out(loaded: LoadedModel) -> Iterator[None]:
-    """The MLPs taken out as the authors did it, inside the ``with`` block; the model is restored after.
+    """Remove the MLPs as the authors did, inside the ``with`` block; the model is restored afterwards.
 
     Raises:
         UnsupportedOperationError: for a family that the figure does not show.
@@ -146,7 +146,7 @@ def _repeat_share(prepared: Prepared) -> float:
 
 @dataclass(frozen=True)
 class Subject:
-    """One model with its inputs, and the networks to be made of it."""
+    """One model with its inputs, and the networks to derive from it."""
 
     model: str
     weights: str

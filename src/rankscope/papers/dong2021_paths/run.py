@@ -48,9 +48,9 @@ class PathsCase:
         heads: per block.
         width: of the residual stream.
         plan: of the training.
-        seeds: networks trained, each on data of its own.
+        seeds: networks trained, each on its own data.
         judged: sequences on which paths are judged; None for all held-out ones.
-        published: the paper's own training, run once beside ours; None if it would take too long.
+        published: the paper's own training, run once for comparison; None if it would take too long.
     """
 
     make: Callable[[int], TrainingTask]

@@ -232,7 +232,7 @@ def draw(run: Run) -> dict[str, Figure]:
         if (found := guess(run, name)) is not None:
             levels[f"{words} {found.mean:.2f}"] = found.mean
     guides = tuple(Guide(level, "") for level in levels.values())
-    # The longest paths are about as good as one answer for all: its label stands below their lines.
+    # The longest paths are about as good as one answer for all: its label goes below their lines.
     heights = {words: level - 0.1 * words.startswith("one answer") for words, level in levels.items()}
     notes = tuple(Note(words, lengths(run)[-1] + 0.3, height) for words, height in heights.items())
     entered = "length of the path (attention layers entered)"

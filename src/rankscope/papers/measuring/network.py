@@ -1,4 +1,4 @@
-"""One network after the other, measured into one table with further columns."""
+"""Measures networks one after the other into one table with additional columns."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def measure_network(
         operation: the surgery.
         metrics: token metrics.
         writer: takes the rows.
-        at: values of the writer's further columns.
+        at: values of the writer's additional columns.
         beside: also called with each tensor, for a number that is not a registered metric.
         view: the structure, if it is known.
 

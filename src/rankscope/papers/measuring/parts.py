@@ -31,14 +31,14 @@ class RowRecorder:
 
     Args:
         writer: takes the rows.
-        at: values of its further columns.
+        at: values of its additional columns.
     """
 
     writer: RowWriter
     at: Coordinates = field(default_factory=dict)
 
     def under(self, **at: str | int | None) -> RowRecorder:
-        """The same under further coordinates."""
+        """The same recorder with additional coordinates."""
         return RowRecorder(self.writer, {**self.at, **at})
 
     def add(
@@ -86,7 +86,7 @@ class WorkPart:
 def measured_parts(
     settings: Settings, coordinates: Sequence[str], parts: Sequence[WorkPart], unit: str = "network"
 ) -> RowWriter:
-    """The rows of all parts. Parts that were kept under the same facts are not measured again."""
+    """The rows of all parts. Parts that were saved under the same facts are not measured again."""
     writer = RowWriter(coordinates=coordinates)
     for part in tqdm(parts, desc=settings.name, unit=unit, disable=not settings.progress):
 
@@ -121,10 +121,10 @@ def finished_run(
 
 
 def kept(folder: Path | None, name: str, facts: Mapping[str, Any], make: Callable[[], list[Row]]) -> list[Row]:
-    """Rows read from the folder if they were kept there under the same facts; otherwise made, and kept.
+    """Rows read from the folder if they were saved there under the same facts; otherwise computed and saved.
 
     Args:
-        folder: where parts are kept; None to keep nothing.
+        folder: folder for finished parts; None to save nothing.
         name: of the part.
         facts: everything the rows depend on; a file with other facts is replaced.
         make: does the work.
@@ -144,7 +144,7 @@ def kept(folder: Path | None, name: str, facts: Mapping[str, Any], make: Callabl
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """What was kept; empty if it cannot be read, so that it is measured again."""
+    """The saved rows; empty if they cannot be read, so that the part is measured again."""
     if not path.is_file():
         return {}
     try:

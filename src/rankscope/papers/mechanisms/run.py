@@ -1,8 +1,8 @@
 """Every mechanism at one size: whole, without skips, and without skips, MLPs and norms.
 
-What is read: how far tokens are apart after every block, and what happens near collapse. There, tokens are so close
-together that a block responds with the leading power of their distance. That power is its order; 0 means that tokens
-which enter equal leave unequal.
+Two things are measured: how far apart tokens are after every block, and the behaviour near collapse. There, tokens are
+so close together that a block responds with the leading power of their distance. That power is its order; 0 means that
+equal tokens leave the block unequal.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ EMBEDDINGS_UP = 50.0
 
 @dataclass(frozen=True)
 class Change:
-    """One component changed in one mechanism, to see whether it is what explains the row.
+    """One component changed in one mechanism, to test whether it explains the row.
 
     Attributes:
         mechanism: the row it explains.
@@ -198,7 +198,7 @@ def inputs_of(loaded: LoadedModel, size: MechanismSize, text: Path | None) -> Pr
 
 
 def _taken(batch: Batch, rows: int) -> Batch:
-    """The first so many sequences, from the start again when they run out."""
+    """The first ``rows`` sequences, repeated from the start if there are fewer."""
 
     def cut(value: Any) -> Any:
         whole = isinstance(value, Tensor) and value.dim() > 0 and value.shape[0] == batch.sequences
@@ -208,7 +208,7 @@ def _taken(batch: Batch, rows: int) -> Batch:
 
 
 def structure(model: nn.Module, batch: Batch) -> ModelView:
-    """Its blocks, found on sequences of full length: some patterns need all their tokens to be what they are."""
+    """Its blocks, found on sequences of full length: some attention patterns differ on shorter ones."""
     probe = replace(_taken(batch, max(2, batch.sequences)), keep=None, first_sequence=0)
     with undisturbed(model):
         return discover(model, lambda: probe.run(model), batch=probe.sequences)
@@ -271,7 +271,7 @@ class MechanismReader:
     orders: Values | None = None
 
     def read(self, variant: str, rows: RowRecorder) -> None:
-        """Metrics and order in float64; with skips cut, where float64 is soon blind, in exact arithmetic too."""
+        """Metrics and order in float64; with skips cut, also in exact arithmetic, as float64 soon shows rounding."""
         operation = _operation(variant, self.view)
 
         def size_too(ref: SiteRef, x: Tensor, part: Batch) -> None:
@@ -382,7 +382,7 @@ def _orders(near: Values, nearer: Values) -> Values:
 
 
 def _check_orders(orders: Values) -> None:
-    """Refuse orders that are not a leading power a block can have: some cancellation was not kept exact."""
+    """Refuse orders that are not a leading power a block can have: they mean that some cancellation was not exact."""
     for ref, order in orders.items():
         if min(abs(order - known) for known in (0, 1, 3)) > 0.05:
             refuse(f"a cancellation in {ref}", f"near collapse it reads order {order:.2f}, which is neither 0, 1 nor 3")

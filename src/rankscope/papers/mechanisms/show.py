@@ -34,10 +34,10 @@ class End:
     """Where a network ends: log10 of the relative residual after its last block, over seeds.
 
     Attributes:
-        log10: median over seeds; None where nothing finite is left.
+        log10: median over seeds; None if no finite value is left.
         half_range: half the distance between the largest and the smallest over seeds, in the same logarithm.
         arithmetic: ``"exact"`` or ``"float64"``.
-        lost_after: up to which block this is read, where it could not be read to the last.
+        lost_after: the last block that could be read, if that is not the last block of the network.
         fate: of the tokens after that block: they vanish, grow out of range, or are equal up to rounding.
     """
 
@@ -56,7 +56,7 @@ class MechanismLine:
         mechanism: what is measured.
         change: what is changed in it, ``"none"`` in the table proper.
         ends: by variant; those that were refused are missing.
-        order: near collapse, without skips, by variant: 3, 1 or 0; None where none could be read.
+        order: near collapse, without skips, by variant: 3, 1 or 0; None if none could be determined.
         order_read: in which arithmetic.
         factor: of order 1, per block over the second half of the blocks, on the relative residual, by variant.
         level: of order 0, the relative residual that equal tokens have after the last block, or the one before it if
@@ -180,7 +180,7 @@ def _end(table: MechanismTable, row: Row) -> End:
 
 
 def _lost(table: MechanismTable, seen: Mapping[int, Values], row: Row) -> End:
-    """Tokens that vanished, grew out of range or became equal: how far they got, where arithmetic went furthest."""
+    """Tokens that vanished, overflowed or became equal: how far they got, in the arithmetic that got furthest."""
     exact = table.over_depth(row, "exact", "log10_relative_residual")
     sizes = table.over_depth(row, "float64", "log10_token_size").values()
     lasting = all(math.isfinite(layers.get(table.depth - 1, math.nan)) for layers in sizes)
@@ -374,7 +374,7 @@ def _refused(lines: Sequence[MechanismLine]) -> str:
     listed = []
     for line in lines:
         for reason in (reason for variant, reason in line.reasons.items() if variant in ("cut", "None")):
-            # Without the module it was met in, and without the advice.
+            # Drop the name of the module and the advice.
             short = re.sub(r" in transformers\.\S+:", ":", reason.split(". Register")[0]).rstrip(".")
             listed.append(f"{line.mechanism.model}: {short}")
     return "**Not covered.** " + "; ".join(listed) + "." if listed else ""

@@ -82,7 +82,7 @@ class Fit:
 
     Attributes:
         losses: of every step.
-        seconds: it took.
+        seconds: duration.
     """
 
     losses: tuple[float, ...]
@@ -115,7 +115,7 @@ def fit(
         task: what to learn.
         plan: how.
         seed: of the order of the examples.
-        operation: surgery the model is trained under; a function gives another one for each step.
+        operation: surgery the model is trained under; a function returns one for each step.
         on_step: called at every step after the backward pass.
 
     Raises:

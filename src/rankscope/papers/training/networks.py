@@ -1,6 +1,6 @@
 """Small transformers for the tasks: BERT with or without positions, and GPT-2.
 
-A network without MLPs has MLPs of width 1 that surgery drops (:data:`WITHOUT_MLP`), so that every verb can take it.
+A network without MLPs has MLPs of width 1 that surgery drops (:data:`WITHOUT_MLP`), so that every verb supports it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class BertForPoints(BertForTokenClassification):
         self.reading = nn.Linear(2, config.hidden_size)
 
     def forward(self, points: Tensor, labels: Tensor | None = None) -> Any:
-        """Class scores per point, and the loss where labels are given."""
+        """Class scores per point, and the loss if labels are given."""
         return super().forward(inputs_embeds=self.reading(points), labels=labels)
 
 

@@ -24,7 +24,7 @@ IGNORED = -100
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """Inputs of a model and what it should answer.
+    """Inputs of a model and the expected answers.
 
     Attributes:
         inputs: keyword arguments of the model's forward, sequences along the first axis.
@@ -163,7 +163,7 @@ def memory_task(
 def circle_task(seed: int = 0, *, angles: int = 1000, radius: float = 0.3) -> TrainingTask:
     """Two opposing points on a circle; answer the pair one step of a full turn in ``angles`` further on.
 
-    The data are all the angles there are, whatever the seed.
+    The data are all angles, independent of the seed.
     """
     turn = 2 * math.pi * torch.arange(angles + 1, dtype=torch.float64) / angles
     one = radius * torch.stack([turn.cos(), turn.sin()], dim=-1)

@@ -31,7 +31,7 @@ VARIANTS: Mapping[str, Operation] = MappingProxyType(
 
 @dataclass(frozen=True)
 class TrainedArm:
-    """One network, trained as described: whatever is cut is cut in training too.
+    """One network, trained as described: whatever is removed is removed during training too.
 
     Attributes:
         family: ``"encoder"`` (BERT, norms after each sum) or ``"causal"`` (GPT-2, norms before each branch).

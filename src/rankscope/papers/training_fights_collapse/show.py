@@ -287,7 +287,7 @@ def _gained(trainings: list[Training]) -> str:
 
 
 def _cut_after(trainings: list[Training]) -> str:
-    """The paper's way, training whole and cutting after, beside training what is cut."""
+    """The paper's way, training the whole network and cutting afterwards, compared with training the cut network."""
     same = {training.arm: training for training in trainings}
     pairs = [(whole, cut, same.get(replace(whole.arm, variant=cut))) for whole in trainings for cut in whole.arm.cuts]
     rows = [

@@ -43,7 +43,7 @@ class Networks:
         measured: the same of this network before training, in exact arithmetic, mean over sequences.
         accuracy: on held-out sequences, after the fixed budget.
         loss: on training batches, at the end.
-        learnt_at: accuracy from which on a network has learnt.
+        learnt_at: accuracy from which a network counts as having learnt.
     """
 
     design: tuple[Design, ...]
@@ -130,7 +130,7 @@ class Skill:
 
 
 def skills(networks: Networks) -> list[Skill]:
-    """The prediction, the measurement before training, and two rules anyone has without either."""
+    """The prediction, the measurement before training, and two rules that need neither."""
     scores = {
         "predict": networks.predicted,
         "measured before training": networks.measured,

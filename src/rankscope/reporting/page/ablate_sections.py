@@ -1,4 +1,4 @@
-"""An ablation: the networks over depth, and where each ends."""
+"""Sections of an ablation: the networks over depth, and their last blocks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GRID_COLUMNS = ("variant", "mask", "weights")
 
 
 def ablation_section(run: Run, detail: int) -> Section | None:
-    """One line per network, a switch for metric and setting, and the grid of last blocks."""
+    """One line per network, switches for metric and setting, and the grid of last blocks."""
     if not set(GRID_COLUMNS) <= set(run.table.column_names):
         return None
     views: Views = {}
@@ -35,7 +35,7 @@ def ablation_section(run: Run, detail: int) -> Section | None:
     chart = Chart(
         "lines",
         "One line per network",
-        "The same weights and inputs, with parts taken out: attention alone (pure), with norms, skips, MLPs, and the "
+        "The same weights and inputs, with parts removed: attention alone (pure), with norms, skips, MLPs, and the "
         "whole model (full).",
         ("metric", "network"),
         views,

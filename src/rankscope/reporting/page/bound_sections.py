@@ -1,4 +1,4 @@
-"""Theorems evaluated on a model: whether they apply, what they promise, what was measured, and the margin between."""
+"""Sections of ``bound``: whether each theorem applies, its bound, the measured value, and the margin between them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LINES = {"log10_bound": "upper bound", "log10_measured": "measured", "log10_lowe
 
 
 def theorems_section(run: Run, detail: int) -> Section | None:
-    """A row per theorem; then, block by block, the bounds around what was measured."""
+    """One row per theorem; then, by block, the bounds and the measured values."""
     if not {COLUMN, SCOPE} <= set(run.table.column_names):
         return rows_section(run, detail) if COLUMN in run.table.column_names else None
     names = own_names(run.table, COLUMN)
@@ -45,8 +45,7 @@ def theorems_section(run: Run, detail: int) -> Section | None:
         parts.append(Table(["theorem", words], said, "What each comes to", folded=True))
     return Section(
         "What the theorems say",
-        "A statement speaks about this model only where all its hypotheses are met; a wide slack means that it says "
-        "little.",
+        "A theorem applies to this model only if all its hypotheses are met; a wide slack means that it says little.",
         tuple(parts),
     )
 

@@ -1,4 +1,4 @@
-"""From a run to a chapter of the page: which sections each kind has, and where the run comes from."""
+"""Turns a run into a chapter of the page: the sections of each kind, and the provenance."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _amount(item: Mapping[str, object], name: str) -> str:
 
 
 def is_plain(run: Run) -> bool:
-    """Whether a run has only the columns every run has, so that its curves compare with another's."""
+    """Whether a run has only the fixed columns, so that its curves are comparable with those of other runs."""
     return set(run.table.column_names) <= set(FIXED_COLUMNS)
 
 
@@ -95,7 +95,7 @@ def model_name(run: Run) -> str:
 
 
 def tiles(run: Run) -> list[tuple[str, str]]:
-    """The facts that a reader asks for first."""
+    """The most important facts about a run."""
     seen = run.provenance
     found = [("model", model_name(run))]
     if seen.parameters:
@@ -116,7 +116,7 @@ def tiles(run: Run) -> list[tuple[str, str]]:
 
 
 def origin_facts(run: Run) -> list[tuple[str, str]]:
-    """Everything the run says about itself, in words."""
+    """The provenance of a run, in words."""
     seen = run.provenance.to_json()
     facts = []
     for name, value in seen.items():
@@ -130,7 +130,7 @@ def origin_facts(run: Run) -> list[tuple[str, str]]:
 
 
 def command_of(run: Run) -> str:
-    """The command line that made the run, quoted for a shell."""
+    """The command line that produced the run, quoted for a shell."""
     return shell_line(run.provenance.command)
 
 
@@ -148,7 +148,7 @@ def shell_line(words: Sequence[str]) -> str:
 
 
 def missing_from(run: Run, shown: Sequence[str]) -> list[Missing]:
-    """What a ``measure`` run could show besides, with the command for it."""
+    """What else a ``measure`` run could show, with the command for it."""
     if run.kind != "measure":
         return []
     wanted = []

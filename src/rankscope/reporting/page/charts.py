@@ -1,4 +1,4 @@
-"""Charts that the page's script draws: views by choice, as plain values."""
+"""Data of the charts that the page's script draws: one view per combination of choices, as plain values."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MOST_SERIES = 24
 
 
 Views = dict[tuple[str, ...], Mapping[str, Any]]
-"""For each combination of options that exists, what is drawn."""
+"""The data to draw, for each existing combination of options."""
 
 SPOKEN = ("metric", "quantity", "theorem")
 """Choices whose options are names of things, shown in words."""
@@ -35,15 +35,15 @@ SPOKEN = ("metric", "quantity", "theorem")
 
 @dataclass(frozen=True)
 class Chart:
-    """A drawing with one or more views.
+    """A chart with one or more views.
 
     Args:
-        kind: which function of the page draws it.
+        kind: the function of the page's script that draws it.
         title: what it shows.
         caption: how to read it.
-        choices: names of what can be switched, one per part of a view's key; their options are what the keys hold.
-        views: for each combination of options that exists, what is drawn.
-        slider: the choice that is a slider and not a list.
+        choices: names of the switches, one per part of a view's key; their options are the values in the keys.
+        views: the data to draw, for each existing combination of options.
+        slider: the choice shown as a slider instead of a list.
         cards: whether the first choice is also offered as cards with a small curve.
     """
 
@@ -77,7 +77,7 @@ def _label(choice: str, option: str) -> str:
 
 
 def plain(value: float) -> float | None:
-    """A number short enough to store many of; None where it is not finite.
+    """Round a number to store it compactly; None if it is not finite.
 
     Example:
         >>> plain(0.123456789), plain(float("nan"))
@@ -87,7 +87,7 @@ def plain(value: float) -> float | None:
 
 
 def plain_list(values: NDArray[np.float64] | Sequence[float]) -> list[float | None]:
-    """Each value by :func:`plain`."""
+    """Apply :func:`plain` to each value."""
     return [plain(float(value)) for value in values]
 
 
@@ -126,7 +126,7 @@ def line_view(
 
 
 def guides_of(run: Run, metric: str, *, stream: bool = True) -> list[Guide]:
-    """Values to compare with: that of random tokens (of the stream only), the float floor, the value at collapse."""
+    """Reference values: random tokens (for the stream only), the float floor, the value at collapse."""
     found = [guide for guide in run_guides(run, metric) if stream or guide.kind != "null"]
     fact = FACTS.metrics.get(metric)
     if fact is not None and fact.at_collapse is not None:
@@ -135,7 +135,7 @@ def guides_of(run: Run, metric: str, *, stream: bool = True) -> list[Guide]:
 
 
 def metrics_in_order(table: pa.Table) -> list[str]:
-    """Names of the metrics, those worth a headline first."""
+    """Names of the metrics, headline metrics first."""
     known = names_in(table, "metric")
     return [name for name in HEADLINE if name in known] + [name for name in known if name not in HEADLINE]
 
@@ -148,7 +148,7 @@ def sites_in_order(table: pa.Table, metric: str) -> list[str]:
 
 def heat_view(metric: str, layers: NDArray[np.int64], heads: NDArray[np.int64],
               values: NDArray[np.float64]) -> dict[str, Any]:  # fmt: skip
-    """A view of a map; ``values`` has shape ``(heads, layers)``."""
+    """A view of a heatmap; ``values`` has shape ``(heads, layers)``."""
     fact = FACTS.metrics.get(metric)
     return {
         "metric": metric,

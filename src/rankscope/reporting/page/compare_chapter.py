@@ -27,7 +27,7 @@ MOST_METRICS = 5
 
 
 def comparison_chapter(comparison: Comparison, together: Sequence[Section], detail: int) -> Chapter:
-    """Differences over depth with their intervals, the same as tables, then what shows both runs ``together``."""
+    """Differences over depth with their intervals, as charts and tables, then the sections ``together``."""
     title, rest = split_verdict(visible(comparison.verdict))
     level = f"{comparison.settings['level']:.0%}"
     tiles = [

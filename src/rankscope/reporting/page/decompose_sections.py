@@ -1,4 +1,4 @@
-"""A decomposition: the share of each path length, and the paths through each head and block."""
+"""Sections of a decomposition: the share of each path length, and the paths through each head and block."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ THROUGH_HEADS, THROUGH_LAYERS, OF_A_LENGTH = "through a head", "through a layer"
 
 
 def paths_section(run: Run, detail: int) -> Section | None:
-    """Bars by length; a map of marginals by head; a line of marginals by block."""
+    """Bars by path length, a heatmap of marginals by head, and a line of marginals by block."""
     if not {"paths", "length", "origin"} <= set(run.table.column_names):
         return None
     parts = [chart for chart in (_lengths(run), _heads(run), _layers(run)) if chart is not None]

@@ -1,4 +1,4 @@
-"""An exact run: residuals far below the float floor, order and factor of each block."""
+"""Sections of an exact run: residuals far below the float floor, order and factor of each block."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PER_BLOCK = ("order", "factor", "linear_factor")
 
 
 def exact_section(run: Run, detail: int) -> Section | None:
-    """Residuals by block in each arithmetic, then order and factor."""
+    """Residuals by block in each arithmetic, then the order and factor of each block."""
     residuals: Views = {}
     blocks: Views = {}
     for stack in stacks_of(run.table):
@@ -58,7 +58,7 @@ def exact_section(run: Run, detail: int) -> Section | None:
 
 
 def _digits(run: Run, relative: Mapping[str, Curve]) -> dict[str, Any]:
-    """The same as digits of agreement on a logarithmic axis, where order 3 is a straight line."""
+    """The same as digits of agreement on a logarithmic axis, on which order 3 is a straight line."""
 
     def turned(line: Curve) -> Curve:
         digits, low, high = (np.where(part < 0, -part, np.nan) for part in (line.mean, line.high, line.low))

@@ -1,7 +1,7 @@
-"""What each metric and column of a result is: formula, kind, range, value at collapse, source.
+"""Reference data of each metric and column: formula, kind, range, value at collapse, source.
 
 ``facts.json`` is written by ``./dev facts`` from the declarations of the metrics and from the bibliography; a test
-compares the two. It is a file, so that torch stays out.
+compares the two. It is a file so that this module need not import torch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rankscope.reporting.page.mathml import mathml
 
 @dataclass(frozen=True)
 class ColumnTerm:
-    """A column of a result that is no registered metric; fields as in :class:`rankscope.reporting.page.facts.Fact`."""
+    """A column of a result that is not a registered metric; fields as in :class:`Fact`."""
 
     name: str
     symbol: str
@@ -151,14 +151,14 @@ class Fact:
 
 @dataclass(frozen=True)
 class Facts:
-    """All that is known about names."""
+    """The glossary by name."""
 
     metrics: Mapping[str, Fact]
     references: Mapping[str, str]
 
 
 def markup(text: str) -> str:
-    """A docstring's sentence as HTML: formulas drawn, everything else escaped.
+    """A sentence of a docstring as HTML: formulas as MathML, everything else escaped.
 
     Example:
         >>> markup("a < b, ``mu``, **Exact**")
@@ -178,7 +178,7 @@ def markup(text: str) -> str:
 
 @cache
 def read_facts() -> Facts:
-    """The file and the terms of the other verbs, read once."""
+    """The file and the terms of the other verbs, cached."""
     content: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
     references: dict[str, str] = content["references"]
     metrics = {

@@ -1,4 +1,4 @@
-"""A training run under a gauge: what it read at each step, layer by layer, and when it raised an alarm."""
+"""Chapter of a training run under a gauge: the readings at each step, layer by layer, and the alarms."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def _layers(maps: Sequence[Heatmap], raised: Sequence[Alarm]) -> Section | None:
         choices,
         {key[: len(choices)]: _line_view(one, raised) for key, one in zip(keys, maps, strict=True)},
     )
-    return Section("Layer by layer over training", "What the gauge read, at every step it looked.", (heat, lines))
+    return Section("Layer by layer over training", "The gauge's readings, by step.", (heat, lines))
 
 
 def _heat_view(one: Heatmap) -> dict[str, Any]:
@@ -130,7 +130,7 @@ def _heat_view(one: Heatmap) -> dict[str, Any]:
 
 
 def _column(steps: Sequence[int], step: int) -> int:
-    """The last column that is not after the step: thinning may have dropped its own."""
+    """The last column at or before the step; thinning may have dropped the column of the step itself."""
     return max(0, int(np.searchsorted(steps, step, side="right")) - 1)
 
 
@@ -148,7 +148,7 @@ def _loss(record: Record, raised: Sequence[Alarm]) -> Section | None:
     steps, values = zip(*told[::every], strict=True)
     view = {**_steps_view("loss", [_series("", steps, values)]), "when": _when(raised, None, anywhere=True)}
     chart = Chart("lines", "Loss", "As told to the gauge, at the steps it read.", (), {("loss",): view})
-    return Section("The loss beside it", "What somebody who watches the loss alone would see.", (chart,))
+    return Section("The loss beside it", "What the loss alone shows.", (chart,))
 
 
 def _series(name: str, steps: Sequence[int], values: Sequence[float]) -> dict[str, Any]:
@@ -162,7 +162,7 @@ def _steps_view(metric: str, series: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _when(raised: Sequence[Alarm], stack: str | None, *, anywhere: bool = False) -> list[list[Any]]:
-    """The first step of each kind of alarm, to be marked on the axis of steps."""
+    """The first step of each kind of alarm, to mark on the axis of steps."""
     first: dict[str, int] = {}
     for alarm in raised:
         if anywhere or alarm.stack == stack:
@@ -186,7 +186,7 @@ def _alarms(alarms: Sequence[Alarm]) -> Section | None:
     sentence = Column("what was seen, and what to try", width="wide")
     columns = [*map(Column, ("step", "block", "alarm", "state")), sentence]
     table = Table(columns, rows, "Every alarm, in order", left_out=max(0, len(alarms) - MOST_ALARMS))
-    return Section("Alarms", "What was raised and what was over again.", (table,))
+    return Section("Alarms", "Alarms that were raised or cleared.", (table,))
 
 
 def _place(metric: str) -> int:

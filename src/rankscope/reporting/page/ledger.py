@@ -1,4 +1,4 @@
-"""The ledger: what each part of each block does to the residual, as steps of a waterfall."""
+"""The ledger: the effect of each part of each block on the residual, as a waterfall chart."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rankscope.runs.summary import stacks_of
 from rankscope.views import Cell, Row, Section, Table
 
 STREAM_METRICS = ("relative_residual", "residual", "mu", "effective_rank", "stable_rank")
-"""What the ledger is kept in; the first one measured opens."""
+"""Metrics of the ledger; the first one that was measured is shown first."""
 
 SUMS = ("attention.sum", "cross_attention.sum", "mixer.sum", "mlp.sum", "both.sum")
 WORDS = {
@@ -31,12 +31,12 @@ WORDS = {
     "block.out": "post-norm",
 }
 NOTHING = 1e-9
-"""Decades below which a step is no step: a pre-norm block ends where its last add ends."""
+"""Smaller changes, in decades, are not a step: the output of a pre-norm block is that of its last add."""
 
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """One step of one block: who, and log10 of the metric before and after, per sequence."""
+    """One step of one block: the part, and log10 of the metric before and after it, per sequence."""
 
     layer: int
     who: str
@@ -45,7 +45,7 @@ class Step:
 
 
 def ledger_section(run: Run, detail: int) -> Section | None:
-    """Who brings tokens together and who parts them; None without a site inside the blocks."""
+    """Which parts bring tokens together and which separate them; None without a site inside the blocks."""
     views: Views = {}
     tables: list[Table] = []
     stacks = stacks_of(run.table)
@@ -72,7 +72,7 @@ def ledger_section(run: Run, detail: int) -> Section | None:
 
 
 def ledger_steps(table: pa.Table, metric: str, stack: str | None) -> list[Step]:
-    """The steps of all blocks in order; empty where no site inside a block was measured."""
+    """The steps of all blocks in order; empty if no site inside a block was measured."""
     mine = of_stack(only(table, metric=metric), stack)
     sites = names_in(mine, "site")
     inside = [site for site in SUMS if site in sites]
@@ -81,6 +81,7 @@ def ledger_steps(table: pa.Table, metric: str, stack: str | None) -> list[Step]:
     grids = {site: _levels(mine, metric, site) for site in (*inside, "block.in", "block.out") if site in sites}
     steps: list[Step] = []
     for layer in sorted({layer for grid in grids.values() for layer in grid}):
+        # Without block.in, the input of a block is the output of the one before.
         before = grids.get("block.in", {}).get(layer)
         if before is None:
             before = grids.get("block.out", {}).get(layer - 1)
@@ -102,6 +103,7 @@ def _levels(table: pa.Table, metric: str, site: str) -> dict[int, NDArray[np.flo
 
 
 def _moves(site: str, before: NDArray[np.float64], after: NDArray[np.float64]) -> bool:
+    # The last sum of a block usually is its output; a step is shown only if something follows, such as a norm.
     if site != "block.out" or before.shape != after.shape:
         return before.shape == after.shape
     return bool((np.abs(np.nan_to_num(after - before)) > NOTHING).any())
@@ -125,7 +127,7 @@ def _view(metric: str, steps: Sequence[Step]) -> dict[str, Any]:
 
 
 def _totals(metric: str, steps: Sequence[Step], stack: str | None) -> Table:
-    """Decades over all blocks, by part."""
+    """Change in decades over all blocks, by part."""
     rows: list[Row] = []
     for who in dict.fromkeys(step.who for step in steps):
         moves = [_mean(step.after - step.before) for step in steps if step.who == who]

@@ -1,4 +1,4 @@
-"""The small part of LaTeX that metric declarations use, as MathML that browsers draw themselves."""
+"""The small part of LaTeX that metric declarations use, converted to MathML, which browsers render natively."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ACCENTS = {"bar": "¯", "hat": "^", "tilde": "~"}
 
 
 def mathml(tex: str) -> str:
-    r"""``tex`` as a ``<math>`` element; what is not understood is shown as written.
+    r"""``tex`` as a ``<math>`` element; unsupported input is shown verbatim.
 
     Example:
         >>> mathml(r"x_i^2")
@@ -43,7 +43,7 @@ def mathml(tex: str) -> str:
 
 
 class _Reader:
-    """Tokens with one to look ahead."""
+    """Token stream with one token of lookahead."""
 
     def __init__(self, tex: str) -> None:
         self.tokens = _TOKEN.findall(tex)
@@ -118,7 +118,7 @@ def _command(name: str, reader: _Reader) -> str:
 
 
 def _raw(reader: _Reader) -> Iterator[str]:
-    """The letters between braces, as they are."""
+    """The letters between braces, verbatim."""
     if reader.next() != "{":
         raise ValueError("braces were expected")
     while (token := reader.next()) != "}":

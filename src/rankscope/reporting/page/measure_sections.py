@@ -1,4 +1,4 @@
-"""What a ``measure`` run shows on the page: metrics over depth, maps of heads, and cosines between tokens."""
+"""Sections of a ``measure`` run: metrics over depth, heatmaps by head, and cosines between tokens."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MOST_COLUMNS = 9
 
 
 def depth_section(run: Run, detail: int) -> Section | None:
-    """Every metric at every site by block; with little ``detail``, at its main site only."""
+    """Every metric at every site by block; with low ``detail``, at its main site only."""
     views: Views = {}
     for metric in metrics_in_order(run.table):
         sites = sites_in_order(run.table, metric)
@@ -61,7 +61,7 @@ def depth_section(run: Run, detail: int) -> Section | None:
 
 
 def _numbers(run: Run, grid: Summary, *, first: bool) -> Table:
-    """The table of one stack; the first one says what the float floor is."""
+    """The table of one stack; the first table also states the float floor."""
     several = len(stacks_of(run.table)) > 1
     caption = f"Numbers by block{f', {visible(grid.stack)}' if several and grid.stack else ''}"
     floor = f". {floor_line(run)}" if grid.floor.any() and first else ""
@@ -72,7 +72,7 @@ HEADS_FIRST = ("attention_entropy", "first_token_sink_rate", "attention_rank_one
 
 
 def heads_section(run: Run, detail: int) -> Section | None:
-    """Each metric that has a value per head, as a map."""
+    """A heatmap of each metric that has a value per head."""
     table = run.table.filter(pc.is_valid(run.table["head"]))
     views: Views = {}
     known = names_in(table, "metric")
@@ -92,7 +92,7 @@ def heads_section(run: Run, detail: int) -> Section | None:
         ("metric", "place"),
         views,
     )
-    return Section("Head by head", "Where attention is spread, where it sinks, where it mixes all alike.", (chart,))
+    return Section("Head by head", "Where attention is spread, has sinks, or is uniform.", (chart,))
 
 
 def _places(rows: pa.Table) -> list[tuple[str, str | None]]:
@@ -109,7 +109,7 @@ LONGEST_TOKEN = 24
 
 
 def similarity_section(run: Run, detail: int) -> Section | None:
-    """The matrices a run carries; None where it carries none."""
+    """The similarity matrices stored in a run; None if there are none."""
     stacks = similarities_in(run.extra)
     if not stacks:
         return None
@@ -123,7 +123,7 @@ def similarity_section(run: Run, detail: int) -> Section | None:
     chart = Chart(
         "matrix",
         "Tokens against tokens",
-        f"Cosine between {some} of sequence {first.sequence}, behind each block. When all turn one colour, the tokens "
+        f"Cosine between {some} of sequence {first.sequence}, after each block. When all turn one colour, the tokens "
         "point one way.",
         ("stack", "block"),
         views,

@@ -1,4 +1,4 @@
-"""The page itself: templates filled with escaped words, script and style inside, nothing fetched."""
+"""Renders the page: templates with escaped text, inline script and style, no external resources."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SCRIPTS = ("scales.js", "lines.js", "shapes.js", "multiples.js", "page.js")
 
 @dataclass(frozen=True)
 class Missing:
-    """Something a run could show had it been measured, and the command that measures it."""
+    """A result that was not measured, and the command that measures it."""
 
     what: str
     command: str
@@ -51,13 +51,13 @@ class Chapter:
 
 
 def render(title: str, chapters: Sequence[Chapter], together: Sequence[Section], command: str) -> str:
-    """One HTML document that needs nothing else.
+    """Render one self-contained HTML document.
 
     Args:
-        title: of the document.
+        title: title of the document.
         chapters: one per run, in order.
-        together: sections that stand before the chapters.
-        command: how to make this file again.
+        together: sections before the chapters.
+        command: command that recreates this file.
 
     Raises:
         MissingExtraError: without Jinja2.
@@ -103,7 +103,7 @@ def render(title: str, chapters: Sequence[Chapter], together: Sequence[Section],
 
 
 def glossary_of(chapters: Sequence[Chapter], together: Sequence[Section]) -> list[Fact]:
-    """What is known about each name that the report uses, in the order of the names."""
+    """Glossary entries of the names used in the report, in the order of the names."""
     used: set[str] = set()
     for part in _parts(chapters, together):
         if isinstance(part, Chart):
@@ -128,7 +128,7 @@ def _parts(chapters: Sequence[Chapter], together: Sequence[Section]) -> Iterator
 
 
 def _heading(column: Column) -> str:
-    """The name of a column; that of a metric in words."""
+    """The name of a column, with metric names in words."""
     return spoken(column.name) if column.term else column.name
 
 
@@ -138,7 +138,8 @@ def _place(charts: list[dict[str, Any]], chart: Chart) -> int:
 
 
 def _json(value: object) -> str:
-    """JSON that cannot end the element it stands in."""
+    """JSON that cannot close the HTML element it is in."""
+    # "</script>" and "<!--" would end or change the element even inside a JSON string.
     text = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
@@ -148,7 +149,7 @@ def _asset(name: str) -> str:
 
 
 def _style() -> str:
-    """The style sheet, with the colours of both themes; a reader's choice outranks that of the system."""
+    """The style sheet, with the colours of both themes; the reader's choice overrides the system's."""
     light, dark = css_variables(LIGHT), f"{css_variables(DARK)} color-scheme: dark;"
     return (
         f":root {{ {light} }}\n"

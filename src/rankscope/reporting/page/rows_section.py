@@ -1,4 +1,4 @@
-"""Rows of a verb that has no chart of its own: lines over depth, or a table where there is no depth."""
+"""Default section for verbs without their own charts: lines over depth, or a table if there is no depth."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MOST_ROWS = 120
 
 
 def rows_section(run: Run, detail: int) -> Section | None:
-    """Every metric by block, one line per combination of the verb's own columns."""
+    """Every metric by block, one line per combination of the verb's additional columns."""
     views: Views = {}
     lines: list[tuple[str, str, str, Curve]] = []
     for metric in metrics_in_order(run.table):
@@ -52,7 +52,7 @@ def rows_section(run: Run, detail: int) -> Section | None:
 
 
 def groups(table: pa.Table) -> Iterator[tuple[str, pa.Table]]:
-    """The rows of each combination of the verb's own columns, with its name in words."""
+    """The rows of each combination of the verb's additional columns, with its name in words."""
     own = [name for name in table.column_names if name not in FIXED_COLUMNS and table[name].null_count < table.num_rows]
     for stack in stacks_of(table):
         mine = of_stack(table, stack)
@@ -97,5 +97,5 @@ def values_of(rows: pa.Table) -> NDArray[np.float64]:
 
 
 def own_names(table: pa.Table, column: str) -> list[str]:
-    """Names in one of the verb's own columns, in order."""
+    """Names in one of the verb's additional columns, in order."""
     return [str(name) for name in pc.unique(table[column]).to_pylist() if name is not None]

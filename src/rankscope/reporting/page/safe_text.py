@@ -1,4 +1,4 @@
-"""Text of strangers made safe to read: names without tricks, lengths that fit."""
+"""Makes untrusted text safe to display: visible control characters, bounded lengths."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TRICKS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u206
 
 
 def visible(text: object) -> str:
-    r"""``text`` with control and direction-override characters written out.
+    r"""``text`` with control and direction-override characters escaped.
 
     Example:
         >>> visible("a\u202eb")
@@ -28,7 +28,7 @@ def visible(text: object) -> str:
 
 
 def clipped(text: object, longest: int = LONGEST_NAME) -> str:
-    """``text`` made visible and short enough for a heading, its middle left out.
+    """``text`` made visible and short enough for a heading; the middle is elided.
 
     Example:
         >>> clipped("abcdefghij", 7)
@@ -42,7 +42,7 @@ def clipped(text: object, longest: int = LONGEST_NAME) -> str:
 
 
 def readable(text: object) -> str:
-    """``text`` made visible, with every word that would flood the page cut.
+    """``text`` made visible, with overlong words truncated.
 
     Example:
         >>> len(readable("a " + "x" * 10_000))
@@ -68,7 +68,7 @@ def spoken(metric: str) -> str:
 
 
 def split_verdict(sentence: str) -> tuple[str, str]:
-    """The few words that say it, and the rest.
+    """Split a verdict into its headline and the rest.
 
     Example:
         >>> split_verdict("No collapse: at block 4 the tokens differ. No token dominates.")
@@ -88,7 +88,7 @@ def split_verdict(sentence: str) -> tuple[str, str]:
 
 
 def paragraphs(text: str) -> list[str]:
-    """One paragraph, or a list of its sentences where it would be too long to read at once.
+    """The text as one paragraph, or as a list of its sentences if it is long.
 
     Example:
         >>> paragraphs("One. Two.")
@@ -100,12 +100,12 @@ def paragraphs(text: str) -> list[str]:
 
 
 def _started(sentence: str) -> str:
-    """With a capital, unless it starts with a name."""
+    """Capitalise the first letter, unless the text starts with a name."""
     return sentence if "_" in sentence.partition(" ")[0] else sentence[:1].upper() + sentence[1:]
 
 
 def with_powers(text: str) -> str:
-    """Escaped ``text`` with powers of ten raised; safe markup.
+    """Escaped ``text`` with powers of ten as superscripts; safe markup.
 
     Example:
         >>> with_powers("<10^-14.4>")
