@@ -58,5 +58,5 @@ class ExecutionSupport:
         return self.no_data if mode == "data" else self.no_spread
 
 
-WHOLE_WEIGHTS = "it computes with the weights of whole blocks, and each process would hold a part of every weight"
+WHOLE_WEIGHTS = "it computes with the weights of whole blocks, but each process would hold a shard of every weight"
 """Why several verbs cannot spread a model."""

@@ -1,4 +1,4 @@
-"""``bound``: what do the theorems say of these weights?"""
+"""``bound``: what do the theorems say about these weights?"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``exact``: how fast does it collapse, really? Residuals far below the float floor, with order and factor."""
+"""``exact``: how fast does it really collapse? Residuals far below the float floor, with order and factor."""
 
 from __future__ import annotations
 
