@@ -149,7 +149,7 @@ def test_arguments_that_do_not_go_together(folder: Callable[[str], Path]) -> Non
         measure("init:tiny-bert", memory="3GiB")
     with pytest.raises(InputError, match="is not a size"):
         measure(folder("bert"), offload=True, memory="much")
-    with pytest.raises(InputError, match="random twin"):
+    with pytest.raises(InputError, match="random copy"):
         ablate(folder("bert"), offload=True, weights="both")
     with pytest.raises(InputError, match="already"):
         bound(folder("bert"), offload=True, weights_only=True)

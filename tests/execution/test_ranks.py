@@ -139,7 +139,7 @@ def test_networks_taken_apart_are_those_of_one_process(runs: Path) -> None:
         for way in ("data", "fsdp"):
             assert without_processes(rank[way], way, 2) == one
         assert furthest(rank["tensor"], one) <= rounding(3 * (4 * 8 + 64), "float32")
-        assert "random twin of a model spread over processes" in rank["twin"]["message"]
+        assert "random copy of a sharded model" in rank["twin"]["message"]
 
 
 @pytest.mark.parametrize("world", [2, 4])

@@ -79,7 +79,7 @@ def test_an_ablation_says_first_which_networks_are_not_finite_and_where() -> Non
     assert run.evidence[0] == lost[0]
     assert {item["variant"] for item in run.evidence if "metric" in item} == {"pure", "+skip"}
     assert run.notes[-1].startswith(
-        "In +mlp (given weights, own mask): the first module to give out NaN or infinity is"
+        "In +mlp (given weights, own mask): the first module to return NaN or infinity is"
     )
     assert "encoder.layer.1.output.dense (Linear); its weight holds 1 of 2,048 values" in run.notes[-1]
 

@@ -66,8 +66,8 @@ def command_again(command: Sequence[str]) -> list[str]:
     if len(command) < 2 or command[0] not in ("rankscope", "__main__.py") or command[1] not in verbs:
         shown = " ".join(command)[:200] or "nothing"
         raise InputError(
-            f"This run was made by {shown!r}, which is not a single rankscope command ({', '.join(verbs)}). To repeat a "
-            "run made from Python, rerun its program; to repeat a reproduction, use `rankscope reproduce`."
+            f"This run was made by {shown!r}, which is not a single rankscope command ({', '.join(verbs)}). To repeat "
+            "a run made from Python, rerun its program; to repeat a reproduction, use `rankscope reproduce`."
         )
     kept: list[str] = []
     skip = False

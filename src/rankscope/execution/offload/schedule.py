@@ -181,8 +181,8 @@ def plan_schedule(
         prepared: its inputs.
         limits: what the user allowed.
         options: everything else that decides the values, for the key of the run.
-        blocks: names or patterns of the block modules, where discovery needs help.
-        stream: where the residual stream is, where it was declared.
+        blocks: names or patterns of the block modules, if discovery needs help.
+        stream: where the residual stream is, if it was declared.
         variants: how many networks run side by side.
         widened: whether a block's weights are also held in float64.
 

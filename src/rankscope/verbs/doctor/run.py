@@ -45,14 +45,14 @@ def doctor(
     """Run a model bare and traced, and report what was found, what agrees and what cannot be measured.
 
     Args:
-        model: a spec or a module you hold.
+        model: a spec or your own module.
         inputs: as for :func:`~rankscope.verbs.measure.run.measure`; two short sequences are enough.
-        seed: of a random initialisation and of random inputs.
-        dtype: of the weights, when the model is loaded here.
-        blocks: names or patterns of the block modules, where discovery needs help.
+        seed: seed for a random initialisation and for random inputs.
+        dtype: dtype of the weights, if the model is loaded here.
+        blocks: names or patterns of the block modules, if discovery needs help.
         stream: where the residual stream is, as for ``measure``.
-        tokenizer: reads the texts, where the model comes without one; see ``measure``.
-        padding: which of your own tokens do not count; see ``measure``.
+        tokenizer: tokenizer for the texts, if the model comes without one; see ``measure``.
+        padding: which of your own tokens are padding; see ``measure``.
 
     Example:
         >>> doctor("init:tiny-gpt2").passed
