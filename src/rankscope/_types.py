@@ -15,8 +15,8 @@ _LONGEST_NAME, _LONGEST_PATH = 255, 4096
 class Status(str, Enum):
     """How far a value can be trusted.
 
-    Means include values that are ``OK``, ``FLOOR`` or ``ESTIMATE``, and are marked if one of them is not ``OK``; verdicts
-    count the others.
+    Means include values that are ``OK``, ``FLOOR`` or ``ESTIMATE``, and are marked if one of them is not ``OK``;
+    verdicts count the others.
     """
 
     OK = "ok"

@@ -59,7 +59,7 @@ def test_an_index_names_the_files(tmp_path: Path) -> None:
     index.write_text(json.dumps({"weight_map": {"a": "x.safetensors", "b": "y.safetensors"}}))
     assert {name: entry.shape for name, entry in stored_tensors(tmp_path).items()} == {"a": (2,), "b": (3,)}
     index.unlink()
-    with pytest.raises(LoadError, match="both hold 'a'"):
+    with pytest.raises(LoadError, match="both contain 'a'"):
         stored_tensors(tmp_path)
 
 

@@ -236,7 +236,8 @@ def predict_blocks(
     """Write the prediction of the law for every block, if its hypotheses hold; returns whether it covers all blocks.
 
     The hypotheses are those of pure attention: no skip, MLP or norm (:func:`is_pure`), a complete mask
-    (:func:`sees_everything`) and position-free scores; and the head weights must be known. Otherwise nothing is written.
+    (:func:`sees_everything`) and position-free scores. The head weights must be known too. Otherwise nothing is
+    written.
     """
     modules = view.modules()
     for stack in view.stacks:

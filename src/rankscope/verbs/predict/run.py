@@ -328,9 +328,9 @@ def predict_remedies(
         progress: show a progress bar.
 
     Returns:
-        The run of ``predict`` for the design without remedies, with ``extra["remedies"]``: for each remedy what it changes,
-        the relative residual after the last block, the depth at which tokens agree and the class. The remedy that keeps
-        tokens furthest apart is first.
+        The run of ``predict`` for the design without remedies, with ``extra["remedies"]``: for each remedy what it
+        changes, the relative residual after the last block, the depth at which tokens agree and the class. The remedy
+        that keeps tokens furthest apart is first.
 
     Example:
         >>> small = Design(depth=4, width=64, heads=4, tokens=16)

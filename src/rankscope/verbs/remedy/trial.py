@@ -124,7 +124,7 @@ def _differentiable(parameters: list[nn.Parameter]) -> Iterator[None]:
 
 
 def _with_gradients_for_weights(module: nn.Module, gradients: Mapping[int, Tensor | None]) -> nn.Module:
-    """A shallow copy of a module with gradients in place of its weights, so that they are split into heads like weights.
+    """A shallow copy of a module with gradients in place of weights, so that they are split into heads like weights.
 
     It is only read, never run: it shares the hooks of the module, which a deep copy would copy too.
     """
