@@ -101,7 +101,7 @@ def test_a_header_is_checked_before_it_is_believed(tmp_path: Path, entry: object
 
 @pytest.mark.parametrize("length", [0, 10**6, 2**63])
 def test_a_length_beyond_the_file_is_refused(tmp_path: Path, length: int) -> None:
-    with pytest.raises(LoadError, match="no safetensors file"):
+    with pytest.raises(LoadError, match="not a safetensors file"):
         read_header(written(tmp_path / "m.safetensors", {"a": ENTRY}, length=length))
 
 

@@ -309,7 +309,7 @@ def _score_gap(P: Tensor, edges: Tensor, scores: _Scores) -> float:
 
 
 def _made_up(R: Tensor, P: Tensor, tensors: HeadTensors, shared: Tensor) -> Tensor:
-    """The residual after attention from its heads; what tokens share enters where rows add up to different sums."""
+    """The residual after attention from its heads; the common part of the tokens enters if rows have different sums."""
     sums = P.sum(-1)
     uneven = (sums - sums.mean(-1, keepdim=True))[..., None] * shared[:, None]
     return centred(((P @ (R @ tensors.W_V) + uneven) @ tensors.W_O).sum(0))
@@ -319,8 +319,8 @@ def _forward_error(read: Tensor, P: Tensor, tensors: HeadTensors, scores: float)
     """Frobenius norm of the rounding of attention's output, in units of the format's.
 
     Values, attention, mixed values and output are stored, and each is off by a unit of itself; sums are off by a unit
-    of the root of their summed squares. Errors of different entries are taken as independent. Attention is off by a
-    unit of each score as well, where the softmax has not decided.
+    of the root of their summed squares. Errors of different entries are taken as independent. Attention is also off by
+    a unit of each score, unless its row is one-hot.
     """
     V, W_O = read @ tensors.W_V + tensors.b_V[:, None], tensors.W_O.square()
     terms = read.square() @ tensors.W_V.square() + tensors.b_V[:, None].square() + V.square()
@@ -403,7 +403,7 @@ def _sharpest_rows(P: Tensor) -> tuple[tuple[float, ...], tuple[int, ...], tuple
 
 
 def _logit_sizes(weights: HeadWeights, read: Tensor, position: str) -> tuple[float, ...]:
-    """Per head a bound on the norm of a row of scores, from weights and tokens; NaN where more enters the scores."""
+    """Per head a bound on the norm of a row of scores, from weights and tokens; NaN if more enters the scores."""
     if weights.qk_norm or position not in ("none", "rotary"):
         return (math.nan,) * weights.heads
     X = torch.cat((read, read.new_ones(read.shape[0], 1)), -1)

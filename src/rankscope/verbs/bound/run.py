@@ -78,8 +78,8 @@ def bound(
 ) -> Run:
     """Evaluate theorems on a model's own weights and activations: hypotheses, bound, measured value, slack.
 
-    Every statement is tested where it speaks: on what attention reads and gives in each layer, and over the depth.
-    Padding is left out. Inside ``with rankscope.operate(model, ...)`` the cut network is what is bounded.
+    Each statement is tested on the inputs and outputs of attention in each layer, and over the depth. Padding is left
+    out. Inside ``with rankscope.operate(model, ...)``, the bounds are those of the modified network.
 
     Args:
         model: a spec or a module with a family description of its heads.

@@ -74,13 +74,13 @@ def decompose(
 ) -> Run:
     r"""Split the residual stream into the sums of all paths of each length, exactly and in polynomial time.
 
-    Attention and norm scales are held at what they were in the model's own forward pass; the stream is then linear,
+    Attention and norm scales are fixed to their values in the model's own forward pass; the stream is then linear,
     and the sum over paths of length k obeys :math:`S_k \leftarrow S_k + \sum_h P_h S_{k-1} W_h`.
 
     Args:
         model: a spec or a module with a family description of its heads; active surgery is part of the network.
         inputs: as for ``measure``.
-        convention: ``"sources"``: what MLPs and biases add starts new paths there, of length 0. ``"linearised"``: MLPs
+        convention: ``"sources"``: the outputs of MLPs and biases start new paths of length 0. ``"linearised"``: MLPs
             are replaced by their Jacobian at each token, and only the remainder is a source.
         marginals: ``"heads"``, ``"layers"``: all paths through each; ``"pairs"``: share of each pair of heads.
         at_layers: blocks after which the lengths are reported as well.
@@ -344,7 +344,7 @@ def check_reads_the_stream(owner: nn.Module, view: ModelView, batch: Batch) -> N
     """Run the model once and compare the input of the unembedding with the final stream, bit by bit.
 
     Raises:
-        InputError: something lies between the two, so that a share of the stream is no share of the logit.
+        InputError: the two differ, so a share of the stream is not a share of the logit.
     """
     last: list[Tensor] = []
     read: list[Tensor] = []

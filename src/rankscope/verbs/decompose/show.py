@@ -52,7 +52,7 @@ def _path_count(counts: tuple[str, ...], length: int) -> str:
 
 
 def _heads(run: Run, stack: str | None) -> Table | None:
-    """The heads whose paths carry the largest shares; None if they were not asked for."""
+    """The heads whose paths carry the largest shares; None if they were not computed."""
     share = through_heads(run.table, SHARE, stack)
     residual = through_heads(run.table, "relative_residual", stack)
     if not share.size:
