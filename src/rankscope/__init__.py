@@ -1,7 +1,6 @@
 """Measure rank collapse in your own transformer.
 
-The names below are imported when they are first used, so that ``import rankscope`` costs nothing and the command line
-starts at once.
+The names below are imported on first use, so that ``import rankscope`` is cheap and the command line starts fast.
 """
 
 from __future__ import annotations
@@ -100,7 +99,7 @@ _exported = names_of(__name__, _HOME)
 
 
 def __getattr__(name: str) -> object:
-    """An exported name, or the function of a verb that was added to the registry."""
+    """An exported name, or the function of a verb in the registry."""
     if name not in _HOME and not name.startswith("_"):
         from rankscope.verbs._spec import VERBS, function_at
 

@@ -3,8 +3,8 @@
 import os
 import sys
 
-# Python puts the current folder (or the one of this file) before all libraries: a file torch.py in a folder that was
-# downloaded would run instead of torch. Nothing here is imported from there.
+# Python puts the current folder (or the folder of this file) first on sys.path: a torch.py in a downloaded folder would
+# run instead of torch. Nothing must be imported from there.
 if sys.path and sys.path[0] in ("", os.getcwd(), os.path.dirname(os.path.abspath(__file__))):
     del sys.path[0]
 

@@ -1,4 +1,4 @@
-"""Where a formula comes from."""
+"""Citations of formulas."""
 
 from __future__ import annotations
 

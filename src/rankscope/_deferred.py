@@ -1,4 +1,4 @@
-"""Functions named by their place and imported when they are first called, so that a declaration costs no import."""
+"""Functions given as ``module:name`` and imported on first call, so that a declaration costs no import."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from rankscope.errors import RankscopeError
 
 
 def resolve(place: str) -> Any:
-    """What lies at ``module:name``; the module's name starts at the package, ``rankscope``.
+    """The object at ``module:name``, with the module relative to ``rankscope``.
 
     Example:
         >>> resolve("views:number")(0.4567)
         '0.457'
 
     Raises:
-        RankscopeError: when the place is not written as ``module:name``.
+        RankscopeError: the place is not written as ``module:name``.
     """
     module, colon, name = place.partition(":")
     if not (module and colon and name):
-        raise RankscopeError(f"{place!r} names no place; expected module:name, such as results.text:number.")
+        raise RankscopeError(f"{place!r} is not a place; expected module:name, such as results.text:number.")
     return getattr(importlib.import_module(f"rankscope.{module}"), name)
 
 
 def deferred(place: str) -> Callable[..., Any]:
-    """A function that imports the one at ``place`` when it is called, and calls it.
+    """A function that imports the function at ``place`` when called, and calls it.
 
     Example:
         >>> deferred("views:number")(0.4567)
@@ -42,11 +42,11 @@ def deferred(place: str) -> Callable[..., Any]:
 
 
 def names_of(package: str, homes: Mapping[str, str]) -> Callable[[str], object]:
-    """The ``__getattr__`` of a package whose names are imported from their homes when first used.
+    """The ``__getattr__`` of a package whose names are imported on first use.
 
     Args:
         package: its ``__name__``.
-        homes: the module each public name lives in.
+        homes: the module that defines each public name.
     """
 
     def attribute(name: str) -> object:

@@ -1,4 +1,4 @@
-"""The header of a safetensors file, read without torch and without a tensor; nothing in it is believed yet."""
+"""Reads the header of a safetensors file without torch and without tensors; the caller must validate the entries."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ LONGEST_HEADER = 100_000_000
 
 @dataclass(frozen=True)
 class Header:
-    """What stands before the numbers.
+    """The header of a safetensors file.
 
     Attributes:
         entries: the JSON object: tensors by name, and ``__metadata__``.
-        start: where the numbers begin.
-        size: of the whole file.
+        start: offset of the tensor data.
+        size: size of the whole file.
     """
 
     entries: dict[str, Any]
@@ -28,22 +28,22 @@ class Header:
 
 
 def read_header(path: Path) -> Header:
-    """Eight bytes that give a length, then a JSON object of that length.
+    """Read eight bytes that give a length, then a JSON object of that length.
 
     Raises:
-        LoadError: a file that does not begin that way.
+        LoadError: the file does not start that way.
     """
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             if not 2 <= length <= min(size - 8, LONGEST_HEADER):
-                raise LoadError(f"{path} is no safetensors file: a header of {length} bytes in a file of {size}.")
+                raise LoadError(f"{path} is not a safetensors file: a header of {length} bytes in a file of {size}.")
             entries = json.loads(file.read(length))
     except OSError as error:
         raise LoadError(f"{path} could not be read: {error.strerror}.") from error
     except (ValueError, RecursionError) as error:
         raise LoadError(f"{path} could not be read as safetensors: its header is not JSON ({error}).") from error
     if not isinstance(entries, dict):
-        raise LoadError(f"{path} is no safetensors file: its header is a JSON {type(entries).__name__}.")
+        raise LoadError(f"{path} is not a safetensors file: its header is a JSON {type(entries).__name__}.")
     return Header(entries, 8 + length, size)

@@ -1,4 +1,4 @@
-"""Named things, one file each, found by importing their package once."""
+"""Registries of named entries, one file each, filled by importing their package."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ T = TypeVar("T")
 class Registry(Mapping[str, T], Generic[T]):
     """A read-only mapping of names to entries, filled by the modules of one package.
 
-    Adding an entry is adding a file to that package: the first look-up imports every module in it.
+    To add an entry, add a file to that package: the first lookup imports every module in it.
 
     Args:
-        kind: what an entry is called in messages, e.g. ``"metric"``.
+        kind: the word for an entry in messages, e.g. ``"metric"``.
         package: the package whose modules call :meth:`add` when imported.
-        folders: whether entries are folders of that package rather than files; its files are then left alone.
+        folders: whether entries are subpackages rather than modules; plain modules are then ignored.
     """
 
     def __init__(self, kind: str, package: str, *, folders: bool = False) -> None:
@@ -31,13 +31,13 @@ class Registry(Mapping[str, T], Generic[T]):
         self._loaded = False
 
     def add(self, name: str, entry: T) -> None:
-        """Register ``entry``; a name is given once."""
+        """Register ``entry``; raises if the name is taken."""
         if name in self._entries:
             raise ValueError(f"the {self._kind} {name!r} is registered twice")
         self._entries[name] = entry
 
     def registered(self, name: str) -> T:
-        """An entry that was added already; the package is not imported for it, so that its modules may ask."""
+        """An entry that was already added. Does not import the package, so its own modules may call this."""
         return self._entries[name]
 
     def _load(self) -> None:

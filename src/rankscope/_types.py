@@ -1,4 +1,4 @@
-"""Small vocabulary shared by every layer; no torch here."""
+"""Small types shared by all packages; imports no torch."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _LONGEST_NAME, _LONGEST_PATH = 255, 4096
 
 
 class Status(str, Enum):
-    """What a value is worth.
+    """How far a value can be trusted.
 
-    Means hold values that are ``OK``, ``FLOOR`` or ``ESTIMATE`` and are marked if one is not ``OK``; verdicts count the
-    others.
+    Means include values that are ``OK``, ``FLOOR`` or ``ESTIMATE``, and are marked if one of them is not ``OK``;
+    verdicts count the others.
     """
 
     OK = "ok"
@@ -31,15 +31,15 @@ class Status(str, Enum):
 
 
 def path_of(given: object, what: str, expected: str) -> Path:
-    """``given`` as a path, with the home directory written out.
+    """Convert ``given`` to a path, with ``~`` expanded.
 
     Args:
-        given: what the caller passed.
+        given: the value the caller passed.
         what: the name of the argument.
-        expected: what belongs there, for the message.
+        expected: what was expected, for the message.
 
     Raises:
-        InputError: it names no place that a file system could have.
+        InputError: it cannot be a path of any file system.
 
     Example:
         >>> path_of({"a": 1}, "model", "a folder")
@@ -56,7 +56,7 @@ def path_of(given: object, what: str, expected: str) -> Path:
 
 
 def kind_of(value: object) -> str:
-    """What kind of thing a caller passed, in words.
+    """The type of a value that a caller passed, for messages.
 
     Example:
         >>> kind_of(None), kind_of([1]), kind_of(dict)

@@ -1,17 +1,17 @@
-"""Every error rankscope raises on purpose.
+"""All errors that rankscope raises on purpose.
 
 RankscopeError
 ├── UnknownNameError       a metric, site, preset or family that does not exist
 ├── LoadError              a spec that does not lead to a model
 ├── InputError             inputs a verb cannot work with
-├── DiscoveryError         blocks could not be found, or not without doubt
-│   └── LayoutError        the residual stream does not lie as it would be read
-├── UnsupportedConfigError a family file met configuration it has not understood
-├── UnsupportedOperationError surgery a model cannot undergo
+├── DiscoveryError         blocks could not be found, or not unambiguously
+│   └── LayoutError        the residual stream does not have the expected layout
+├── UnsupportedConfigError a configuration that rankscope does not support
+├── UnsupportedOperationError surgery that a model does not support
 ├── UnsupportedArithmeticError an operation that exact arithmetic has no rule for
 ├── SiteError              an expected site did not fire as often as it should
-├── ResultError            a result file that is not one of ours, or not whole
-├── ProcessError           another process of the same run failed, or did not come
+├── ResultError            a result file not written by rankscope, or incomplete
+├── ProcessError           another process of the same run failed or did not arrive
 └── MissingExtraError      an optional package is not installed
 """
 
@@ -38,11 +38,11 @@ __all__ = [
 
 
 class RankscopeError(Exception):
-    """Base of all errors raised on purpose; its message says what to do."""
+    """Base class of all errors raised on purpose; the message says what to do."""
 
 
 class UnknownNameError(RankscopeError):
-    """A name that is not registered, with the nearest ones that are."""
+    """A name that is not registered; the message suggests similar ones."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
         known = sorted(known)
@@ -63,23 +63,23 @@ class InputError(RankscopeError):
 
 
 class DiscoveryError(RankscopeError):
-    """The blocks of a model could not be found; the message tells how to name them."""
+    """The blocks of a model could not be found; the message says how to name them."""
 
 
 class LayoutError(DiscoveryError):
-    """The residual stream does not lie as it would be read; the message tells how to declare it."""
+    """The residual stream does not have the expected layout; the message says how to declare it."""
 
 
 class UnsupportedConfigError(RankscopeError):
-    """Configuration a family description has not understood; refusing beats a wrong number."""
+    """A configuration that rankscope does not support; it raises rather than return a wrong number."""
 
 
 class UnsupportedOperationError(RankscopeError):
-    """Surgery that this model cannot undergo, and why."""
+    """Surgery that this model does not support; the message says why."""
 
 
 class UnsupportedArithmeticError(RankscopeError):
-    """An operation that exact arithmetic cannot follow, the module that runs it, and how to add its rule."""
+    """An operation without an exact rule; the message names the module that runs it and how to add a rule."""
 
     def __init__(self, operation: str, module: str, why: str) -> None:
         super().__init__(
@@ -96,15 +96,15 @@ class SiteError(RankscopeError):
 
 
 class ResultError(RankscopeError):
-    """A result file that is not one of ours, or not whole."""
+    """A result file that rankscope did not write, or that is incomplete."""
 
 
 class ProcessError(RankscopeError):
-    """Another process of the same run failed, or did not come; the message says which and why."""
+    """Another process of the same run failed or did not arrive; the message says which and why."""
 
 
 class MissingExtraError(RankscopeError):
-    """An optional package is needed and not installed."""
+    """A required optional package is not installed."""
 
     def __init__(self, what: str, package: str, extra: str) -> None:
         super().__init__(

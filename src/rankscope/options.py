@@ -1,8 +1,8 @@
-"""Options of the verbs, declared once for the command line, for plans of sweeps and for the Python signatures.
+"""Options of the verbs, declared once for the command line, the plans of sweeps and the Python signatures.
 
-A Python function spells its own parameters; a test compares them with the declarations here. A verb lists the options
-it takes, in the order of its help, and changes a default with :meth:`Option.but`. Nothing heavy is imported here,
-because ``rankscope --help`` reads this file.
+A Python function still writes out its own parameters; a test compares them with the declarations here. A verb lists its
+options in the order of its help, and changes a default with :meth:`Option.but`. This module imports nothing heavy,
+because ``rankscope --help`` reads it.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ class Option:
         name: the parameter of the Python function.
         help: one line for ``--help``.
         kind: ``bool``, ``int``, ``float``, ``str`` or ``Path``.
-        default: on the command line and in a plan; None where nothing is passed on.
-        choices: the only words allowed.
-        least: smallest number allowed.
+        default: default on the command line and in a plan; None to leave the default of the Python function.
+        choices: the allowed words.
+        least: the smallest allowed number.
         several: how a list is written: ``"names"`` with commas, ``"expressions"`` with commas outside brackets,
             ``"repeated"`` one at a time, ``"pair"`` two words after one flag; None for a single value.
-        flags: on the command line; ``--name`` if empty. The first is the one documented, others are earlier spellings.
-        metavar: stands for the value in ``--help``.
-        is_argument: whether the command line takes it without a flag.
-        is_positional: passed to the Python function by position.
-        in_python: whether the Python function has it; ``--fail-if`` is only on the command line.
-        in_plans: whether the plan of a sweep sets it for this verb.
-        completes: what a shell completes: ``"models"`` or ``"sites"``.
-        checks: further settings of typer, such as ``exists``.
+        flags: flags on the command line; ``--name`` if empty. The first is documented, the others are older spellings.
+        metavar: placeholder for the value in ``--help``.
+        is_argument: whether the command line takes it as an argument, without a flag.
+        is_positional: whether it is passed to the Python function by position.
+        in_python: whether the Python function has it; ``--fail-if`` exists only on the command line.
+        in_plans: whether the plan of a sweep can set it for this verb.
+        completes: shell completion: ``"models"`` or ``"sites"``.
+        checks: further settings for typer, such as ``exists``.
     """
 
     name: str
@@ -67,7 +67,7 @@ MODEL = Option(
     is_argument=True,
     is_positional=True,
     completes="models",
-    help="Hub name, local folder, init:NAME or a config.json.",
+    help="Hub name, local folder, config.json, or init:NAME (a preset with random weights).",
 )
 
 # Inputs.
@@ -77,48 +77,51 @@ TEXT = Option(
     kind=Path,
     is_positional=True,
     checks={"exists": True, "dir_okay": False, "readable": True},
-    help="Text file to read instead of the sample.",
+    help="Text file to use instead of the built-in sample text.",
 )
-TOKENIZER = Option(
-    name="tokenizer", metavar="NAME", help="Hub name or folder of the tokenizer, if the model comes without one."
-)
-RANDOM_TOKENS = Option(name="random_tokens", kind=bool, default=False, help="Tokens drawn at random instead of text.")
-SEQUENCES = Option(name="sequences", kind=int, default=8, least=1, help="How many sequences.")
+TOKENIZER = Option(name="tokenizer", metavar="NAME", help="Hub name or folder of a tokenizer, for a model without one.")
+RANDOM_TOKENS = Option(name="random_tokens", kind=bool, default=False, help="Use random tokens instead of text.")
+SEQUENCES = Option(name="sequences", kind=int, default=8, least=1, help="Number of sequences.")
 TOKENS = Option(name="tokens", kind=int, default=128, least=1, help="Tokens per sequence.")
 BATCH = Option(name="batch", kind=int, default=8, least=1, help="Sequences per forward pass.")
 TOKENS_POLICY = Option(
-    name="tokens_policy", choices=("content", "no-first", "no-special"), default="content", help="Which tokens count."
+    name="tokens_policy",
+    choices=("content", "no-first", "no-special"),
+    default="content",
+    help="Which tokens to measure.",
 )
-SEED = Option(name="seed", kind=int, default=0, help="Seed of a random initialisation and of random tokens.")
+SEED = Option(name="seed", kind=int, default=0, help="Seed for random weights and random tokens.")
 INPUTS = (TEXT, TOKENIZER, RANDOM_TOKENS, SEQUENCES, TOKENS, BATCH, TOKENS_POLICY, SEED)
 
 # The model.
-DTYPE = Option(name="dtype", help="Run in this dtype, e.g. float64.")
-BLOCKS = Option(name="blocks", metavar="PATTERN", help="Name the blocks, e.g. 'layers.*'.")
+DTYPE = Option(name="dtype", help="Dtype to run in, e.g. float64.")
+BLOCKS = Option(
+    name="blocks", metavar="PATTERN", help="Pattern for the block modules, e.g. 'layers.*'; discovered by default."
+)
 LAYOUT = Option(
     name="stream",
     flags=("--layout",),
     metavar="AXES",
-    help="Where the residual stream is, e.g. 'batch dim tokens', slot=1, skips=around.",
+    help="Layout of the residual stream, e.g. 'batch dim tokens', slot=1, skips=around.",
 )
 
 # What is measured.
 METRICS = Option(
-    name="metrics", several="names", in_plans=True, help="Metrics, with commas or repeated; see `ls metrics`."
+    name="metrics", several="names", in_plans=True, help="Metrics, separated by commas or repeated; see `ls metrics`."
 )
 SITES = Option(
     name="sites",
     several="names",
     in_plans=True,
     completes="sites",
-    help="Sites, with commas or repeated; see `ls sites`.",
+    help="Sites, separated by commas or repeated; see `ls sites`.",
 )
 FAIL_IF = Option(
     name="fail_if",
     several="repeated",
     metavar="CONDITION",
     in_python=False,
-    help="Exit with 1 if it holds, e.g. 'relative_residual@block.out < 1e-3'; repeat it.",
+    help="Exit with code 1 if this holds, e.g. 'relative_residual@block.out < 1e-3'; repeatable.",
 )
 
 WEIGHTS_ONLY = Option(
@@ -126,24 +129,26 @@ WEIGHTS_ONLY = Option(
     kind=bool,
     default=False,
     in_plans=True,
-    help="Read a local folder tensor by tensor, without building the model.",
+    help="Read the weights from a local folder, tensor by tensor, without building the model.",
 )
-"""Without a model there are no inputs and no surgery; sweeps look for this one by name."""
+"""Without a model there are no inputs and no surgery; sweeps look this option up by name."""
 
-# Surgery: the words of rankscope.operate, in exact and in the variants of a plan.
-SKIP = Option(name="skip", kind=float, metavar="GAIN", help="Gain on every skip; 0 removes it.")
-MLP = Option(name="mlp", choices=("keep", "drop"), default="keep", help="Keep or drop the MLPs.")
+# Surgery: the arguments of rankscope.operate, as options of exact and in the variants of a plan.
+SKIP = Option(name="skip", kind=float, metavar="GAIN", help="Multiply every skip connection by this; 0 removes it.")
+MLP = Option(name="mlp", choices=("keep", "drop"), default="keep", help="Keep the MLPs or remove them.")
 NORM = Option(
     name="norm",
     choices=("keep", "identity", "scale", "rms"),
     default="keep",
-    help="Keep the norms, or what replaces them.",
+    help="Keep the norms or replace them.",
 )
-MASK = Option(name="mask", metavar="EXPRESSION", help="Another mask, e.g. 'causal & window(4)'.")
+MASK = Option(name="mask", metavar="EXPRESSION", help="Attention mask, e.g. 'causal & window(4)'.")
 SURGERY = (
     SKIP,
-    Option(name="attention_skip", kind=float, metavar="GAIN", help="Gain where attention is added; overrides --skip."),
-    Option(name="mlp_skip", kind=float, metavar="GAIN", help="Gain where the MLP is added; overrides --skip."),
+    Option(
+        name="attention_skip", kind=float, metavar="GAIN", help="Gain on the skips around attention; overrides --skip."
+    ),
+    Option(name="mlp_skip", kind=float, metavar="GAIN", help="Gain on the skips around the MLPs; overrides --skip."),
     MLP,
     NORM,
     MASK,
@@ -151,15 +156,21 @@ SURGERY = (
         name="mask_mode",
         choices=("replace", "intersect", "unite"),
         default="replace",
-        help="How --mask is combined with the model's own.",
+        help="How to combine --mask with the model's own mask.",
     ),
     Option(
         name="attention",
         choices=("keep", "uniform", "centred"),
         default="keep",
-        help="Keep the attention probabilities, make them uniform, or subtract the uniform ones.",
+        help="Keep the attention probabilities, replace them by uniform ones, or subtract uniform ones.",
     ),
-    Option(name="layers", kind=int, least=0, several="repeated", help="Only this block, from 0; repeat it."),
+    Option(
+        name="layers",
+        kind=int,
+        least=0,
+        several="repeated",
+        help="Apply the surgery to this block only, counting from 0; repeatable.",
+    ),
 )
 
 # Execution.
@@ -168,64 +179,71 @@ OFFLOAD = Option(
     flags=("--offload", "--stream"),
     kind=bool,
     default=False,
-    help="Read a local folder block by block, for a model larger than memory; --stream is the earlier spelling.",
+    help="Read a local folder block by block, for models larger than memory; --stream is the old spelling.",
 )
-MEMORY = Option(name="memory", metavar="BUDGET", help="With --offload: keep to this much, e.g. 3GiB.")
+MEMORY = Option(name="memory", metavar="BUDGET", help="With --offload: memory budget, e.g. 3GiB.")
 WORK = Option(
     name="work",
     metavar="DIR",
     kind=Path,
     checks={"file_okay": False},
-    help="With --offload: folder for checkpoints, so that a killed run can resume; by default next to --out.",
+    help="With --offload: folder for checkpoints, so that a killed run can resume; default: next to --out.",
 )
 PARALLEL = Option(
     name="parallel",
     choices=("data", "fsdp", "tensor"),
-    help="Under torchrun: deal out batches (data, the default), or spread the model.",
+    help="Under torchrun: distribute the batches (data, the default) or shard the model.",
 )
 
 
 def execution(no_offload: str | None, no_spread: str | None) -> tuple[Option, ...]:
-    """The options of a verb that runs a model; what it cannot do says why.
+    """The execution options of a verb that runs a model; the help of an unsupported one says why.
 
     Args:
-        no_offload: why the blocks cannot run one at a time; None if they can.
-        no_spread: why the model cannot be spread over processes; None if it can.
+        no_offload: why the blocks cannot run one at a time; None if they can run so.
+        no_spread: why the model cannot be sharded over processes; None if it can.
     """
-    spread = ", or spread the model." if no_spread is None else f". Not fsdp or tensor: {no_spread}."
-    parallel = PARALLEL.but(help=f"Under torchrun: deal out batches (data, the default){spread}")
+    spread = " or shard the model." if no_spread is None else f". fsdp and tensor are not supported: {no_spread}."
+    parallel = PARALLEL.but(help=f"Under torchrun: distribute the batches (data, the default){spread}")
     if no_offload is None:
         return (parallel, OFFLOAD, MEMORY, WORK)
-    return (parallel, OFFLOAD.but(flags=("--offload",), help=f"Refused here: {no_offload}."))
+    return (parallel, OFFLOAD.but(flags=("--offload",), help=f"Not supported: {no_offload}."))
 
 
-# What becomes of the result; every verb that makes a run has these.
-FIGURE = Option(name="figure", kind=Path, metavar="FILE", in_python=False, help="Draw it: .png, .svg or .pdf.")
+# Output; every verb that makes a run has these options.
+FIGURE = Option(name="figure", kind=Path, metavar="FILE", in_python=False, help="Save a figure: .png, .svg or .pdf.")
 JSON = Option(
-    name="as_json", flags=("--json",), kind=bool, default=False, in_python=False, help="One JSON object on stdout."
+    name="as_json",
+    flags=("--json",),
+    kind=bool,
+    default=False,
+    in_python=False,
+    help="Print one JSON object to stdout.",
 )
-OUT = Option(name="out", kind=Path, metavar="DIR", in_python=False, help="Save the run (Parquet and run.json) here.")
+OUT = Option(
+    name="out", kind=Path, metavar="DIR", in_python=False, help="Save the run (Parquet and run.json) in this folder."
+)
 QUIET = Option(
     name="quiet",
     flags=("--quiet", "-q"),
     kind=bool,
     default=False,
     in_python=False,
-    help="The verdict only, no progress.",
+    help="Print only the verdict; no progress bar.",
 )
-NO_PROGRESS = Option(name="no_progress", kind=bool, default=False, in_python=False, help="No progress bar.")
+NO_PROGRESS = Option(name="no_progress", kind=bool, default=False, in_python=False, help="Hide the progress bar.")
 RESULT = (FIGURE, JSON, OUT, QUIET, NO_PROGRESS)
 
 
 def renamed(verb: str, old: str, value: Any, new: str, given: Any) -> Any:
-    """The value of a renamed parameter, under whichever name it was passed.
+    """The value of a renamed parameter, passed under the old or the new name.
 
     Args:
-        verb: the function, for the warning.
-        old: the earlier name.
-        value: what was passed under it; None for nothing.
-        new: the name now.
-        given: what was passed under that.
+        verb: name of the function, for the warning.
+        old: the old name.
+        value: the value passed under the old name; None if there is none.
+        new: the new name.
+        given: the value passed under the new name.
     """
     if value is None:
         return given

@@ -46,5 +46,5 @@ def test_a_changed_number_is_found(tmp_path: Path) -> None:
     "command", [["rm", "-rf", "x"], ["rankscope"], ["rankscope", "play"], ["python", "measure", "x"], []]
 )
 def test_nothing_but_a_verb_of_rankscope_is_started(command: list[str]) -> None:
-    with pytest.raises(InputError, match="no single command"):
+    with pytest.raises(InputError, match="not a single rankscope command"):
         command_again(command)

@@ -139,7 +139,7 @@ def test_networks_taken_apart_are_those_of_one_process(runs: Path) -> None:
         for way in ("data", "fsdp"):
             assert without_processes(rank[way], way, 2) == one
         assert furthest(rank["tensor"], one) <= rounding(3 * (4 * 8 + 64), "float32")
-        assert "random twin of a model spread over processes" in rank["twin"]["message"]
+        assert "random copy of a sharded model" in rank["twin"]["message"]
 
 
 @pytest.mark.parametrize("world", [2, 4])
@@ -195,20 +195,20 @@ def test_inputs_that_one_rank_alone_refuses_or_has_less_of_hold_up_nobody(runs: 
     assert first["preparing"]["message"].startswith("Process 1 of 2 failed: tokens_policy 'no-verbs' is not one of")
     one = said(runs, "alone")[0]["tiny-llama"]
     for rank in (first, second):
-        assert "Process 1 was given other inputs than process 0" in rank["batches"]["message"]
+        assert "Process 1 received other inputs than process 0" in rank["batches"]["message"]
         assert rank["afterwards"]["rows"] == one["rows"]
 
 
 def test_other_inputs_on_a_rank_are_noticed(runs: Path) -> None:
     for rank in said(runs, "failing"):
         assert rank["inputs"]["kind"] == "InputError"
-        assert "Process 1 was given other inputs than process 0" in rank["inputs"]["message"]
+        assert "Process 1 received other inputs than process 0" in rank["inputs"]["message"]
 
 
 def test_what_cannot_be_is_refused_with_a_way_out(runs: Path) -> None:
     for rank in said(runs, "refused4"):
-        assert "a module that is handed over is not changed" in rank["unspread"]["message"]
-        assert "spread already: fsdp" in rank["spread"]["message"]
+        assert "your own module is not changed" in rank["unspread"]["message"]
+        assert "already sharded: fsdp" in rank["spread"]["message"]
         assert "no tensor-parallel plan for bert" in rank["no plan"]["message"]
         assert "2 heads (num_key_value_heads) cannot be dealt to 4 processes" in rank["heads"]["message"]
         assert "not one of data, fsdp, tensor" in rank["word"]["message"]
@@ -221,7 +221,7 @@ def test_rendezvous_carries_much_and_waits_for_nobody_for_ever(runs: Path) -> No
         assert rank["whole"]
     assert first["left"]["message"] == "Process 1 of 2 failed: KeyError: 'gone'"
     assert second["left"]["kind"] == "KeyError"
-    assert "Nothing was heard of process 1 of 2 for 0.3 s" in first["absent"]["message"]
+    assert "Process 1 of 2 did not respond for 0.3 s" in first["absent"]["message"]
     assert (first["told"], second["told"]) == ("Process 1 of 2 failed: refused", "refused")
 
 

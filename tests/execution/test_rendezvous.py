@@ -123,7 +123,7 @@ def test_barrier_is_passed_by_all_or_by_none(group: Any) -> None:
 
 def test_barrier_that_one_never_comes_to_is_given_up(group: Any) -> None:
     first, _ = group(2, lambda: Rendezvous(patience=0.02))
-    with pytest.raises(ProcessError, match=r"Not all 2 processes came within 0.02 s"):
+    with pytest.raises(ProcessError, match=r"Not all 2 processes arrived within 0.02 s"):
         first.barrier()
 
 

@@ -97,7 +97,7 @@ def test_a_sweep_goes_on_where_it_was_stopped(warm: Warm, tmp_path: Path) -> Non
     words = ["sweep", "plan.yaml", "--serial", "--out", "data", "--no-progress"]
     outcome = warm.run(words, tmp_path, "signal_in_task", number=2, which="SIGINT")
     assert outcome.code == 130, outcome.err
-    assert "1 of 2 tasks are done and whole in data" in outcome.err
+    assert "1 of 2 tasks are complete in data" in outcome.err
     kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "data").rglob("*.parquet")}
     assert len(kept) == 1
     assert warm.run(words, tmp_path).code == 0

@@ -58,7 +58,7 @@ def test_output_that_cannot_be_written(tmp_path: Path) -> None:
             check=False,
         )
     assert done.returncode == 2
-    assert done.stderr.startswith(b"error: The system answered: No space left on device")
+    assert done.stderr.startswith(b"error: The system reported: No space left on device")
     assert done.stderr.count(b"\n") == 1
 
 

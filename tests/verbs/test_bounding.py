@@ -160,7 +160,7 @@ def test_weights_alone_refuse_what_needs_activations_and_what_is_no_folder(tmp_p
 def test_a_family_without_heads_and_a_module_without_a_family_are_refused_with_a_sentence() -> None:
     with pytest.raises(UnsupportedConfigError, match="heads of 'mamba' cannot be read"):
         rs.bound("init:tiny-mamba", sequences=1, tokens=8)
-    with pytest.raises(UnsupportedConfigError, match="no transformers model"):
+    with pytest.raises(UnsupportedConfigError, match="not a transformers model"):
         rs.bound(torch.nn.TransformerEncoderLayer(8, 2, batch_first=True), torch.randn(1, 4, 8))
 
 
@@ -306,7 +306,7 @@ def test_a_model_that_gives_numbers_that_are_not_finite_is_refused() -> None:
     model = load("init:tiny-gpt2", dtype="float64").model
     with torch.no_grad():
         model.h[1].mlp.c_proj.bias.fill_(torch.inf)
-    with pytest.raises(InputError, match="Block 1 gives numbers that are not finite"):
+    with pytest.raises(InputError, match="Block 1 returns values that are not finite"):
         rs.bound(model, torch.randint(5, 60, (1, 6)), theorems=["wu_2024_masks"])
 
 

@@ -78,9 +78,7 @@ def test_an_ablation_says_first_which_networks_are_not_finite_and_where() -> Non
     assert [dict(item) for item in run.evidence if "code" in item] == lost
     assert run.evidence[0] == lost[0]
     assert {item["variant"] for item in run.evidence if "metric" in item} == {"pure", "+skip"}
-    assert run.notes[-1].startswith(
-        "In +mlp (given weights, own mask): the first module to give out NaN or infinity is"
-    )
+    assert run.notes[-1].startswith("In +mlp (given weights, own mask): the first module to return NaN or infinity is")
     assert "encoder.layer.1.output.dense (Linear); its weight holds 1 of 2,048 values" in run.notes[-1]
 
 

@@ -1,4 +1,4 @@
-"""The command line. Nothing heavy is imported before a command runs, so that ``--help`` is quick."""
+"""The command line. Nothing heavy is imported before a command runs, so that ``--help`` is fast."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ TOOLS: Mapping[str, Callable[..., None]] = {
 
 
 def command_line() -> typer.Typer:
-    """The application with a command for every verb in the registry, also for one that was declared since."""
+    """The application with a command for every verb in the registry, including verbs declared after the import."""
     app.registered_commands.clear()
     commands = {**{verb.name: command_of(verb) for verb in verbs_in_order()}, **TOOLS}
     for name, function in commands.items():
@@ -77,20 +77,20 @@ def _show_version(asked: bool) -> None:
 @app.callback()
 def options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and leave.")
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
     ] = False,
     debug: Annotated[
-        bool, typer.Option(DEBUG_FLAG, help=f"Show the traceback of an error; also {DEBUG_VARIABLE}=1.")
+        bool, typer.Option(DEBUG_FLAG, help=f"Show the full traceback on errors; also {DEBUG_VARIABLE}=1.")
     ] = False,
 ) -> None:
     """Measure, explain, predict and prevent rank collapse in your own transformer."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line and leave with 0, 1 (a check failed), 2 (wrong use or an error rankscope explains).
+    """Run the command line and exit with 0, 1 (a check failed) or 2 (wrong usage, or an error rankscope explains).
 
-    Interrupted it leaves with 130, asked to end (SIGTERM) with 143. The one place where an error becomes a line for a
-    person. ``--debug`` works at any position.
+    The exit code is 130 after an interrupt and 143 after SIGTERM. This is the only place where an exception becomes an
+    error message. ``--debug`` works at any position.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = DEBUG_FLAG in words or os.environ.get(DEBUG_VARIABLE, "") not in ("", "0")
@@ -107,16 +107,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sentence = told(error)
         if debug or sentence is None:
             raise
-        sys.stderr.write(f"error: {sentence}\n")  # plainly: there may be no memory left for colours
+        sys.stderr.write(f"error: {sentence}\n")  # no rich: there may be no memory left to import it
         sys.stderr.flush()
-        drop_output(2)  # libraries that fail for the same reason while they are left would only bury it
+        drop_output(2)  # other libraries may fail at exit for the same reason; their messages would hide this one
         sys.exit(EXIT_USAGE)
-    except KeyboardInterrupt as stopped:  # a moment before or behind the command
+    except KeyboardInterrupt as stopped:  # interrupted just before or after the command
         sys.exit(exit_code(stopped))
 
 
 def _run(words: Sequence[str]) -> None:
-    """Run a command and write its output out; leave as a shell expects where it was stopped from outside."""
+    """Run a command and flush its output; exit with the code a shell expects if it was stopped from outside."""
     try:
         try:
             command_line()(args=words, prog_name="rankscope")

@@ -15,14 +15,14 @@ from rankscope.cli.verb_commands import split_names
 
 def compare_command(
     a: Annotated[Path, typer.Argument(metavar="A", help="Folder of a run, written with --out.")],
-    b: Annotated[Path, typer.Argument(metavar="B", help="Folder of the run it is compared with.")],
+    b: Annotated[Path, typer.Argument(metavar="B", help="Folder of the run to compare it with.")],
     metrics: parameters.Metrics = None,
-    site: Annotated[str | None, typer.Option("--site", help="Only this site.")] = None,
+    site: Annotated[str | None, typer.Option("--site", help="Compare this site only.")] = None,
     paired: Annotated[
-        bool | None, typer.Option("--paired/--unpaired", help="Pair the sequences or not; found out if not said.")
+        bool | None, typer.Option("--paired/--unpaired", help="Whether to pair the sequences; detected by default.")
     ] = None,
-    draws: Annotated[int, typer.Option("--draws", min=100, help="How many resamples.")] = 2000,
-    level: Annotated[float, typer.Option("--level", help="Level of the intervals.")] = 0.95,
+    draws: Annotated[int, typer.Option("--draws", min=100, help="Number of bootstrap resamples.")] = 2000,
+    level: Annotated[float, typer.Option("--level", help="Confidence level of the intervals.")] = 0.95,
     seed: Annotated[int, typer.Option("--seed", help="Seed of the resampling.")] = 0,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write an HTML report of the comparison.")
@@ -31,7 +31,7 @@ def compare_command(
     as_json: parameters.AsJson = False,
     quiet: parameters.Quiet = False,
 ) -> None:
-    """How do two runs differ? Differences block by block, with intervals from resampling the sequences."""
+    """How do two runs differ? Compares them block by block, with intervals from resampling the sequences."""
     import rankscope
 
     found = rankscope.compare(

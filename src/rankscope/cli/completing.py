@@ -1,10 +1,10 @@
-"""Words a shell may complete. Nothing heavy is imported for them: a key press must not wait for torch."""
+"""Shell completion. Nothing heavy is imported: a key press must not wait for torch."""
 
 from __future__ import annotations
 
 
 def complete_spec(incomplete: str) -> list[tuple[str, str]]:
-    """Presets as ``init:NAME``, each with what it is; folders are completed by the shell.
+    """Presets as ``init:NAME``, with their summaries; the shell completes folders.
 
     Example:
         >>> complete_spec("init:tiny-ber")[0][0]
@@ -17,7 +17,7 @@ def complete_spec(incomplete: str) -> list[tuple[str, str]]:
 
 
 def complete_site(incomplete: str) -> list[tuple[str, str]]:
-    """Sites, the last of those given with commas.
+    """Sites; completes the last one of a comma-separated list.
 
     Example:
         >>> [word for word, _ in complete_site("block.in,block.o")]

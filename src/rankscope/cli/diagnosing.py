@@ -18,9 +18,9 @@ def doctor_command(
     layout: parameters.Layout = None,
     tokenizer: parameters.Tokenizer = None,
     as_json: parameters.AsJson = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the checks that failed.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the checks that failed.")] = False,
 ) -> None:
-    """Can the numbers be trusted on this model? Parity with its own forward, blocks, skips, sites, what is refused."""
+    """Can the numbers be trusted on this model? Compares traced with plain outputs; lists blocks, skips, limits."""
     import rankscope
 
     report = rankscope.doctor(spec, seed=seed, dtype=dtype, blocks=blocks, stream=layout, tokenizer=tokenizer)

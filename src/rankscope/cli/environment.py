@@ -30,8 +30,10 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def env_command(as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False) -> None:
-    """What runs here: versions, extras, cores. To be pasted into a bug report; holds no host or user name."""
+def env_command(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout.")] = False,
+) -> None:
+    """What is installed here? Versions, extras and cores, for a bug report; contains no host or user name."""
     facts = describe_environment()
     if as_json:
         print_json(facts)
@@ -45,7 +47,7 @@ def env_command(as_json: Annotated[bool, typer.Option("--json", help="One JSON o
 
 
 def describe_environment() -> dict[str, Any]:
-    """Facts about this installation, without importing what it describes."""
+    """Facts about this installation, read from package metadata without importing the packages."""
     from rankscope.runs.provenance import SCHEMA, installed_versions
 
     optional = installed_versions([package for packages in EXTRAS.values() for package in packages])

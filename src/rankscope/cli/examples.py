@@ -40,16 +40,16 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "ls": ("ls metrics", "ls presets --json"),
     "env": ("env",),
 }
-"""Of commands that are not verbs. Where one needs a saved run, the line that saves it comes first."""
+"""Examples of the commands that are not verbs. If one needs a saved run, the line that saves it comes first."""
 
 
 def examples() -> dict[str, tuple[str, ...]]:
-    """The examples of every command: of the verbs from their declarations, of the others from here."""
+    """The examples of every command: those of verbs from their declarations, the others from ``EXAMPLES``."""
     return {**{verb.name: verb.examples for verb in verbs_in_order()}, **EXAMPLES}
 
 
 def epilog(command: str) -> str | None:
-    """The examples of a command as the end of its help; the first mark keeps click from joining the lines.
+    """The examples of a command, for the end of its help; its first line keeps click from joining the others.
 
     Example:
         >>> (epilog("env") or "").splitlines()[1:]
@@ -64,10 +64,10 @@ def epilog(command: str) -> str | None:
 
 
 def question(text: str | None) -> str | None:
-    """The first sentence of a command's help, which fits the list of commands.
+    """The first sentence of a command's help, for the list of commands.
 
     Example:
-        >>> question("Is the paper right? A published figure measured again.")
+        >>> question("Is the paper right? Reproduces a published figure.")
         'Is the paper right?'
     """
     if not text:

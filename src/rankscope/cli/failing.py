@@ -1,4 +1,4 @@
-"""What is no fault of a command, told in words: no memory, no room, a reader that went away, too few letters."""
+"""Errors of the machine: out of memory, disk full, a closed pipe, an output encoding that lacks a character."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import os
 import sys
 
 EXIT_NO_READER = 141
-"""What a shell counts for a process that SIGPIPE ended."""
+"""The exit code a shell reports for a process that SIGPIPE ended."""
 ADVICE = (
-    "Fewer --sequences or --tokens, a smaller --batch, --dtype bfloat16, or --offload for a model that lies on disk "
-    "need less."
+    "To use less, pass fewer --sequences or --tokens, a smaller --batch, --dtype bfloat16, or --offload for a model in "
+    "a local folder."
 )
 SIGNS = ("can't allocate memory", "cannot allocate memory", "failed to map segment", "out of memory", "std::bad_alloc")
-"""What torch, the loader of shared libraries and the C++ runtime say where Python says MemoryError."""
+"""Parts of the messages with which torch, the dynamic loader and the C++ runtime report that memory ran out."""
 
 
 def told(error: BaseException) -> str | None:
-    """The sentence for an error of the machine; None for one that is a defect."""
+    """The message for an error of the machine; None for a bug."""
     seen: BaseException | None = error
     while seen is not None:
         if _is_out_of_memory(seen):
@@ -26,10 +26,10 @@ def told(error: BaseException) -> str | None:
             return f"There was not enough memory ({type(seen).__name__}{f': {said[:200]}' if said else ''}). {ADVICE}"
         seen = seen.__cause__ or seen.__context__
     if isinstance(error, RuntimeError) and "home directory" in str(error):
-        return "A path begins with ~, and there is no home of that name. Write the path in full."
+        return "A path begins with ~, but there is no such home directory. Write the path in full."
     if isinstance(error, OSError) and error.strerror:
         place = f": {error.filename!s}" if error.filename is not None else ""
-        return f"The system answered: {error.strerror}{place}. Results already saved are whole; --debug shows where."
+        return f"The system reported: {error.strerror}{place}. Results saved before are complete; --debug shows where."
     return None
 
 
@@ -41,7 +41,7 @@ def _is_out_of_memory(error: BaseException) -> bool:
 
 
 def tolerate_every_letter() -> None:
-    """Let output write what its encoding lacks as an escape, not end in an error; without a stream it goes nowhere."""
+    """Escape characters that the output encoding lacks, instead of failing; discard the output of a closed stream."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:  # closed before the start
@@ -51,7 +51,7 @@ def tolerate_every_letter() -> None:
 
 
 def flush_output() -> None:
-    """Write what is still to be written, while an error can still be told.
+    """Flush stdout while an error can still be reported.
 
     Raises:
         OSError: it could not be written; the interpreter will not try again.
@@ -64,7 +64,7 @@ def flush_output() -> None:
 
 
 def drop_output(stream: int = 1) -> None:
-    """Send whatever is still to be written nowhere: of standard output (1) or of errors (2)."""
+    """Discard everything still to be written to standard output (1) or standard error (2)."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(nowhere, stream)

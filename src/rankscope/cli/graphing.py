@@ -14,17 +14,17 @@ from rankscope.cli.streams import print_json
 def masks_command(
     masks: Annotated[
         list[str],
-        typer.Argument(metavar="MASK", help="Names, expressions such as 'causal | sink(1)', or graph files."),
+        typer.Argument(metavar="MASK", help="Mask names, expressions such as 'causal | sink(1)', or graph files."),
     ],
     tokens: Annotated[
-        int | None, typer.Option("--tokens", min=2, help="Length of the sequence; a graph file has its own.")
+        int | None, typer.Option("--tokens", min=2, help="Sequence length; a graph file has its own.")
     ] = None,
     seed: parameters.Seed = 0,
     figure: parameters.Figure = None,
     as_json: parameters.AsJson = False,
     quiet: parameters.Quiet = False,
 ) -> None:
-    """What does a mask do to collapse? Centre nodes, radius, diameter, second eigenvalue, layers to agree."""
+    """What does a mask do to collapse? Reports centre nodes, radius, diameter, spectrum, layers until tokens agree."""
     import rankscope
     from rankscope.verbs.masks.show import document, plot
     from rankscope.views.text import document_text

@@ -1,4 +1,4 @@
-"""A command that is stopped: it keeps what was finished, says so, and leaves with the code a shell expects."""
+"""Interrupted commands: save what is finished, say so, and exit with the code a shell expects."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EXIT_TERMINATED = 128 + signal.SIGTERM
 
 
 class Terminated(KeyboardInterrupt):
-    """Somebody asked the process to end; it ends as if it had been interrupted."""
+    """The process received SIGTERM; handled like an interrupt."""
 
 
 @contextmanager
@@ -40,11 +40,11 @@ def _terminate(number: int, frame: FrameType | None) -> None:
 
 @contextmanager
 def keeping(out: Path | None = None, otherwise: Callable[[], str] = lambda: "Nothing was saved.") -> Iterator[None]:
-    """Save the partial run that an interrupted verb hands over.
+    """Save the partial run that an interrupted verb returns.
 
     Args:
-        out: folder for it; None where the verb has none to hand over, or nobody asked for it to be saved.
-        otherwise: what becomes of the work where no run is saved, in words.
+        out: folder for it; None if the verb returns none, or if the user did not ask to save it.
+        otherwise: message about the work done if no run is saved.
     """
     try:
         yield
@@ -54,7 +54,7 @@ def keeping(out: Path | None = None, otherwise: Callable[[], str] = lambda: "Not
 
 
 def exit_code(stopped: BaseException | None) -> int:
-    """128 and the number of the signal behind an interrupt."""
+    """128 plus the number of the signal that caused an interrupt."""
     seen = stopped
     while seen is not None and not isinstance(seen, Terminated):
         seen = seen.__cause__ or seen.__context__
@@ -62,13 +62,13 @@ def exit_code(stopped: BaseException | None) -> int:
 
 
 def is_untold(left: SystemExit) -> bool:
-    """Whether a command was interrupted outside :func:`keeping`, where nobody has said a word."""
+    """Whether a command was interrupted outside :func:`keeping`, so that no message was printed yet."""
     context = left.__context__
     return isinstance(context, typer.Exit) and isinstance(context.__cause__, KeyboardInterrupt)
 
 
 def _told(stopped: KeyboardInterrupt, out: Path | None) -> str | None:
-    """What was saved; None for nothing."""
+    """A message about what was saved; None if there is no partial run."""
     from rankscope.runs.interrupted import Interrupted
 
     if not isinstance(stopped, Interrupted):

@@ -15,7 +15,7 @@ _MATH_ROLE = re.compile(r":math:`([^`]*)`")
 
 
 class Kind(str, Enum):
-    """What can be listed."""
+    """What ``ls`` can list."""
 
     verbs = "verbs"
     metrics = "metrics"
@@ -30,9 +30,9 @@ class Kind(str, Enum):
 
 def ls_command(
     kind: Annotated[Kind, typer.Argument(help="What to list.")],
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout.")] = False,
 ) -> None:
-    """What is there to choose from: verbs, metrics, sites, families, presets, masks, variants, theorems or remedies."""
+    """What can I choose from? Lists verbs, metrics, sites, families, presets, masks, variants, theorems or remedies."""
     entries = _LISTINGS[kind]()
     if as_json:
         from rankscope.runs.provenance import SCHEMA

@@ -1,4 +1,4 @@
-"""Arguments and options that commands written by hand share with the verbs, from the same declarations."""
+"""Arguments and options that hand-written commands share with the verbs, from the same declarations."""
 
 from __future__ import annotations
 

@@ -10,14 +10,18 @@ import typer
 from rankscope.cli.streams import remarks_console
 
 Host = Annotated[
-    str, typer.Option("--host", metavar="ADDRESS", help="Address to listen on; this machine only by default.")
+    str, typer.Option("--host", metavar="ADDRESS", help="Address to listen on; default: this machine only.")
 ]
-Port = Annotated[int | None, typer.Option("--port", min=1, max=65535, help="Port; the first free one from 7860 on.")]
+Port = Annotated[
+    int | None, typer.Option("--port", min=1, max=65535, help="Port; default: the first free one from 7860.")
+]
 Set = Annotated[
-    list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Begin with this choice, e.g. skip_gain=0.")
+    list[str] | None,
+    typer.Option("--set", metavar="NAME=VALUE", help="Initial value of a setting, e.g. skip_gain=0; repeatable."),
 ]
 Write = Annotated[
-    Path | None, typer.Option("--write", metavar="FILE", help="Write the picture as one HTML file and serve nothing.")
+    Path | None,
+    typer.Option("--write", metavar="FILE", help="Write the picture to an HTML file instead of starting a server."),
 ]
 
 
@@ -30,10 +34,10 @@ def play_command(
     write: Write = None,
     host: Host = "127.0.0.1",
     port: Port = None,
-    browser: Annotated[bool, typer.Option("--open", help="Open it in a browser.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing.")] = False,
+    browser: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing.")] = False,
 ) -> None:
-    """What does collapse look like? A page on this machine: build a small transformer and watch its tokens."""
+    """What does collapse look like? Starts a local page on which you build a small transformer and watch its tokens."""
     from rankscope.playground.choices import choices_from
 
     chosen = choices_from(set_ or [])

@@ -1,4 +1,4 @@
-"""A command that ``torchrun`` starts in several processes: they share the work, and one of them speaks."""
+"""Commands under ``torchrun``: the processes share the work, and one of them prints."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from rankscope.execution.launching import joined, launched
 from rankscope.verbs._spec import verbs_in_order
 
 EXIT_ELSEWHERE = 2
-"""The code of a process whose error another one has told."""
+"""The exit code of a process whose error another process has reported."""
 
 
 def way(asked: str | None) -> str | None:
-    """What a verb is told: batches are dealt out if several processes run and nobody said how."""
+    """The ``parallel`` argument of a verb: ``"data"`` if several processes run and the user chose nothing."""
     if asked is None:
         return "data" if launched() is not None else None
     return asked
@@ -30,9 +30,9 @@ def is_first() -> bool:
 
 @contextmanager
 def one_voice(words: Sequence[str]) -> Iterator[None]:
-    """Belong to the group of the launcher, if there is one, for the length of a command.
+    """Join the process group of the launcher, if there is one, for the duration of a command.
 
-    Processes other than the first are silent. An error is told by whoever comes to it first, once.
+    Only the first process prints. An error is reported once, by the first process that meets it.
 
     Raises:
         InputError: a command that several processes would only repeat.
@@ -73,7 +73,7 @@ def _silence(wanted: bool) -> Iterator[None]:
 
 
 def _speaks(rank: int) -> bool:
-    """Whether this process is the first of all to say that something is wrong."""
+    """Whether this process is the first to report an error."""
     from torch.distributed.distributed_c10d import _get_default_store
 
     return bool(_get_default_store().compare_set("rankscope.error", "", str(rank)) == str(rank).encode())

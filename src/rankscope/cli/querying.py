@@ -18,12 +18,12 @@ MOST_LINES = 200
 
 def query_command(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of a sweep.")],
-    sql: Annotated[str, typer.Argument(metavar="SQL", help="One SELECT over the tables rows and tasks.")],
+    sql: Annotated[str, typer.Argument(metavar="SQL", help="One SELECT statement over the tables rows and tasks.")],
     as_json: parameters.AsJson = False,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Comma-separated values on stdout.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No remarks on stderr.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print comma-separated values to stdout.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no messages to stderr.")] = False,
 ) -> None:
-    """What does the sweep say? SQL over all its rows, through DuckDB; the query can read and write nothing else."""
+    """What does the sweep say? Runs SQL over all its rows with DuckDB; the query cannot read or write anything else."""
     import rankscope
 
     answer = rankscope.query(folder, sql)
@@ -36,7 +36,7 @@ def query_command(
 
 
 def _plain_rows(answer: pa.Table) -> list[dict[str, object]]:
-    """Rows in JSON types; what is not finite is null, a date is written out."""
+    """Rows in JSON types; a value that is not finite becomes null, a date a string."""
 
     def plain(value: object) -> object:
         if isinstance(value, float):

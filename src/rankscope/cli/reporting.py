@@ -10,18 +10,18 @@ import typer
 from rankscope.cli.streams import remarks_console
 
 Runs = Annotated[
-    list[Path], typer.Argument(metavar="RUN", help="Folders written with --out or by a gauge, one or several.")
+    list[Path], typer.Argument(metavar="RUN", help="One or more folders written with --out or by a Gauge.")
 ]
-Page = Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The HTML file to write.")]
+Page = Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="HTML file to write.")]
 
 
 def report_command(
     runs: Runs,
     output: Page = Path("report.html"),
     title: Annotated[str | None, typer.Option("--title", help="Title of the page.")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing.")] = False,
 ) -> None:
-    """Show me: one HTML file about saved runs, with verdict, curves, ledger, maps and provenance; opens offline."""
+    """What do saved runs show? Writes one HTML file with verdict, curves, ledger, maps, provenance; works offline."""
     import rankscope
 
     written = rankscope.report(runs, output, title=title)

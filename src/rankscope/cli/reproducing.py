@@ -14,18 +14,23 @@ from rankscope.cli.streams import print_json, remarks_console, results_console
 
 
 def reproduce_command(
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Which figure; see --list.")] = None,
-    listing: Annotated[bool, typer.Option("--list", help="List what can be reproduced.")] = False,
-    small: Annotated[bool, typer.Option("--small", help="Tiny models, in seconds; shapes only.")] = False,
-    seeds: Annotated[int | None, typer.Option("--seeds", min=1, help="Random initialisations to average.")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Figure to reproduce; see --list.")] = None,
+    listing: Annotated[bool, typer.Option("--list", help="List the available figures.")] = False,
+    small: Annotated[
+        bool,
+        typer.Option("--small", help="Use tiny models, to check shapes in seconds; not comparable with the paper."),
+    ] = False,
+    seeds: Annotated[
+        int | None, typer.Option("--seeds", min=1, help="Number of random initialisations to average.")
+    ] = None,
     bert: Annotated[
-        str | None, typer.Option("--bert", metavar="SPEC", help="The original BERT: a folder or a hub name.")
+        str | None, typer.Option("--bert", metavar="SPEC", help="The original BERT: folder or hub name.")
     ] = None,
     albert: Annotated[str | None, typer.Option("--albert", metavar="SPEC", help="The original ALBERT.")] = None,
     xlnet: Annotated[str | None, typer.Option("--xlnet", metavar="SPEC", help="The original XLNet.")] = None,
     text: parameters.Text = None,
     only: Annotated[
-        list[str] | None, typer.Option("--only", metavar="ROW", help="One row of a table; may be given several times.")
+        list[str] | None, typer.Option("--only", metavar="ROW", help="Compute this row of a table only; repeatable.")
     ] = None,
     saved: Annotated[
         Path | None,
@@ -34,7 +39,7 @@ def reproduce_command(
             metavar="DIR",
             exists=True,
             file_okay=False,
-            help="Draw and describe a saved run without measuring.",
+            help="Plot and describe a saved run instead of measuring.",
         ),
     ] = None,
     out: Annotated[
@@ -42,13 +47,15 @@ def reproduce_command(
     ] = None,
     keep: Annotated[
         Path | None,
-        typer.Option("--keep", metavar="DIR", file_okay=False, help="Folder for finished parts; a killed run resumes."),
+        typer.Option(
+            "--keep", metavar="DIR", file_okay=False, help="Folder for finished parts, so that a killed run can resume."
+        ),
     ] = None,
     as_json: parameters.AsJson = False,
     quiet: parameters.Quiet = False,
     no_progress: parameters.NoProgress = False,
 ) -> None:
-    """Is the paper right? A published figure measured again, with the published numbers on it."""
+    """Is the paper right? Reproduces a published figure and compares it with the published numbers."""
     if listing:
         _list(as_json=as_json)
         return

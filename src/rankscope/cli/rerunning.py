@@ -1,4 +1,4 @@
-"""``rankscope rerun``: does a saved run come out again?"""
+"""``rankscope rerun``: does a saved run reproduce?"""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ SILENT = ("--json", "--quiet", "-q", "--no-progress")
 
 def rerun_command(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run, written with --out.")],
-    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Keep the new run here.")] = None,
-    show: Annotated[bool, typer.Option("--show", help="Only print the command; run nothing.")] = False,
+    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Save the new run in this folder.")] = None,
+    show: Annotated[bool, typer.Option("--show", help="Print the command without running it.")] = False,
     as_json: parameters.AsJson = False,
     quiet: parameters.Quiet = False,
 ) -> None:
-    """Does it come out again? Runs the command a run was made with, and compares every value bit by bit."""
+    """Does a saved run reproduce? Reruns its command and compares every value bit by bit."""
     from rankscope.runs.reruns import judge_rerun
     from rankscope.runs.run import load_run
 
@@ -51,9 +51,9 @@ def rerun_command(
 
 
 def command_again(command: Sequence[str]) -> list[str]:
-    """The words after ``rankscope`` that make the run again, without where it was saved and how it was shown.
+    """The arguments of ``rankscope`` that repeat a run, without those for saving and printing it.
 
-    The command comes from a file: only a verb of rankscope is ever started, and nothing but rankscope.
+    The command comes from a file and is not trusted: only a verb of rankscope is ever started, nothing else.
 
     Example:
         >>> command_again(["rankscope", "measure", "init:tiny-bert", "--out", "run", "--seed", "3", "--json"])
@@ -66,8 +66,8 @@ def command_again(command: Sequence[str]) -> list[str]:
     if len(command) < 2 or command[0] not in ("rankscope", "__main__.py") or command[1] not in verbs:
         shown = " ".join(command)[:200] or "nothing"
         raise InputError(
-            f"This run was made by {shown!r}, which is no single command of rankscope ({', '.join(verbs)}). A run made "
-            "from Python is made again by its program; a reproduction by `rankscope reproduce`."
+            f"This run was made by {shown!r}, which is not a single rankscope command ({', '.join(verbs)}). To repeat "
+            "a run made from Python, rerun its program; to repeat a reproduction, use `rankscope reproduce`."
         )
     kept: list[str] = []
     skip = False
@@ -82,15 +82,15 @@ def command_again(command: Sequence[str]) -> list[str]:
 
 
 def _run(words: Sequence[str], place: Path, *, quiet: bool) -> None:
-    # By its place and not with -m, which would look for a package of that name in the current folder first.
+    # Run the file, not -m, which would look for a package of that name in the current folder first.
     program = Path(__file__).resolve().parents[1] / "__main__.py"
     arguments = [sys.executable, str(program), *words, "--quiet", "--out", str(place)]
     if not quiet:
         remarks_console().print(f"running: rankscope {' '.join(words)}", markup=False)
     done = subprocess.run(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, check=False)
-    # A condition of --fail-if that holds ends with 1 as well, behind a run that is whole.
+    # Exit code 1 may also come from --fail-if, after a complete run, so check for the file instead.
     if not (place / "run.json").is_file():
-        raise InputError(f"The command did not run again (exit code {done.returncode}): {done.stderr.strip()[-600:]}")
+        raise InputError(f"The command failed (exit code {done.returncode}): {done.stderr.strip()[-600:]}")
 
 
 def _tell(found: Rerun, *, as_json: bool, quiet: bool) -> None:

@@ -10,10 +10,12 @@ from rankscope.cli.streams import print_json
 
 
 def selftest_command(
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Nothing; the exit code tells.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout.")] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Print nothing; the exit code gives the result.")
+    ] = False,
 ) -> None:
-    """Are the numbers right on this machine? Five kinds of tokens that no single number tells apart."""
+    """Are the numbers right on this machine? Recomputes a table of known values and compares every digit."""
     import rankscope
 
     result = rankscope.selftest()

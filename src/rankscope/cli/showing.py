@@ -1,4 +1,4 @@
-"""A finished run on its way to the user: saved, printed as JSON, as one sentence, or as a table."""
+"""Output of a finished run: saved, and printed as JSON, as one sentence, or as a table."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ FIGURE_DOTS = 200
 
 
 def wants_progress(*, quiet: bool, no_progress: bool) -> bool:
-    """Whether a progress bar is of use to anyone."""
+    """Whether to show a progress bar: only on a terminal."""
     return not (quiet or no_progress) and sys.stderr.isatty()
 
 
 def work_of(offload: bool, work: Path | None, out: Path | None) -> Path | None:
-    """The work folder that was named, else one beside the place where the run is to be saved.
+    """The work folder the user chose; by default, one next to the folder of the run.
 
     Example:
         >>> work_of(True, None, Path("runs/llama")).name
@@ -40,7 +40,7 @@ def work_of(offload: bool, work: Path | None, out: Path | None) -> Path | None:
 
 
 def show_run(run: Run, *, as_json: bool, quiet: bool, out: Path | None, figure: Path | None = None) -> None:
-    """Save the run if asked, print it, and draw it last: a save or a figure that fails costs nothing but itself."""
+    """Save, print and plot a run; the result is printed even if saving or plotting fails."""
     remarks = remarks_console()
     unsaved = None if out is None else _saved(run, out)
     if as_json:
@@ -63,7 +63,7 @@ def show_run(run: Run, *, as_json: bool, quiet: bool, out: Path | None, figure: 
 
 
 def _saved(run: Run, out: Path) -> ResultError | None:
-    """Why the run could not be saved; None where it was."""
+    """Save a run; returns the error if that fails, to be raised after printing."""
     try:
         run.save(out)
     except ResultError as error:
@@ -72,7 +72,7 @@ def _saved(run: Run, out: Path) -> ResultError | None:
 
 
 def save_figure(drawn: Figure, place: Path) -> None:
-    """Write a figure in the format its name asks for.
+    """Write a figure in the format given by the file name.
 
     Raises:
         InputError: a format matplotlib does not write, or a place that cannot be written to.
@@ -89,10 +89,10 @@ def save_figure(drawn: Figure, place: Path) -> None:
 
 
 def fail_where(run: Run, conditions: Sequence[Condition]) -> None:
-    """Leave with 1 if a condition holds, after saying where on stderr.
+    """Exit with code 1 if a condition holds, after printing where to stderr.
 
     Raises:
-        InputError: when a condition cannot be judged, because nothing it reads was measured or is defined.
+        InputError: a condition cannot be evaluated, because its metric was not measured or is undefined.
     """
     held = [words for condition in conditions if (words := condition.held_in(run.table)) is not None]
     for words in held:

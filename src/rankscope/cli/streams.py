@@ -14,7 +14,7 @@ PIPE_WIDTH = 120
 
 
 def results_console() -> Console:
-    """A console on stdout; in a pipe, where no width is known, as wide as most tables need."""
+    """A console on stdout; in a pipe, which has no width, wide enough for most tables."""
     from rich.console import Console
 
     known = sys.stdout.isatty() or "COLUMNS" in os.environ
@@ -29,7 +29,7 @@ def remarks_console() -> Console:
 
 
 def print_json(answer: dict[str, Any]) -> None:
-    """Exactly one JSON object on stdout, without bare NaN and half characters, in letters that stdout can take."""
+    """Print exactly one JSON object to stdout: no bare NaN, no lone surrogates, escaped if stdout is not UTF-8."""
     text = json.dumps(answer, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace").decode("utf-8")
     if (sys.stdout.encoding or "utf-8").lower().replace("-", "") != "utf8":
         text = json.dumps(json.loads(text))

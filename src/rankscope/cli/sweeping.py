@@ -19,25 +19,25 @@ if TYPE_CHECKING:
     from rankscope.runs.sweep_status import SweepStatus
 
 DEFAULT = "run"
-HELP = "All of it, over many models, checkpoints and seeds? A plan on Ray: resumable, one Parquet data set, one page."
+HELP = "How do many models, checkpoints and seeds compare? Runs a plan on Ray into one Parquet data set; can resume."
 Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of a sweep.")]
-NoWords = Annotated[bool, typer.Option("--quiet", "-q", help="Failures only, no progress.")]
+NoWords = Annotated[bool, typer.Option("--quiet", "-q", help="Print only failures; no progress bar.")]
 
 
 class PlanGroup(TyperGroup):
-    """A group whose first word may also be a plan: ``sweep PLAN`` is ``sweep run PLAN``."""
+    """A command group whose first argument may also be a plan: ``sweep PLAN`` means ``sweep run PLAN``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Put the word in where no command is named."""
+        """Insert ``run`` if the first argument is not a command."""
         if args and args[0] not in self.commands and args[0] != "--help":
             near = difflib.get_close_matches(args[0], self.commands, n=1, cutoff=0.7)
             if near and not Path(args[0]).exists():
-                raise InputError(f"There is no plan {args[0]!r} here. Did you mean `rankscope sweep {near[0]}`?")
+                raise InputError(f"There is no plan {args[0]!r}. Did you mean `rankscope sweep {near[0]}`?")
             args = [DEFAULT, *args]
         return super().parse_args(ctx, args)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """The options of running a plan, then the other commands."""
+        """Show the options of ``run``, then the other commands."""
         run: Any = self.commands[DEFAULT]
         records = [record for parameter in run.get_params(ctx) if (record := parameter.get_help_record(ctx))]
         with formatter.section("Options"):
@@ -57,25 +57,25 @@ sweep_app = typer.Typer(
 
 @sweep_app.command(DEFAULT, hidden=True)
 def run_command(
-    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="YAML file that says what to run.")],
+    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="YAML file with the plan.")],
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="Folder of the data set; by default PLAN without .yaml.")
+        Path | None, typer.Option("--out", metavar="DIR", help="Folder for the results; default: PLAN without .yaml.")
     ] = None,
     serial: Annotated[
-        bool, typer.Option("--serial", "--no-ray", help="One task after the other in this process, without Ray.")
+        bool, typer.Option("--serial", "--no-ray", help="Run the tasks one by one in this process, without Ray.")
     ] = False,
     address: Annotated[
         str | None, typer.Option("--address", metavar="ADDRESS", help="Ray cluster to run on, e.g. 'auto'.")
     ] = None,
     workers: Annotated[
-        int | None, typer.Option("--workers", min=1, help="Cores of the Ray started here; by default all.")
+        int | None, typer.Option("--workers", min=1, help="Cores for a local Ray; default: all.")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the tasks and leave.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="List the tasks and exit.")] = False,
     as_json: parameters.AsJson = False,
     quiet: NoWords = False,
     no_progress: parameters.NoProgress = False,
 ) -> None:
-    """Run every task of a plan that has no result yet. Exit code 1 if some failed."""
+    """Run every task of a plan that has no result yet. The exit code is 1 if any task failed."""
     import rankscope
 
     if dry_run:
@@ -92,10 +92,12 @@ def run_command(
 
 @sweep_app.command("example")
 def example_command(
-    out: Annotated[Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write it here.")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No remarks on stderr.")] = False,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="FILE", help="File to write; default: stdout.")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no messages to stderr.")] = False,
 ) -> None:
-    """What does a plan look like? A small one that runs within seconds, with every key explained."""
+    """What does a plan look like? Prints a small plan that runs within seconds and explains every key."""
     from rankscope.sweeps.example import EXAMPLE_PLAN
 
     if out is None:
@@ -105,7 +107,9 @@ def example_command(
         with out.open("x", encoding="utf-8") as stream:
             stream.write(EXAMPLE_PLAN)
     except OSError as error:
-        raise InputError(f"--out {out} cannot be written: {error.strerror}. A file that is there is kept.") from error
+        raise InputError(
+            f"--out {out} cannot be written: {error.strerror}. An existing file is not overwritten."
+        ) from error
     if not quiet:
         remarks_console().print(f"wrote {out}; run it with: rankscope sweep {out}", markup=False)
 
@@ -116,7 +120,7 @@ def status_command(
     as_json: parameters.AsJson = False,
     quiet: NoWords = False,
 ) -> None:
-    """How far is it? Tasks done, failed with their reason, and not run yet. Exit code 1 if some failed."""
+    """How far is the sweep? Counts finished, failed and pending tasks. The exit code is 1 if any task failed."""
     from rankscope.runs.sweep_status import status_of
 
     status = status_of(folder)
@@ -139,13 +143,13 @@ def status_command(
 @sweep_app.command("atlas")
 def atlas_command(
     folder: Folder,
-    output: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The HTML file to write.")] = Path(
+    output: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="HTML file to write.")] = Path(
         "atlas.html"
     ),
     title: Annotated[str | None, typer.Option("--title", help="Title of the page.")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing.")] = False,
 ) -> None:
-    """How does each model of the sweep behave? One HTML page: profiles of all, a table, training trajectories."""
+    """How does each model of the sweep behave? Writes an HTML page with profiles, a table, training trajectories."""
     import rankscope
 
     written = rankscope.atlas(folder, output, title=title)
@@ -158,10 +162,10 @@ def _so_far(place: Path) -> str:
     from rankscope.runs.sweep_status import status_of
 
     if not (place / EXPECTED).is_file():
-        return "Nothing was started."
+        return "No task was started."
     counts = status_of(place).counts
     finished = f"{counts['done']} of {sum(counts.values())} tasks"
-    return f"{finished} are done and whole in {place}. The same command runs the rest."
+    return f"{finished} are complete in {place}. The same command runs the rest."
 
 
 def _show(status: SweepStatus, *, as_json: bool, quiet: bool) -> None:

@@ -1,4 +1,4 @@
-"""The command of a verb, made from its declaration: options in, one run out, shown the same way for every verb."""
+"""Builds the command of a verb from its declaration; every verb runs and prints its result in the same way."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def command_of(verb: Verb) -> Callable[..., None]:
 
 
 def annotation_of(option: Option) -> Any:
-    """What typer reads an option from: its type, and how it is spelled and explained."""
+    """The annotation of an option for typer: its type, flags and help."""
     kind = Enum(option.name, {word: word for word in option.choices}, type=str) if option.choices else option.kind
     wanted: Any = {None: kind, "pair": tuple[kind, kind]}.get(option.several, list[kind])  # type: ignore[valid-type]
     if (option.default is None or option.several) and not option.is_argument:
@@ -55,7 +55,7 @@ def annotation_of(option: Option) -> Any:
 
 
 def described(option: Option) -> Any:
-    """The spelling, bounds and help of an option, for typer."""
+    """The flags, bounds and help of an option, for typer."""
     settings: dict[str, Any] = {"help": option.help, **option.checks}
     if option.metavar is not None:
         settings["metavar"] = option.metavar
@@ -72,7 +72,7 @@ def described(option: Option) -> Any:
 
 
 def _read(option: Option, value: Any) -> Any:
-    """The value as the Python function takes it."""
+    """The value in the form that the Python function expects."""
     if option.several in ("names", "expressions"):
         return split_names(value) if option.several == "names" else split_expressions(value)
     if option.several == "repeated":
@@ -112,7 +112,7 @@ def _called(verb: Verb, arguments: Mapping[str, Any]) -> Any:
 
 
 def split_names(given: Sequence[str] | None) -> list[str] | None:
-    """Names from a repeated option, each of which may hold several with commas; None when there are none.
+    """Names from a repeated option, each a comma-separated list; None if there are none.
 
     Numbers after a comma belong to the name before them, as in ``block.in@0,5``.
 

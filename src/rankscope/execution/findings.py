@@ -1,4 +1,4 @@
-"""What a verb has found so far, in a form that travels: between ranks, and to disk after each offloaded block."""
+"""The results of a verb so far, in a form that can be sent between ranks and saved after each offloaded block."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rankscope.runs.run import Run
 
 
 class Learner(Protocol):
-    """What readers remember besides rows: formats, shapes and lengths."""
+    """What readers remember besides rows: dtypes, shapes and lengths."""
 
     def seen(self) -> dict[str, Any]:
         """All of it as JSON."""
@@ -24,14 +24,14 @@ class Learner(Protocol):
 
 
 class Findings:
-    """Rows, what the readers behind them have seen, and JSON a verb keeps besides.
+    """Rows, what their readers have seen, and further JSON of a verb.
 
     Args:
         writer: collects the rows.
-        readers: by a name that is the same on every rank and after a restart.
-        rest: returns the JSON a verb keeps besides.
-        learn_rest: merges such JSON from another rank, or from a process that was killed, into what is known here;
-            merging the same twice must change nothing.
+        readers: the readers, by a name that is the same on every rank and after a restart.
+        rest: returns the further JSON of the verb.
+        learn_rest: merges such JSON from another rank, or from a killed process, into what is known here; it must be
+            idempotent.
     """
 
     def __init__(
@@ -47,29 +47,29 @@ class Findings:
         self._kept = 0
 
     def packed(self) -> bytes:
-        """All of it."""
+        """All results, to send to other ranks."""
         return rows_to_bytes(self.writer.pieces, self._remarks())
 
     def added(self) -> bytes:
-        """The rows since the last call, and all the rest."""
+        """The rows since the last call, and everything else, to save after a block."""
         new, self._kept = self.writer.pieces[self._kept :], len(self.writer.pieces)
         return rows_to_bytes(new, self._remarks())
 
     def restore(self, added: bytes) -> None:
-        """Take in what :meth:`added` returned in an earlier process."""
+        """Load what :meth:`added` returned in an earlier process."""
         pieces, remarks = rows_from_bytes(added)
         self.writer.replace((*self.writer.pieces, *pieces))
         self._kept = len(self.writer.pieces)
         self.learn(remarks)
 
     def learn(self, remarks: Mapping[str, Any]) -> None:
-        """Take in everything but the rows."""
+        """Merge everything but the rows."""
         for name, seen in remarks["seen"].items():
             self._readers[name].learn(seen)
         self._learn_rest(remarks["rest"])
 
     def arrange(self, order: Callable[[Piece], Any]) -> None:
-        """Sort the rows; those of equal order stay as they were written."""
+        """Sort the rows; the sort is stable."""
         self.writer.replace(sorted(self.writer.pieces, key=order))
 
     def _remarks(self) -> dict[str, Any]:
@@ -81,8 +81,8 @@ class Finished:
 
     Args:
         writer: collects the rows.
-        of: how many pieces there are.
-        what: they are, in the plural.
+        of: total number of pieces.
+        what: the word for them, in the plural.
     """
 
     def __init__(self, writer: RowWriter, of: int, what: str) -> None:
@@ -92,22 +92,23 @@ class Finished:
         self._stopped: KeyboardInterrupt | None = None
 
     def add(self, count: int = 1) -> None:
-        """Count so many more; everything written so far belongs to finished pieces."""
+        """Count more finished pieces; everything written so far belongs to them."""
         self._done, self._rows = self._done + count, len(self._writer.pieces)
 
     @contextmanager
     def kept(self, *, alone: bool = True) -> Iterator[None]:
-        """End the body early, without an error, when it is interrupted after something was finished.
+        """On an interrupt, end the body without an error if at least one piece is finished.
 
         Args:
-            alone: whether this process does all the work, piece by piece. One of several raises, because the others
-                wait for it; so does an offloaded run, whose pieces all end with the last block.
+            alone: whether this process does all the work, piece by piece. One of several processes raises, because
+                the others wait for it; so does an offloaded run, whose pieces all end with the last block.
         """
         try:
             yield
         except KeyboardInterrupt as stopped:
             if not (alone and self._rows):
                 raise
+            # Raised later, by checked(), which can attach the partial run.
             self._stopped = stopped
             self._writer.replace(self._writer.pieces[: self._rows])
 
@@ -122,7 +123,7 @@ class Finished:
         """The run, if nothing interrupted it.
 
         Raises:
-            Interrupted: holding the run, which says that it is partial.
+            Interrupted: contains the run, marked as partial.
         """
         if self._stopped is not None:
             raise Interrupted(partial(run, self._done, self._of, self._what)) from self._stopped

@@ -1,4 +1,4 @@
-"""From the environment a launcher sets to an initialised process group, and back."""
+"""Initialises the process group from the environment that a launcher sets, and destroys it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _TIMEOUT = timedelta(minutes=30)
 
 
 def launched(environment: Mapping[str, str] | None = None) -> tuple[int, int] | None:
-    """Number of this process and of all, as ``torchrun`` sets them; None where there is only one.
+    """Rank of this process and number of processes, as ``torchrun`` sets them; None if there is only one.
 
     Example:
         >>> launched({"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"})
@@ -33,15 +33,15 @@ def launched(environment: Mapping[str, str] | None = None) -> tuple[int, int] | 
             "Start the processes with torchrun, or unset both."
         ) from None
     if not 0 <= rank < world:
-        raise InputError(f"RANK={rank} in the environment must lie in 0..{world - 1}, since WORLD_SIZE={world}.")
+        raise InputError(f"RANK={rank} in the environment must be in 0..{world - 1}, because WORLD_SIZE={world}.")
     return (rank, world) if world > 1 else None
 
 
 @contextmanager
 def joined() -> Iterator[None]:
-    """Belong to the process group of the launcher: gloo on a processor, torch's own choice where CUDA is there.
+    """Join the process group of the launcher: gloo on a CPU, torch's default if CUDA is available.
 
-    After an error the group is left as it is: taking it apart can wait for ranks that are stuck, ending cannot.
+    After an error the group is not destroyed: that could wait for ranks that hang, whereas exiting cannot.
     """
     import torch
 

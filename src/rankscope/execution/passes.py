@@ -1,4 +1,4 @@
-"""The one loop a verb writes, whether the model is in memory, read block by block, or shared by several ranks.
+"""The loop of a verb, the same whether the model is in memory, read block by block, or shared by several ranks.
 
 .. code-block:: python
 
@@ -12,8 +12,8 @@
                             part.run(view.model)
         execution.collect(findings, order)
 
-A stage is the part of the model that runs at once: all of it in memory, one block when it is offloaded. The batches are
-all of them, or those dealt out to this rank. ``collect`` ends with the same rows in the same order in every case.
+A stage is the part of the model that runs at once: the whole model if it is in memory, one block if it is offloaded.
+``batches`` are all batches, or those of this rank. After ``collect``, rows and order are the same in every case.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from rankscope.stream.viewing import undisturbed
 
 
 class Stage(Protocol):
-    """The part of a model that runs at once."""
+    """The part of a model that runs at once; see the module docstring."""
 
     @property
     def view(self) -> ModelView:
@@ -60,11 +60,11 @@ class Stage(Protocol):
         Args:
             part: the batch.
             variant_key: names the network the residual stream belongs to, if several run side by side.
-            keep: whether the next stage starts from what comes out; False for a pass that will be repeated.
+            keep: whether the next stage starts from the output; False for a pass that will be repeated.
         """
 
     def left(self, part: Batch, variant_key: str = "") -> Tensor | None:
-        """The residual stream as the stage before left it; None in the first stage."""
+        """The residual stream after the previous stage; None in the first stage."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class WholeModel:
         return nullcontext()
 
     def left(self, part: Batch, variant_key: str = "") -> Tensor | None:
-        """There is no stage before."""
+        """There is no previous stage."""
         return None
 
 
@@ -91,7 +91,8 @@ class Execution(ABC):
         shown: whether to show a progress bar.
 
     Attributes:
-        prepared: the inputs :meth:`plan` was given. In memory, the same inputs in other batches may replace them.
+        prepared: the inputs passed to :meth:`plan`. In memory, a verb may replace them by the same inputs in other
+            batches.
     """
 
     prepared: Prepared
@@ -113,16 +114,16 @@ class Execution(ABC):
         variants: int = 1,
         reads_weights: bool = False,
     ) -> ModelView:
-        """Discover the structure of the model, and make ready to run it on these inputs.
+        """Discover the structure of the model, and prepare to run it on these inputs.
 
         Args:
             prepared: the inputs.
-            identity: everything besides the model and its inputs that decides the values, so that an offloaded run
-                that was killed is resumed by the same call only.
+            identity: everything besides the model and its inputs that determines the values, so that a killed
+                offloaded run is resumed only by the same call.
             blocks: names or patterns of the block modules, if discovery needs help.
             stream: where the residual stream is, if it was declared.
-            model: runs in place of the loaded one (a random twin); in memory only.
-            variants: how many networks run side by side.
+            model: model to run instead of the loaded one (a randomly initialised copy); in memory only.
+            variants: number of networks that run side by side.
             reads_weights: whether the verb computes with the weights themselves, in float64.
         """
 
@@ -130,49 +131,49 @@ class Execution(ABC):
     def stages(
         self, findings: Findings, *, passes: int = 1, final: bool = False
     ) -> AbstractContextManager[Iterable[Stage]]:
-        """The stages, in order; the model is in evaluation mode meanwhile, and as it was found afterwards.
+        """The stages, in order; the model is in evaluation mode meanwhile, and restored afterwards.
 
         Args:
-            findings: what is found; kept after each block when the model is offloaded with a work folder.
-            passes: how many times the verb goes through :meth:`batches` in a stage, for the progress bar.
+            findings: the results; saved after each block if the model is offloaded with a work folder.
+            passes: how many times the verb iterates over :meth:`batches` in a stage, for the progress bar.
             final: whether the final norm, if there is one, must run too.
         """
 
     @abstractmethod
     def batches(self) -> Iterator[Batch]:
-        """The batches of this process, in order; each is done when the next is asked for."""
+        """The batches of this process, in order; requesting the next one marks a batch as done."""
 
     def watch(self, observe: Observer) -> Observer:
-        """The observer to pass to the tracer; needed if the model may be spread over ranks."""
+        """The observer to pass to the tracer; needed if the model may be sharded over ranks."""
         return observe
 
     def collect(self, findings: Findings, order: Callable[[Piece], Any] = lambda piece: piece.first_sequence) -> None:
-        """Bring everything that was found together, on every rank, with the rows in the order of one process.
+        """Merge the results of all ranks, on every rank, with the rows in the order of a single process.
 
         Args:
-            findings: holds what this process found, and everything afterwards.
+            findings: the results of this process; those of all processes afterwards.
             order: sort key of the rows; rows of one batch stay as they were written.
         """
         findings.arrange(order)
 
     def from_first(self, act: Callable[[], Any]) -> Any:
-        """What ``act`` returns on the first rank, on every rank; for work that is not worth repeating. JSON only."""
+        """Call ``act`` on the first rank and return its result on every rank; it must be JSON."""
         return act()
 
     @property
     def is_in_memory(self) -> bool:
-        """Whether the model can be run as a whole once more."""
+        """Whether the whole model can be run again."""
         return True
 
     @property
     def ends_batch_by_batch(self) -> bool:
-        """Whether this process finishes every batch before the next, so that an interrupt leaves something whole."""
+        """Whether each batch is finished before the next one, so that an interrupt leaves complete results."""
         return True
 
     @property
     @abstractmethod
     def described(self) -> dict[str, Any]:
-        """What a run records about its execution; nothing for one process and a model in memory."""
+        """What a run records about its execution; empty for one process with the model in memory."""
 
 
 class InMemory(Execution):
@@ -181,7 +182,7 @@ class InMemory(Execution):
     Args:
         support: the declaration of the verb.
         loaded: the model and the facts about it.
-        share: of this process.
+        share: the share of this process.
         shown: whether to show a progress bar.
     """
 
@@ -215,35 +216,38 @@ class InMemory(Execution):
     def stages(self, findings: Findings, *, passes: int = 1, final: bool = False) -> Iterator[Iterable[Stage]]:
         """One stage, which is the whole model."""
         assert self._view is not None
+        # Only the batches that this rank observes: an FSDP rank may run one more pass, which is not counted.
         total = passes * len(self._share.own(self.prepared))
         self._bar = tqdm(total=total, desc=self.verb, unit="batch", disable=not self._shown)
         with self._bar, undisturbed(self._view.model), quiet_transformers():
             yield (WholeModel(self._view),)
 
     def batches(self) -> Iterator[Batch]:
-        """All batches, or those dealt out to this rank."""
+        """All batches, or those of this rank."""
         assert self._view is not None
         for part in self._share.batches(self.prepared, self._view.model):
             yield part
+            # Resumed when the caller asks for the next batch, so this one is done.
             if self._bar is not None:
                 self._bar.update()
 
     def watch(self, observe: Observer) -> Observer:
-        """An observer whose errors do not hang other ranks."""
+        """An observer whose errors do not make other ranks hang."""
         return self._share.watch(observe)
 
     def collect(self, findings: Findings, order: Callable[[Piece], Any] = lambda piece: piece.first_sequence) -> None:
         """Gather the findings of all ranks."""
+        # Gathering concatenates the rows rank by rank; the sort below restores the order of a single process.
         self._share.collect(findings, self.loaded)
         super().collect(findings, order)
 
     def from_first(self, act: Callable[[], Any]) -> Any:
-        """Act on the first rank only."""
+        """Call ``act`` on the first rank only."""
         return self._share.from_first(act)
 
     @property
     def ends_batch_by_batch(self) -> bool:
-        """Only without other ranks, which would wait for this one."""
+        """Only without other ranks: they would wait for this one."""
         return self._share.is_alone
 
     @property
@@ -253,12 +257,12 @@ class InMemory(Execution):
 
 
 class Offloaded(Execution):
-    """The weights of one block at a time are in memory, read from a local folder.
+    """Only the weights of one block at a time are in memory, read from a local folder.
 
     Args:
         support: the declaration of the verb.
         meta_model: the model without its weights.
-        limits: memory and work folder the user allowed.
+        limits: memory budget and work folder, as set by the user.
         shown: whether to show a progress bar.
     """
 
@@ -282,6 +286,7 @@ class Offloaded(Execution):
         assert model is None or model is self.loaded.model
         self.prepared = prepared
         options = [str(option) for option in (self.verb, *identity)]
+        # These decide the name of the work folder, so that a killed run is never resumed with other settings.
         named = {"options": options, "dtype": self.loaded.dtype, "blocks": blocks}
         if stream is not None:
             named["stream"] = str(stream)
@@ -301,6 +306,7 @@ class Offloaded(Execution):
     def stages(self, findings: Findings, *, passes: int = 1, final: bool = False) -> Iterator[Iterable[Stage]]:
         """One stage per block, and one for the final norm."""
         assert self._schedule is not None
+        # The generator holds open files, hooks and weights; close it even if the verb stops early.
         with closing(self._schedule.stages(findings, final=final)) as stages:
             yield self._counted(stages)
 
@@ -309,7 +315,7 @@ class Offloaded(Execution):
         depth = self._schedule.view.depth
         with tqdm(total=depth, desc=self.verb, unit="block", disable=not self._shown) as bar:
             for stage in stages:
-                bar.update(stage.number - bar.n)
+                bar.update(stage.number - bar.n)  # not 1: a resumed run starts at a later block
                 yield stage
             bar.update(depth - bar.n)
 
@@ -319,17 +325,17 @@ class Offloaded(Execution):
 
     @property
     def is_in_memory(self) -> bool:
-        """It is not."""
+        """Only one block is in memory."""
         return False
 
     @property
     def ends_batch_by_batch(self) -> bool:
-        """Every batch ends with the last block."""
+        """All batches end together, with the last block."""
         return False
 
     @property
     def described(self) -> dict[str, Any]:
-        """How often blocks were read, and what memory was estimated."""
+        """How often blocks were read, and the memory estimate."""
         schedule = self._schedule
         if schedule is None:
             return {}
@@ -356,32 +362,32 @@ def executing(
     parallel: Parallel | None = None,
     progress: bool = False,
 ) -> Iterator[Execution]:
-    """Load a model as the user asked, or open it without its weights.
+    """Load a model, or open it without its weights if it is offloaded.
 
     Args:
         support: the declaration of the verb.
         model: a spec or a module.
-        seed: of a random initialisation.
-        dtype: of the weights, if they are loaded here.
+        seed: seed for a random initialisation.
+        dtype: dtype of the weights, if they are loaded here.
         offload: read a local folder block by block.
-        memory: with ``offload``, the budget.
+        memory: with ``offload``, the memory budget.
         work: with ``offload``, the folder for checkpoints.
         parallel: how the processes of the group share the work.
         progress: show a progress bar, on the first rank.
 
     Raises:
-        InputError: the verb cannot be executed in this way, or arguments that do not go together.
+        InputError: the verb does not support this, or the arguments contradict each other.
     """
     if offload:
         support.check(offload=True)
         yield Offloaded(support, *_offloaded(model, memory, work, dtype, parallel), shown=progress)
         return
     if memory is not None or work is not None:
-        raise InputError("memory and work go with offload: without it the model is loaded whole. Add offload=True.")
+        raise InputError("memory and work need offload: without it the whole model is loaded. Add offload=True.")
     if parallel in PARALLEL_MODES:
         support.check(parallel=parallel)
     mode = parallel_mode(model, parallel)
-    support.check(parallel=mode)  # a module may be spread already, without being asked
+    support.check(parallel=mode)  # checked again: the user's module may already be sharded
     with sharing(mode) as share:
         yield InMemory(support, share.load(model, seed=seed, dtype=dtype), share, shown=progress)
 
@@ -395,12 +401,12 @@ def _offloaded(
 ) -> tuple[MetaModel, OffloadLimits]:
     if isinstance(model, nn.Module):
         raise InputError(
-            f"offload reads weights from a local folder as it goes; {type(model).__name__} is in memory already. Leave "
-            "offload out, or pass the folder."
+            f"offload reads weights from a local folder while it runs; {type(model).__name__} is already in memory. "
+            "Leave offload out, or pass the folder."
         )
     if parallel is not None:
         raise InputError(
-            f"offload works in one process, and parallel={parallel!r} was asked for. Leave one of them out."
+            f"offload works in one process, so it cannot be combined with parallel={parallel!r}. Leave one out."
         )
     if memory is not None:
         parse_size(memory)
@@ -408,10 +414,10 @@ def _offloaded(
 
 
 def declared_or_offloaded(stream: Stream | str | bool | None, offload: bool) -> tuple[Stream | None, bool]:
-    """What ``stream`` and ``offload`` ask for; ``stream=True`` is the earlier spelling of ``offload=True``.
+    """The declared stream and whether to offload; ``stream=True`` is the old spelling of ``offload=True``.
 
     Raises:
-        InputError: ``stream`` is neither a declaration nor a truth value.
+        InputError: ``stream`` is neither a declaration nor a bool.
     """
     if not isinstance(stream, bool):
         return stream_of(stream), offload
@@ -424,14 +430,14 @@ def declared_or_offloaded(stream: Stream | str | bool | None, offload: bool) -> 
 
 
 def _need_weights(model: nn.Module, verb: str) -> None:
-    """Make sure that all weights of a loaded model can be read.
+    """Check that all weights of a loaded model can be read.
 
     Raises:
-        UnsupportedConfigError: some are elsewhere until their module runs.
+        UnsupportedConfigError: some are on the meta device until their module runs.
     """
     away = next((name for name, parameter in model.named_parameters() if parameter.is_meta), None)
     if away is not None:
         raise UnsupportedConfigError(
-            f"{verb} computes with the weights themselves, and {away} is offloaded (device_map). Pass the folder with "
-            "offload=True instead, which has one block at a time in memory; measure and ablate take the model as it is."
+            f"{verb} computes with the weights themselves, but {away} is offloaded (device_map). Pass the folder with "
+            "offload=True instead, which loads one block at a time; measure and ablate accept the model as it is."
         )

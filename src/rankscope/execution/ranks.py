@@ -1,8 +1,8 @@
 """One run over several ranks: which rank runs which batches, and how their rows become one table.
 
-Whole batches are dealt out, so every forward pass has the same composition as in one process and its values have the
-same bits. If weights are spread (FSDP2), a rank without a batch left runs along unobserved, because the others need its
-part. If products are spread (tensor parallel), every rank runs every batch and sees its own heads.
+Whole batches are distributed, so every forward pass has the same batch as in a single process, and its values are
+bit-identical. If weights are sharded (FSDP2), a rank without a batch left runs a pass without observing it, because the
+others need its shard. If products are split (tensor parallel), every rank runs every batch and sees its own heads.
 """
 
 from __future__ import annotations
@@ -37,29 +37,29 @@ from rankscope.stream.viewing import view_of
 
 
 def parallel_mode(model: str | Path | nn.Module, parallel: Parallel | None) -> Parallel | None:
-    """The mode asked for, or the one in which a module is spread already; None if this process works alone.
+    """The requested mode, or the one in which a module is already sharded; None if this process works alone.
 
     Raises:
-        InputError: it does not go with the model or with the number of processes.
+        InputError: the mode does not fit the model or the number of processes.
     """
     if parallel is not None and parallel not in PARALLEL_MODES:
         raise InputError(f"parallel={parallel!r} is not one of {', '.join(PARALLEL_MODES)}.")
     if not isinstance(model, nn.Module):
         if parallel in ("fsdp", "tensor") and not in_group():
             raise InputError(
-                f"parallel={parallel!r} spreads a model over several processes, and there is one. Start several, e.g. "
+                f"parallel={parallel!r} shards a model over several processes, but there is one. Start several, e.g. "
                 "torchrun --nproc-per-node 2 -m rankscope measure ..., or leave it out."
             )
         return parallel if in_group() else None
     spread = spread_of(model)
     if spread is None and parallel in ("fsdp", "tensor"):
         raise InputError(
-            f"parallel={parallel!r}: a module that is handed over is not changed, and this one is not spread. Call "
-            "fully_shard on it or load it with a tensor-parallel plan yourself, or pass the folder it lies in."
+            f"parallel={parallel!r}: your own module is not changed, and it is not sharded. Call fully_shard on it or "
+            "load it with a tensor-parallel plan yourself, or pass its folder."
         )
     if spread is not None and in_group():
         if parallel is not None and parallel != spread:
-            raise InputError(f"parallel={parallel!r}, but this module is spread already: {spread}. Leave it out.")
+            raise InputError(f"parallel={parallel!r}, but this module is already sharded: {spread}. Leave it out.")
         return spread
     return parallel if in_group() else None
 
@@ -101,10 +101,10 @@ class RankShare:
     def view(
         self, model: nn.Module, prepared: Prepared, blocks: str | Sequence[str] | None, stream: Stream | None
     ) -> ModelView:
-        """The structure of a model, discovered in a forward pass on some of its inputs, the same on all ranks.
+        """The structure of a model, discovered in a forward pass on the first batch, the same on all ranks.
 
         Raises:
-            InputError: the ranks were given different inputs.
+            InputError: the ranks received different inputs.
         """
         if self._ranks is not None and not self._compared:
             _need_same_inputs(self._ranks.gather(_digest_of(prepared)))
@@ -113,7 +113,7 @@ class RankShare:
         return view_of(model, prepared[0], blocks=blocks, stream=stream)
 
     def watch(self, observe: Observer) -> Observer:
-        """An observer that an error, or a pass in which this rank only runs along, does not disturb."""
+        """An observer that postpones errors until the pass is over, and can be muted."""
         if self._ranks is None:
             return observe
         self._observer = RankObserver(observe, spread=self._mode == "tensor")
@@ -123,10 +123,11 @@ class RankShare:
         """The batches this rank runs and observes."""
         if self._ranks is None or self._mode == "tensor":
             return prepared.batches
+        # Round robin, so that the ranks finish within one batch of each other.
         return prepared.batches[self._ranks.rank :: self._ranks.world]
 
     def batches(self, prepared: Prepared, model: nn.Module) -> Iterator[Batch]:
-        """The batches of this rank, in order; all forward passes have ended when the iterator has."""
+        """The batches of this rank, in order; when the iterator ends, so have all forward passes."""
         if self._ranks is None:
             yield from prepared
             return
@@ -138,6 +139,7 @@ class RankShare:
             yield part
             if self._observer is not None:
                 self._observer.settle()
+        # Batches do not divide evenly: this rank has one less than others, which need its shards in their last pass.
         if self._mode == "fsdp" and len(own) * self._ranks.world < len(prepared):
             assert self._observer is not None
             self._before_a_pass()
@@ -145,28 +147,29 @@ class RankShare:
                 prepared[-1].run(model)
 
     def _before_a_pass(self) -> None:
-        """A forward pass of a spread model contains collective operations, and begins with all ranks."""
+        """Synchronise: a forward pass of a sharded model contains collectives, so all ranks must start it together."""
         if self._ranks is not None and self._mode == "data":
             self._ranks.heartbeat()
         elif self._ranks is not None:
             self._ranks.barrier()
 
     def collect(self, findings: Findings, loaded: LoadedModel) -> None:
-        """Add what the other ranks found, so that every rank holds all of it; rows are not yet in order."""
+        """Add the results of the other ranks, so that every rank has all of them; the rows are not yet in order."""
         if self._ranks is None:
             return
         found = [rows_from_bytes(data) for data in self._ranks.gather(findings.packed())]
         pieces = [pieces for pieces, _ in found]
+        # Tensor parallel: all ranks have the same pieces with different heads. Otherwise each has pieces of its own.
         if self._mode == "tensor":
             gathered = self._observer is not None and self._observer.gathered_heads
             findings.writer.replace(_with_all_heads(pieces, _heads_of(loaded, gathered=gathered)))
         else:
             findings.writer.replace(piece for rank in pieces for piece in rank)
-        for _, remarks in reversed(found):  # the first rank last: where ranks disagree in rounding, its word counts
+        for _, remarks in reversed(found):  # the first rank last: if ranks differ by rounding, its values win
             findings.learn(remarks)
 
     def from_first(self, act: Callable[[], Any]) -> Any:
-        """What ``act`` returns on the first rank, as JSON, on every rank; the others do not call it."""
+        """Call ``act`` on the first rank only and return its result, as JSON, on every rank."""
         if self._ranks is None:
             return act()
         payload = json.dumps(act() if self.is_first else None).encode()
@@ -178,7 +181,7 @@ def sharing(mode: Parallel | None) -> Iterator[RankShare]:
     """Share a run among the ranks of the group; an error on one of them is raised on all.
 
     Args:
-        mode: what :func:`parallel_mode` found.
+        mode: the result of :func:`parallel_mode`.
     """
     if mode is None:
         yield RankShare()
@@ -191,12 +194,12 @@ class RankObserver:
     """An observer on one of several ranks: an error in it must not stop a forward pass that other ranks take part in.
 
     Args:
-        observe: receives what is seen, whole.
-        spread: whether activations may be spread over the ranks.
+        observe: receives the observed tensors, gathered if necessary.
+        spread: whether activations may be distributed over the ranks.
 
     Attributes:
         batch: the batch of the current forward pass.
-        gathered_heads: whether heads were seen as distributed tensors, and put together here.
+        gathered_heads: whether heads were observed as distributed tensors and gathered here.
     """
 
     def __init__(self, observe: Observer, *, spread: bool) -> None:
@@ -208,7 +211,7 @@ class RankObserver:
         self.gathered_heads = False
 
     def __call__(self, ref: SiteRef, seen: Tensor | AttentionCall) -> None:
-        """Observe, unless muted; an error is kept for :meth:`settle`."""
+        """Observe, unless muted; an error is stored for :meth:`settle`."""
         if self._spread:
             seen = self._whole(seen)  # a collective operation: every rank must make it
         if self._muted or self._error is not None:
@@ -221,7 +224,7 @@ class RankObserver:
             self._error = error
 
     def settle(self) -> None:
-        """Raise the kept error, now that the forward pass is over."""
+        """Raise the stored error, now that the forward pass is over."""
         if self._error is not None:
             raise self._error
 
@@ -238,9 +241,9 @@ class RankObserver:
         ids = None if self.batch is None else self.batch.inputs.get("input_ids")
         if isinstance(ids, Tensor) and ids.dim() == 2 and stream.shape[1] < ids.shape[1]:
             raise InputError(
-                f"At {ref.site} of block {ref.layer} this process holds {stream.shape[1]} of {ids.shape[1]} tokens: "
-                "the stream is cut along the sequence (sequence parallel). Load the model with a plan that keeps it "
-                "whole."
+                f"At {ref.site} of block {ref.layer} this process has {stream.shape[1]} of {ids.shape[1]} tokens: the "
+                "stream is split along the sequence (sequence parallel). Load the model with a plan that does not "
+                "split it."
             )
 
     def _whole(self, seen: Tensor | AttentionCall) -> Tensor | AttentionCall:
@@ -270,18 +273,18 @@ def _need_same_inputs(digests: Sequence[bytes]) -> None:
     different = [rank for rank, digest in enumerate(digests) if digest != digests[0]]
     if different:
         raise InputError(
-            f"Process {', '.join(map(str, different))} was given other inputs than process 0. Whole batches are dealt "
-            "out here: pass the same inputs, all of them, on every process."
+            f"Process {', '.join(map(str, different))} received other inputs than process 0. rankscope distributes the "
+            "batches itself: pass all inputs, the same ones, on every process."
         )
 
 
 @dataclass(frozen=True)
 class _Heads:
-    """What is known of a tensor-parallel model's attention heads.
+    """The attention heads of a tensor-parallel model.
 
     Attributes:
-        total: how many a layer has in all, by the configuration; None if nothing says.
-        cut: whether each rank saw its own, by the weights of the modules called attention.
+        total: number of heads per layer, from the configuration; None if unknown.
+        cut: whether each rank saw only its own heads, judged by the weights of the attention modules.
     """
 
     total: int | None
@@ -289,7 +292,7 @@ class _Heads:
 
 
 def _heads_of(loaded: LoadedModel, *, gathered: bool) -> _Heads:
-    """Read the heads off a model; ``gathered`` if they were distributed tensors that have been put together already."""
+    """Determine the heads of a model; ``gathered`` if they were distributed tensors that are already gathered."""
     config = loaded.config
     total = None if config is None else config.get_text_config().to_dict().get("num_attention_heads")
     inside = [
@@ -306,13 +309,13 @@ def _is_cut(parameter: Any) -> bool:
 
 
 def _with_all_heads(ranks: Sequence[Sequence[Piece]], heads: _Heads) -> list[Piece]:
-    """Pieces of the same batches from several ranks, each with its own heads, as one process writes them.
+    """Join pieces of the same batches from several ranks, each with its own heads, as a single process writes them.
 
-    Rows without a head are the same on every rank, and those of the first rank are taken.
+    Rows without a head axis are the same on every rank; those of the first rank are used.
 
     Raises:
         ProcessError: the ranks saw different sites.
-        UnsupportedConfigError: the heads are neither all on every rank nor dealt out among them.
+        UnsupportedConfigError: the heads are neither all on every rank nor split among the ranks.
     """
     if len({tuple(map(_key, pieces)) for pieces in ranks}) > 1:
         raise ProcessError("The processes saw different sites. Pass the same model, inputs and sites on every one.")
@@ -328,12 +331,13 @@ def _joined(same: Sequence[Piece], heads: _Heads) -> Piece:
     if first.values.ndim == 1:
         return first
     counts = [piece.values.shape[1] for piece in same]
+    # The heads of all ranks add up to the total: concatenate. Every rank has all of them: use the first rank.
     if not (heads.cut if heads.total is None else sum(counts) == heads.total):
         if heads.total is None or set(counts) == {heads.total}:
             return first
         raise UnsupportedConfigError(
-            f"Block {first.layer} has {heads.total} heads by its configuration, and the processes saw "
-            f"{', '.join(map(str, counts))}. Ask for metrics of tokens only, or measure it with parallel='fsdp'."
+            f"Block {first.layer} has {heads.total} heads according to its configuration, but the processes saw "
+            f"{', '.join(map(str, counts))}. Choose token metrics only, or use parallel='fsdp'."
         )
     return replace(
         first,

@@ -1,9 +1,9 @@
-"""How ranks agree: entries in the store that ``init_process_group`` opened, and a rendezvous built on them.
+"""How ranks synchronise: entries in the store that ``init_process_group`` opened, and a rendezvous built on them.
 
-Nothing here is a collective operation, and every wait is limited, so a rank that is late, has nothing to do or died
-cannot hang the others. A forward pass that does contain collectives (FSDP, tensor parallel) is entered only after a
-:meth:`Rendezvous.barrier`: a rank that failed before it would leave the others waiting inside a collective, or meet
-them there with one that belongs to its next call.
+Nothing here is a collective operation, and every wait has a timeout, so a rank that is late, has nothing to do or died
+cannot make the others hang. A forward pass that does contain collectives (FSDP, tensor parallel) starts only after a
+:meth:`Rendezvous.barrier`: otherwise a rank that failed earlier would leave the others waiting inside a collective, or
+join it with one that belongs to its next call.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class RankStore:
         self._store.set(key, value)  # type: ignore[arg-type]
 
     def write_first(self, key: str, value: str) -> str:
-        """Set an entry unless it exists; returns its value, which is the same for every rank that asks."""
+        """Set an entry unless it exists; returns its value, which is the same on every rank."""
         return bytes(self._store.compare_set(key, "", value)).decode()
 
     def has(self, *keys: str) -> bool:
@@ -68,7 +68,7 @@ class RankStore:
             self._store.delete_key(key)
 
     def wait(self, ready: Callable[[], bool], seconds: float, news: Callable[[], object] = lambda: None) -> bool:
-        """Poll until ``ready()``; returns whether it was, within ``seconds`` of the start or of the last news."""
+        """Poll until ``ready()``; returns False after ``seconds`` without it and without a change of ``news()``."""
         heard, since = news(), time.monotonic()
         while not ready():
             if (found := news()) != heard:
@@ -79,22 +79,23 @@ class RankStore:
         return True
 
     def meet(self, name: str, *, patience: float, unless: str) -> bool:
-        """Whether all ranks came to the point called ``name``; the same answer on every rank.
+        """Whether all ranks reached the point called ``name``; the same answer on every rank.
 
-        The last rank to arrive writes "go", a rank that loses patience writes "skip", and the first of the two counts.
+        The last rank to arrive writes "go", a rank that times out writes "skip", and the first of the two counts.
 
         Args:
-            name: of this point in the program.
+            name: name of this point in the program.
             patience: seconds to wait for the others.
-            unless: an entry after which waiting is useless, because a rank will not come.
+            unless: an entry that ends the wait, because it means that a rank will not arrive.
         """
         verdict = f"verdict.{name}"
         before, self._met = self._met, name
         if self.add(f"arrived.{name}") == self.world:
-            if before is not None:  # all have left the one before
+            if before is not None:  # all ranks arrived here, so none still reads the previous entries
                 self.delete(f"arrived.{before}", f"verdict.{before}")
             return self.write_first(verdict, _GO) == _GO
         self.wait(lambda: self.has(verdict) or self.has(unless), patience)
+        # An atomic compare-and-set: "skip" after a timeout loses against a "go" that was written meanwhile.
         return self.write_first(verdict, _SKIP) == _GO
 
 
@@ -102,7 +103,7 @@ class Rendezvous:
     """This rank among the others, in one piece of shared work. Every rank opens its rendezvous in the same order.
 
     Args:
-        patience: seconds without a heartbeat from any rank after which the others are given up.
+        patience: seconds without a heartbeat from any rank after which to give up on the others.
     """
 
     def __init__(self, patience: float = PATIENCE_SECONDS) -> None:
@@ -112,7 +113,7 @@ class Rendezvous:
         self._gathered = self._barriers = 0
 
     def heartbeat(self) -> None:
-        """Say that this rank is at work; raises if another rank failed."""
+        """Signal that this rank is alive; raises if another rank failed."""
         self._store.add("beats")
         self._check()
 
@@ -120,28 +121,29 @@ class Rendezvous:
         """Wait for all ranks before work that needs them all: every rank continues, or every rank raises.
 
         Raises:
-            ProcessError: another rank failed, or did not come for too long.
+            ProcessError: another rank failed, or did not arrive in time.
         """
         self._barriers += 1
         self._store.add("beats")
         if not self._store.meet(f"barrier.{self._barriers}", patience=self._patience, unless="failed"):
             self._check()
             raise ProcessError(
-                f"Not all {self.world} processes came within {self._patience:g} s. Every process of the group must "
-                "make the same call; see whether they run."
+                f"Not all {self.world} processes arrived within {self._patience:g} s. Every process of the group must "
+                "make the same call; check that they are running."
             )
 
     def gather(self, payload: bytes) -> list[bytes]:
         """The payloads of all ranks, in the order of ranks, on every rank.
 
         Raises:
-            ProcessError: another rank failed, or nothing was heard of one for too long.
+            ProcessError: another rank failed, or did not respond in time.
         """
         name = f"gather.{self._gathered}"
         self._gathered += 1
         chunks = [payload[start : start + _CHUNK] for start in range(0, len(payload), _CHUNK)]
         for number, chunk in enumerate(chunks):
             self._store.write(f"{name}.{self.rank}.{number}", chunk)
+        # Written last: it tells the other ranks that all chunks are there.
         self._store.write(f"{name}.{self.rank}", str(len(chunks)))
         self._wait([f"{name}.{rank}" for rank in range(self.world)])
         found = [self._read(f"{name}.{rank}") for rank in range(self.world)]
@@ -150,15 +152,15 @@ class Rendezvous:
         return found
 
     def fail(self, error: BaseException) -> BaseException:
-        """Tell the other ranks of an error here; returns what to raise: it, or that of the rank that failed first."""
+        """Report an error to the other ranks; returns the one to raise: this, or that of the first rank to fail."""
         words = " ".join(str(error).split()) or "no message"
         named = words if isinstance(error, RankscopeError) else f"{type(error).__name__}: {words}"
         try:
             first = self._store.write_first("failed", json.dumps({"rank": self.rank, "error": named}))
             self._store.add("noted")
-            if self.rank == 0:  # may hold the store: stay for a while until all know
+            if self.rank == 0:  # may host the store: wait a moment until all ranks know
                 self._store.wait(lambda: self._store.add("noted", 0) >= self.world, _PARTING_SECONDS)
-        except RuntimeError:  # the store is gone, and with it the rank that held it: nobody is left to be told
+        except RuntimeError:  # the store is gone with the rank that hosted it: there is nobody to inform
             return error
         if isinstance(error, RankscopeError) or not isinstance(error, Exception):
             return error
@@ -173,7 +175,7 @@ class Rendezvous:
         return ProcessError(f"Process {failed['rank']} of {self.world} failed: {failed['error']}")
 
     def _unless_failed(self, ready: bool) -> bool:
-        """``ready``; if it is False, another rank may have failed, which is raised."""
+        """Return ``ready``; if it is False, raise if another rank failed."""
         if not ready:
             self._check()
         return ready
@@ -185,15 +187,15 @@ class Rendezvous:
         if not self._store.wait(lambda: self._unless_failed(self._store.has(*keys)), self._patience, beats):
             absent = [rank for rank, key in enumerate(keys) if not self._store.has(key)]
             raise ProcessError(
-                f"Nothing was heard of process {', '.join(map(str, absent))} of {self.world} for "
-                f"{self._patience:g} s. Every process of the group must make the same call; see whether it runs."
+                f"Process {', '.join(map(str, absent))} of {self.world} did not respond for {self._patience:g} s. "
+                "Every process of the group must make the same call; check that it is running."
             )
 
     def _read(self, key: str) -> bytes:
         return b"".join(self._store.read(f"{key}.{number}") for number in range(int(self._store.read(key))))
 
     def _close(self, name: str) -> None:
-        """The first rank, which may hold the store, removes the payloads when all have read them."""
+        """On the first rank, which may host the store, remove the payloads once all ranks have read them."""
         if self.rank == 0:
             self._store.wait(
                 lambda: self._unless_failed(self._store.add(f"{name}.read", 0) >= self.world), self._patience
@@ -207,8 +209,8 @@ class Rendezvous:
 def rendezvous(patience: float = PATIENCE_SECONDS) -> Iterator[Rendezvous]:
     """Open a rendezvous of all ranks; an error on one rank becomes an error on all.
 
-    The rank that failed first raises its own error, and so does any other rank with a rankscope error. What goes wrong
-    elsewhere as a consequence (a closed connection, say) is raised as :class:`ProcessError`.
+    The first rank to fail raises its own error, and so does any other rank with a rankscope error. Errors that follow
+    on other ranks (a closed connection, for example) are raised as :class:`ProcessError`.
     """
     ranks = Rendezvous(patience)
     try:

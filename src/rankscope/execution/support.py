@@ -1,4 +1,4 @@
-"""How a verb can be executed, as it declares it; it refuses the rest by that, and ``--help`` says so."""
+"""How a verb can be executed, as declared; other modes raise with the reason, which ``--help`` shows too."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ PARALLEL_MODES: tuple[Parallel, ...] = ("data", "fsdp", "tensor")
 
 @dataclass(frozen=True)
 class ExecutionSupport:
-    """How a verb can be executed besides in memory in one process: each None, or the reason why it cannot.
+    """How a verb can be executed besides in memory in one process: for each mode None, or why it cannot.
 
     Attributes:
-        verb: its name.
+        verb: name of the verb.
         no_offload: why the blocks cannot run one at a time.
-        no_data: why batches cannot be dealt out to ranks.
-        no_spread: why the model cannot be spread over ranks (``"fsdp"``, ``"tensor"``).
+        no_data: why batches cannot be distributed over ranks.
+        no_spread: why the model cannot be sharded over ranks (``"fsdp"``, ``"tensor"``).
 
     Example:
         >>> entry = ExecutionSupport("count", no_spread="count reads whole weights")
@@ -37,14 +37,14 @@ class ExecutionSupport:
 
     @property
     def parallel_modes(self) -> tuple[Parallel, ...]:
-        """What ``parallel`` may be."""
+        """The supported values of ``parallel``."""
         return tuple(mode for mode in PARALLEL_MODES if self._reason(mode) is None)
 
     def check(self, *, offload: bool = False, parallel: Parallel | None = None) -> None:
-        """Make sure that the verb can be executed in this way.
+        """Check that the verb supports this.
 
         Raises:
-            InputError: it cannot, for the declared reason.
+            InputError: it does not, for the declared reason.
         """
         if offload and self.no_offload is not None:
             raise InputError(f"{self.verb} does not take offload=True: {self.no_offload}. Leave it out.")
@@ -58,5 +58,5 @@ class ExecutionSupport:
         return self.no_data if mode == "data" else self.no_spread
 
 
-WHOLE_WEIGHTS = "it computes with the weights of whole blocks, and each process would hold a part of every weight"
-"""Why several verbs cannot spread a model."""
+WHOLE_WEIGHTS = "it computes with the weights of whole blocks, but each process would hold a shard of every weight"
+"""Why several verbs cannot shard a model."""

@@ -1,4 +1,4 @@
-"""Verbs: one folder each, declared in its ``__init__``; ``VERBS`` is their registry."""
+"""The verbs: one folder each, declared in its ``__init__``; ``VERBS`` is their registry."""
 
 from __future__ import annotations
 

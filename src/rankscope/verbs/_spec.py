@@ -1,11 +1,11 @@
-"""A verb is a declaration, and this is the registry of them.
+"""Declarations of verbs, and their registry.
 
-The command line, ``rerun``, ``report``, ``query``, ``sweep``, printing, plotting and the docs read it, so adding a verb
-is adding a folder to this package; ``docs/adding.md`` shows one.
+The command line, ``rerun``, ``report``, ``query``, ``sweep``, printing, plotting and the docs read it. To add a
+verb, add a folder to this package; ``docs/adding.md`` shows one.
 
 ``verbs/NAME/__init__.py`` declares, ``run.py`` computes (torch), ``judge.py`` and ``show.py`` read a finished run (no
-torch). Functions are named by their place, ``module:name`` below ``rankscope``, and imported when first used: looking
-at the registry imports neither torch nor numpy.
+torch). Functions are given as ``module:name``, relative to ``rankscope``, and imported on first use: reading the
+registry imports neither torch nor numpy.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ Place = str | Callable[..., Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Show:
-    """How a run is written and drawn; the defaults show any run as a grid of metrics by layer.
+    """How a run is printed and plotted; the defaults show any run as a grid of metrics by layer.
 
     Attributes:
         document: ``run -> Document``: its tables, verdict and notes, for print, terminal and notebook.
         plot: ``run -> Plot``: its figure.
         has_choices: whether ``plot`` takes ``metrics`` and ``site``.
-        sections: of the HTML report, by name: ``(run, detail) -> section``.
+        sections: sections of the HTML report, by name: ``(run, detail) -> section``.
     """
 
     document: Place = "verbs.measure.show:document"
@@ -42,26 +42,26 @@ class Show:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Verb:
-    """What there is to know about a verb.
+    """The declaration of a verb.
 
     Attributes:
-        name: of the command, of the Python function, and of the runs it makes (``Run.kind``).
-        question: that it answers; heads its help and its chapter of a report.
-        answer: one line about what it gives.
+        name: name of the command, of the Python function, and of its runs (``Run.kind``).
+        question: the question it answers; first sentence of its help and title of its chapter in a report.
+        answer: one line on what it does.
         run: the Python function; it returns a :class:`~rankscope.runs.run.Run`.
-        options: of the command line, in the order of its help; also those of a plan.
-        judge: draws the verdict from the rows.
-        show: how a run is written and drawn.
-        columns: that its rows have beside those of every run, with the type of each; ``query`` knows them.
+        options: options of the command line, in the order of the help; also those of a plan.
+        judge: computes the verdict from the rows.
+        show: how a run is printed and plotted.
+        columns: further columns of its rows, with their types; ``query`` knows them.
         examples: command lines without the name of the program; tests run them.
-        under_torchrun: a command line that several processes share, if the verb can be shared.
+        under_torchrun: an example for ``torchrun``, if several processes can share the work.
         order: position in the list of commands.
-        subject: whether it runs a model, or reads only the design of one.
+        subject: whether it runs a model or only reads a design.
         in_plans: whether a sweep can run it.
         under_variants: whether a sweep runs it under each variant of its plan.
-        in_plans_always: arguments every task of a sweep passes.
+        in_plans_always: arguments that every task of a sweep passes.
         execution: how it can be executed besides in memory; None for a verb that runs no model.
-        is_float64: whether it holds a float64 copy of the weights.
+        is_float64: whether it keeps a float64 copy of the weights.
         call: ``(rankscope, {option: value}) -> Run`` in place of calling ``run`` with the options of the command
             line.
         command: a command written by hand, for a verb whose result is not a run.

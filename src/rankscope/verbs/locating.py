@@ -1,4 +1,4 @@
-"""Which module is the first to give out NaN or infinity."""
+"""Finds the first module that returns NaN or infinity."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from rankscope.stream.viewing import undisturbed
 
 
 def where_it_breaks(model: nn.Module, batches: Iterable[Batch]) -> list[str]:
-    """The first module whose inputs are finite and whose output is not, in words; looked for in one more pass.
+    """Describe the first module whose inputs are finite and whose output is not; takes one more pass.
 
     Returns:
-        Nothing when every module's output is finite: then the numbers were lost between modules.
+        An empty list if the output of every module is finite: then the values were lost between modules.
     """
     for batch in batches:
         found = _in_batch(model, batch)
@@ -43,7 +43,7 @@ def _in_batch(model: nn.Module, batch: Batch) -> str | None:
     if not found:
         return None
     module = found[0]
-    return f"The first module to give out NaN or infinity is {names[module]} ({type(module).__name__}){_why(module)}."
+    return f"The first module to return NaN or infinity is {names[module]} ({type(module).__name__}){_why(module)}."
 
 
 def _why(module: nn.Module) -> str:

@@ -1,4 +1,4 @@
-"""What every run says about itself: the float floor it met and where its numbers come from."""
+"""What every run records about itself: the float floor and the provenance of its numbers."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from rankscope.surgery.session import operations_on
 
 
 class Counted(Protocol):
-    """What a reader has seen of the activations."""
+    """What a reader has seen."""
 
     @property
     def dtypes(self) -> set[torch.dtype]:
-        """Their formats."""
+        """Dtypes of the activations."""
 
     @property
     def lengths(self) -> dict[str | None, dict[int, int]]:
-        """By stack and sequence, how many tokens count."""
+        """Number of measured tokens, by stack and sequence."""
 
 
 def floor_of(dtypes: set[torch.dtype]) -> dict[str, Any]:
-    """The coarsest format any activation was in decides what can be told from rounding."""
+    """The float floor of the run: that of the coarsest dtype of any activation."""
     if not dtypes:
         return {"dtype": None, "relative": None, "meaning": "no activation was measured"}
     coarsest = max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)
@@ -41,7 +41,7 @@ def floor_of(dtypes: set[torch.dtype]) -> dict[str, Any]:
 
 
 def exact_floors(own_dtype: str) -> dict[str, Any]:
-    """The floors of the formats an exact run is compared with; exact arithmetic itself has none."""
+    """The floors of the dtypes an exact run is compared with; exact arithmetic itself has none."""
     names = dict.fromkeys((own_dtype, "float32", "float64"))
     formats = {name: float_floor(getattr(torch, name)) for name in names}
     return {
@@ -60,7 +60,7 @@ def provenance_of(
     seconds: float,
     stream: Stream | None = None,
 ) -> Provenance:
-    """Model, inputs, arithmetic and any surgery under way."""
+    """The provenance of a run: model, inputs, arithmetic and active surgery."""
     lengths = next(iter(counted.lengths.values()), {})
     return Provenance(
         model=loaded.spec,
@@ -84,7 +84,7 @@ def provenance_of(
 
 
 def about_inputs(run: Run, prepared: Prepared) -> Run:
-    """The run with a verdict that also says how what was read is not what was given: hashed, random or cut."""
+    """Add to the verdict how the inputs differ from what the user passed: hashed, random or truncated."""
     if not prepared.caveats:
         return run
     return dataclasses.replace(run, verdict=" ".join((run.verdict, *prepared.caveats)))

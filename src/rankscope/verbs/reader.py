@@ -1,4 +1,4 @@
-"""From a tensor at a site to rows of numbers: the reducer that every measuring verb hangs on the tracer."""
+"""Reduces the tensors seen at sites to rows of numbers; every measuring verb passes such a reader to the tracer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rankscope.stream.attention_calls import AttentionCall
 from rankscope.stream.sites import SiteRef
 
 DENSE_BYTES = 1 << 29
-"""Without a choice, probabilities of one block that would take more memory than this are gone through by tiles."""
+"""By default, if the probabilities of one block would take more memory than this, they are computed in tiles."""
 
 Keep = Callable[[int, int, torch.device], Tensor | None]
 
@@ -33,7 +33,7 @@ class AttentionAlgorithm:
     """Dense or blockwise.
 
     Attributes:
-        way: None for the one that suits the size.
+        way: ``"dense"`` or ``"blockwise"``; None chooses by size.
         passes: walks per head for the largest singular value; None for as many as are affordable.
     """
 
@@ -41,12 +41,12 @@ class AttentionAlgorithm:
     passes: int | None = None
 
     def view(self, call: AttentionCall, keep: Keep, *, spectrum: bool) -> tuple[AttentionView, torch.dtype]:
-        """The reductions of one attention call, and the format its probabilities are in.
+        """The reductions of one attention call, and the dtype of its probabilities.
 
         Args:
-            call: what was seen.
-            keep: which tokens count, by number of sequences and tokens and device.
-            spectrum: whether a singular value will be asked for.
+            call: the observed call.
+            keep: returns which tokens are measured, given the number of sequences, of tokens, and the device.
+            spectrum: whether a singular value will be needed.
         """
         if not self._goes_by_tiles(call):
             probs = call.probs()
@@ -102,14 +102,14 @@ def parse_attention_algorithm(word: str | None) -> AttentionAlgorithm:
 
 
 class SiteReader:
-    """Observes sites and writes one row per metric, site, layer and sequence; keeps no tensor.
+    """Observes sites and writes one row per metric, site, layer and sequence; stores no tensor.
 
     Args:
-        metrics: what to take; token metrics at stream sites, attention metrics at probability sites.
-        policy: which tokens count.
-        writer: where the rows go.
+        metrics: the metrics; token metrics at stream sites, attention metrics at probability sites.
+        policy: which tokens to measure.
+        writer: collects the rows.
         at: values of the writer's further columns, for every row.
-        attention: how probabilities are gone through; by size unless it says otherwise.
+        attention: algorithm for attention probabilities; chosen by size by default.
     """
 
     def __init__(
@@ -134,12 +134,12 @@ class SiteReader:
         self.in_parts: dict[str, str] = {}
 
     def start(self, batch: Batch) -> None:
-        """The next forward pass is of this batch."""
+        """Announce the batch of the next forward pass."""
         self._batch = batch
         self._heads_seen.clear()
 
     def __call__(self, ref: SiteRef, seen: Tensor | AttentionCall) -> None:
-        """Reduce what is seen at a site, now."""
+        """Reduce the observed tensor at once."""
         if isinstance(seen, AttentionCall):
             if self._of_attention:
                 self._read_attention(ref, seen)
@@ -150,22 +150,22 @@ class SiteReader:
 
     @property
     def first_sequence(self) -> int:
-        """Number of the first sequence of the forward pass that runs."""
+        """Number of the first sequence of the current forward pass."""
         assert self._batch is not None
         return self._batch.first_sequence
 
     def kept(self, x: Tensor) -> Tensor | None:
-        """Which tokens of a stream count; None for all."""
+        """Which tokens of a stream are measured; None for all."""
         return self._keep(x.shape[0], x.shape[1], x.device)
 
     def note(self, ref: SiteRef, x: Tensor) -> None:
-        """Remember format, shape and lengths of what was seen."""
+        """Remember dtype, shape and lengths of an observed tensor."""
         self.dtypes.add(x.dtype)
         self.shapes.add((x.shape[1], x.shape[2]))
         self._note_lengths(ref.stack, Tokens(x, self.kept(x)).count)
 
     def seen(self) -> dict[str, Any]:
-        """Formats, shapes, lengths and what could not be read as JSON, for a reader in another process."""
+        """Dtypes, shapes, lengths and what could not be measured, as JSON, for a reader in another process."""
         lengths = [[stack, sequence, count] for stack, own in self.lengths.items() for sequence, count in own.items()]
         return {
             "dtypes": sorted(str(dtype).removeprefix("torch.") for dtype in self.dtypes),
@@ -175,7 +175,7 @@ class SiteReader:
         }
 
     def notes(self) -> list[str]:
-        """What was seen and not read."""
+        """Notes about what was observed but not measured."""
         if not self.in_parts:
             return []
         where = ", ".join(self.in_parts)
@@ -183,7 +183,7 @@ class SiteReader:
         return [f"attention among parts of the tokens (windows) is not measured: {where} ({why})"]
 
     def learn(self, seen: Mapping[str, Any]) -> None:
-        """Know what another reader has seen as well."""
+        """Merge what another reader has seen."""
         self.dtypes |= {getattr(torch, name) for name in seen["dtypes"]}
         self.shapes |= {(tokens, dim) for tokens, dim in seen["shapes"]}
         for stack, sequence, count in seen["lengths"]:
@@ -196,7 +196,7 @@ class SiteReader:
         self._write(ref, self._of_tokens, view, float_floor(x.dtype), head_axis=False)
 
     def _is_in_parts(self, ref: SiteRef, rows: int, queries: int) -> bool:
-        """Whether attention runs among parts of a sequence, so that its matrices are not one per sequence."""
+        """Whether attention runs within parts of a sequence, so that there is not one matrix per sequence."""
         assert self._batch is not None
         if rows == self._batch.sequences:
             return False
@@ -238,7 +238,7 @@ class SiteReader:
             )
 
     def _keep(self, sequences: int, tokens: int, device: torch.device) -> Tensor | None:
-        """Which tokens count at a site; a stream longer than its input was padded by the model itself."""
+        """Which tokens are measured at a site; a stream longer than its input was padded by the model itself."""
         assert self._batch is not None
         keep = self._batch.keep
         if keep is None:
@@ -249,8 +249,8 @@ class SiteReader:
             return keep
         if keep.shape[0] != sequences or keep.shape[1] > tokens:
             raise InputError(
-                f"The inputs say which of their {keep.shape[1]} tokens count in each of {keep.shape[0]} sequences, and "
-                f"the model holds {sequences} x {tokens} tokens there, so that padding cannot be left out. Pass "
+                f"The inputs mark padding among {keep.shape[0]} sequences of {keep.shape[1]} tokens, but the model has "
+                f"{sequences} x {tokens} tokens at this site, so padding cannot be left out. Pass "
                 "sequences of one length, without padding and with tokens_policy='content'."
             )
         return torch.nn.functional.pad(keep.to(device), (0, tokens - keep.shape[1]), value=False)

@@ -86,7 +86,7 @@ def test_a_file_of_others_is_no_state(tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
     save_file({"t0": X}, tmp_path / "s.safetensors", {"state": "[1"})
-    with pytest.raises(ResultError, match="no stream"):
+    with pytest.raises(ResultError, match="not a stored residual stream"):
         read_state(tmp_path / "s.safetensors")
     with pytest.raises(LoadError):
         read_state(tmp_path / "absent.safetensors")

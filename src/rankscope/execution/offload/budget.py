@@ -1,4 +1,4 @@
-"""How much memory an offloaded run takes, estimated before it starts."""
+"""Estimates how much memory an offloaded run takes, before it starts."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def resident_bytes() -> int:
 
 @dataclass(frozen=True)
 class Need:
-    """**Estimate** of what a run takes, in bytes.
+    """**Estimate** of the memory of a run, in bytes.
 
     Attributes:
-        process: Python, its libraries and everything in memory already.
+        process: Python, its libraries and everything already in memory.
         block: the weights of the largest block.
-        widened: the same weights once more in float64, for a verb that computes in it.
-        work: what one block computes with for one batch, statistics included.
+        widened: a copy of these weights in float64, for a verb that computes in float64.
+        work: activations of one block for one batch, including the statistics.
         states: the residual streams of all batches, twice (before and after a block).
     """
 
@@ -83,7 +83,7 @@ def keeps_streams_in_memory(need: Need, memory: int | str | None) -> bool:
     least = need.total(in_memory=False)
     if least > budget:
         raise InputError(
-            f"memory={memory!r}: one block at a time takes about {in_words(least)} ({need}). Allow that much, or take "
+            f"memory={memory!r}: one block at a time takes about {in_words(least)} ({need}). Allow that much, or use "
             "fewer tokens or a smaller batch if work is the larger part."
         )
     return need.total(in_memory=True) <= budget

@@ -1,7 +1,7 @@
-"""Tensors in (sharded) safetensors files, read straight into memory that is already there.
+"""Reads tensors from (sharded) safetensors files directly into existing memory.
 
-A memory map would count every page that was touched as resident, and a copy would need room for two. The format is a
-length, a JSON header and plain bytes, so a read into a given place needs neither.
+With a memory map, every touched page would count as resident; a copy would need the memory twice. The format is a
+length, a JSON header and plain bytes, so reading into an existing tensor needs neither.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _DTYPES: Mapping[str, torch.dtype] = {
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """Where the bytes of one tensor are."""
+    """The location of one tensor in a file."""
 
     path: Path
     offset: int
@@ -48,11 +48,12 @@ class StoredTensor:
         return math.prod(self.shape) * self.dtype.itemsize
 
     def read_into(self, place: Tensor) -> None:
-        """Fill ``place``, a contiguous tensor of the same shape, converting its format if it differs."""
+        """Fill ``place``, a contiguous tensor of the same shape, converting the dtype if it differs."""
         with self.path.open("rb", buffering=0) as file:
             if place.dtype == self.dtype:
                 _read_at(file, self.offset, place, self.path)
                 return
+            # Convert in parts: a whole tensor in the dtype of the file would take extra memory.
             flat = place.view(-1)
             scratch = torch.empty(min(_CONVERTED_AT_ONCE, flat.numel()), dtype=self.dtype)
             for start in range(0, flat.numel(), _CONVERTED_AT_ONCE):
@@ -71,7 +72,7 @@ class StoredTensor:
                 os.posix_fadvise(file.fileno(), self.offset, self.nbytes, os.POSIX_FADV_WILLNEED)
 
     def read_rows(self, rows: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Some rows of a matrix, in the order asked for."""
+        """The given rows of a matrix, in this order."""
         width = math.prod(self.shape[1:])
         found = torch.empty((len(rows), *self.shape[1:]), dtype=self.dtype)
         with self.path.open("rb", buffering=0) as file:
@@ -81,17 +82,17 @@ class StoredTensor:
 
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """Every tensor of a model folder by name, from its index or from the headers of its files.
+    """All tensors of a model folder by name, from its index or from the headers of its files.
 
     Raises:
-        LoadError: no safetensors there, or a file that is none.
+        LoadError: there are no safetensors, or a file is not valid.
     """
     files = _files_of(folder)
     found: dict[str, StoredTensor] = {}
     for path in files:
         for name, entry in read_header(path).items():
             if name in found:
-                raise LoadError(f"{path} and {found[name].path} both hold {name!r}. Remove the files that are stale.")
+                raise LoadError(f"{path} and {found[name].path} both contain {name!r}. Remove the stale files.")
             found[name] = entry
     return found
 
@@ -100,14 +101,14 @@ def _files_of(folder: Path) -> list[Path]:
     paths = indexed_files(folder) or safetensors_in(folder)
     if not paths:
         raise LoadError(
-            f"offload reads a local folder with a config.json and *.safetensors, and {str(folder)!r} is none. Fetch "
+            f"offload needs a local folder with a config.json and *.safetensors; {str(folder)!r} is not one. Download "
             "a hub model with `hf download NAME --local-dir FOLDER`, or save yours with save_pretrained."
         )
     return paths
 
 
 def read_header(path: Path) -> dict[str, StoredTensor]:
-    """The tensors of one safetensors file; nothing in the header is believed before it was checked."""
+    """The tensors of one safetensors file; every entry of the header is validated."""
     header = _headers.read_header(path)
     return {
         name: _checked(path, name, entry, header.start, header.size)
@@ -117,7 +118,7 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """What else the header says."""
+    """The metadata of the header."""
     found = _headers.read_header(path).entries.get("__metadata__", {})
     return found if isinstance(found, dict) else {}
 
@@ -128,21 +129,21 @@ def _checked(path: Path, name: str, entry: Any, start: int, size: int) -> Stored
         begin, end = (_whole(place) for place in entry["data_offsets"])
         word = str(entry["dtype"])
     except (TypeError, KeyError, ValueError) as error:
-        raise LoadError(f"{path}: the entry of {name!r} is not one of a safetensors header: {error!r}.") from error
+        raise LoadError(f"{path}: the header entry of {name!r} is not valid: {error!r}.") from error
     if word not in _DTYPES:
         raise LoadError(f"{path}: {name!r} is stored as {word}. offload reads {', '.join(_DTYPES)}.")
     found = StoredTensor(path, start + begin, shape, _DTYPES[word])
     if any(axis < 0 for axis in shape) or not 0 <= begin <= end <= size - start or end - begin != found.nbytes:
         raise LoadError(
-            f"{path}: {name!r} of shape {shape} in {word} cannot be the bytes {begin} to {end} of this file. It is cut "
-            "short or damaged: fetch it again."
+            f"{path}: {name!r} of shape {shape} in {word} cannot be the bytes {begin} to {end} of this file. It is "
+            "truncated or damaged: download it again."
         )
     return found
 
 
 def _whole(value: Any) -> int:
     if type(value) is not int:
-        raise ValueError(f"{value!r:.40} is no whole number")
+        raise ValueError(f"{value!r:.40} is not a whole number")
     return value
 
 

@@ -1,7 +1,7 @@
 """Running one block of a model's own forward pass.
 
-The model's own code runs unchanged. Each block is called through a gate: the blocks before the wanted one are not run
-and return the state that was kept from the last stage, and the pass ends after the wanted one.
+The model's own code runs unchanged. Each block is called through a gate: the blocks before the requested one do not run
+and return the state stored by the previous stage, and the pass ends after the requested one.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from rankscope.errors import RankscopeError, UnsupportedConfigError
 from rankscope.models.view import ModelView
 
 
-class PassEnds(Exception):  # noqa: N818  (not an error: the way out of a forward pass whose rest is not needed)
-    """The wanted block of this forward pass has run."""
+class PassEnds(Exception):  # noqa: N818  (not an error: leaves a forward pass whose rest is not needed)
+    """The requested block of this forward pass has run."""
 
 
 class BlockGate:
@@ -50,12 +50,12 @@ class BlockGate:
             yield
 
     def open_at(self, number: int, state: Any) -> None:
-        """The next forward pass runs block call ``number``; ``state`` is what the call before it returned."""
+        """The next forward pass runs block call ``number``; ``state`` is the output of the call before it."""
         self._wanted, self._arrived, self._state, self.out = number, 0, state, None
         self._blank = map_tensors(state, _blank)
 
     def close(self) -> Any:
-        """Release the tensors; returns what the block returned."""
+        """Release the tensors; returns the output of the block."""
         out, self.out, self._state, self._blank = self.out, None, None, None
         return out
 
@@ -63,10 +63,10 @@ class BlockGate:
         self.out = output
 
     def _run(self, run: Callable[[], Any]) -> Any:
-        """The model itself: a pass that ends early returns None.
+        """Run the model itself: a pass that ends early returns None.
 
         Raises:
-            UnsupportedConfigError: the pass fails before it reaches the wanted block.
+            UnsupportedConfigError: the pass fails before it reaches the requested block.
         """
         try:
             return run()
@@ -75,11 +75,11 @@ class BlockGate:
         except RankscopeError:
             raise
         except Exception as error:
-            if self._arrived > self._wanted:
+            if self._arrived > self._wanted:  # the requested block ran: its own error, not one of skipping blocks
                 raise
             raise UnsupportedConfigError(
                 f"{type(self._model).__name__} cannot be run one block at a time: with the blocks before number "
-                f"{self._wanted} passed by, {type(error).__name__}: {error}. Leave offload out; for a model "
+                f"{self._wanted} skipped, {type(error).__name__}: {error}. Leave offload out; for a model "
                 "larger than memory use load(spec, device_map=...)."
             ) from error
 
@@ -88,14 +88,16 @@ class BlockGate:
         if number == self._wanted:
             run()
             raise PassEnds
+        # The block right before returns the stored state. Earlier ones return zeros of the same shapes, which
+        # only serve the model's own code between the blocks.
         return self._state if number == self._wanted - 1 else self._blank
 
 
 @contextmanager
 def _gated(module: nn.Module, arrive: Callable[[Callable[[], Any]], Any]) -> Iterator[None]:
-    """Subclass a module's class for this one object, with another ``__call__``.
+    """Give this one object a subclass of its class with another ``__call__``.
 
-    Replacing ``forward`` would not do: a block that is skipped must not run its hooks either.
+    Replacing ``forward`` is not enough: a skipped block must not run its hooks either.
     """
     own = type(module)
 
@@ -118,7 +120,7 @@ def map_tensors(tree: Any, function: Callable[[Tensor], Any]) -> Any:
     """The same tuples, lists and dictionaries with each tensor replaced.
 
     Raises:
-        UnsupportedConfigError: blocks return something that cannot be kept between stages.
+        UnsupportedConfigError: blocks return something that cannot be stored between stages.
     """
     if isinstance(tree, Tensor):
         return function(tree)
@@ -129,6 +131,6 @@ def map_tensors(tree: Any, function: Callable[[Tensor], Any]) -> Any:
     if type(tree) is dict:
         return {name: map_tensors(item, function) for name, item in tree.items()}
     raise UnsupportedConfigError(
-        f"The blocks of this model hand a {type(tree).__name__} from one to the next, which cannot be put aside "
-        "between them. Measure it without offload, or with load(spec, device_map=...)."
+        f"The blocks of this model pass a {type(tree).__name__} from one to the next, which cannot be stored "
+        "between blocks. Measure it without offload, or with load(spec, device_map=...)."
     )

@@ -1,6 +1,6 @@
-"""A model on the meta device: its own modules, buffers and configuration, and where each parameter lies on disk.
+"""A model on the meta device: its modules, buffers and configuration, and the location of each parameter on disk.
 
-What lies outside the blocks is read once and kept (of the token table only the rows that are used); the blocks stay
+Everything outside the blocks is read once and kept (of the token table only the rows that are used); the blocks stay
 empty until :mod:`rankscope.execution.offload.weights` fills them, one at a time.
 """
 
@@ -34,7 +34,7 @@ _SMALL = 2**16
 
 @dataclass(frozen=True)
 class Slot:
-    """One parameter: the module that holds it, under which name, and its bytes on disk."""
+    """One parameter: its module, its name there, and its location on disk."""
 
     name: str
     module: nn.Module
@@ -43,7 +43,7 @@ class Slot:
 
     @property
     def parameter(self) -> nn.Parameter:
-        """The current parameter; on the meta device if nothing was read."""
+        """The current parameter; on the meta device if it was not read yet."""
         found = self.module._parameters[self.leaf]
         assert found is not None
         return found
@@ -54,7 +54,7 @@ class Slot:
 
     @property
     def nbytes(self) -> int:
-        """Size in the format the model computes in."""
+        """Size in the dtype of the model."""
         return self.parameter.numel() * self.parameter.dtype.itemsize
 
 
@@ -69,16 +69,16 @@ class MetaModel:
 
 
 def open_meta_model(spec: str | Path, *, dtype: torch.dtype | str | None = None) -> MetaModel:
-    """The model in a local folder, its parameters on the meta device and its buffers as they are made.
+    """The model in a local folder, with its parameters on the meta device and its buffers in memory.
 
     Raises:
-        LoadError: no such folder, or files that are not what they should be.
-        UnsupportedConfigError: a model whose weights transformers changes while it reads them.
+        LoadError: there is no such folder, or its files are not valid.
+        UnsupportedConfigError: transformers changes the weights of this model while loading them.
     """
     if not isinstance(spec, (str, Path)) or str(spec).startswith("init:"):
         raise LoadError(
-            f"offload reads weights from a local folder as it goes, and {spec!r:.80} is none. Leave offload out for "
-            "a module in memory or a random initialisation."
+            f"offload reads weights from a local folder, and {spec!r:.80} is not one. Leave offload out for a module "
+            "in memory or a random initialisation."
         )
     folder = path_of(spec, "model", "a local folder")
     tensors = stored_tensors(folder)
@@ -115,7 +115,7 @@ def _empty_model(config: Any, dtype: torch.dtype) -> nn.Module:
 
 
 def _dtype(config: Any, tensors: Mapping[str, StoredTensor], asked: torch.dtype | str | None) -> torch.dtype:
-    """As in ``load``: what was asked for, else the configuration's, else that of the first weights."""
+    """As in ``load``: the requested dtype, else that of the configuration, else that of the first weights."""
     found = parse_dtype(asked) or parse_dtype(config.dtype)
     return found or next((entry.dtype for entry in tensors.values() if entry.dtype.is_floating_point), torch.float32)
 
@@ -129,7 +129,7 @@ def _refuse(model: Any, config: Any) -> None:
         names = vars(model).get(attribute)
         if names:
             raise UnsupportedConfigError(
-                f"transformers keeps {', '.join(sorted(names))} of {type(model).__name__} in float32 beside "
+                f"transformers keeps {', '.join(sorted(names))} of {type(model).__name__} in float32 next to "
                 f"{str(config.dtype).removeprefix('torch.')} weights. Offload it with dtype='float32'."
             )
 
@@ -145,13 +145,13 @@ def _slots(model: nn.Module, tensors: Mapping[str, StoredTensor]) -> Iterator[tu
             if stored is not None and stored.shape != tuple(parameter.shape):
                 raise LoadError(
                     f"{stored.path}: {name!r} has the shape {stored.shape}; {type(model).__name__} expects "
-                    f"{tuple(parameter.shape)}. The weights are not of this configuration."
+                    f"{tuple(parameter.shape)}. The weights do not belong to this configuration."
                 )
             yield name, Slot(name, module, leaf, stored)
 
 
 def _names(name: str, prefix: str) -> Iterator[str]:
-    """What a checkpoint may call a parameter: saved with or without a head, or with the older names of norm weights."""
+    """Possible names of a parameter in a checkpoint: with or without a head, or with old names of norm weights."""
     old = name
     for new, word in (("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.beta")):
         old = old.replace(new, word)
@@ -163,10 +163,10 @@ def _names(name: str, prefix: str) -> Iterator[str]:
 
 
 def _fill_buffers(model: nn.Module, tensors: Mapping[str, StoredTensor]) -> None:
-    """Read persistent buffers from the files; the others were made with the modules.
+    """Read persistent buffers from the files; the others were created with the modules.
 
     Raises:
-        UnsupportedConfigError: a buffer that its module computes from weights, which are not there.
+        UnsupportedConfigError: a module computes a buffer from weights, which are not in memory.
     """
     prefix = str(model.base_model_prefix)
     persistent = set(model.state_dict(keep_vars=True))
@@ -182,8 +182,8 @@ def _fill_buffers(model: nn.Module, tensors: Mapping[str, StoredTensor]) -> None
                 module._buffers[leaf] = place
             elif buffer.is_meta:
                 raise UnsupportedConfigError(
-                    f"{name} of {type(model).__name__} is made of weights when the model is built, and nothing is "
-                    "stored for it. Leave offload out."
+                    f"{name} of {type(model).__name__} is computed from weights when the model is built, and is not "
+                    "stored in the checkpoint. Leave offload out."
                 )
 
 
@@ -201,7 +201,7 @@ def read_rest(meta_model: MetaModel, blocks: Sequence[str], prepared: Prepared) 
 
 
 def rest_bytes(meta_model: MetaModel, blocks: Sequence[str], prepared: Prepared) -> int:
-    """What :func:`read_rest` will take."""
+    """The memory that :func:`read_rest` will take."""
     table = _token_table(meta_model, prepared)
     total = 0
     for slot in _outside(meta_model, blocks):
@@ -223,11 +223,12 @@ def _ids(prepared: Prepared) -> Tensor:
 
 
 def _token_table(meta_model: MetaModel, prepared: Prepared) -> nn.Embedding | None:
-    """The embedding whose rows are token ids, if it can do with some of them."""
+    """The embedding whose rows are token ids, if reading only some of them is safe."""
     model = meta_model.loaded.model
     found = model.get_input_embeddings() if all("input_ids" in part.inputs for part in prepared) else None  # type: ignore[operator]
     if not isinstance(found, nn.Embedding) or found.max_norm is not None:
         return None
+    # A table that another module shares (tied weights) is read whole, because that module may need every row.
     holders = [slot for slot in meta_model.slots.values() if slot.parameter is found.weight]
     return found if len(holders) == 1 else None
 
@@ -239,17 +240,18 @@ def _read_rows(slot: Slot, table: nn.Embedding, ids: Tensor) -> None:
             f"Token ids run from {int(ids[0])} to {int(ids[-1])}; the table has {slot.stored.shape[0]} rows."
         )
 
+    # The table has only the rows that occur, in sorted order: map each id to its position among them.
     def renumber(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return (torch.searchsorted(ids, args[0]), *args[1:])
 
     slot.put(slot.stored.read_rows(ids.tolist(), slot.parameter.dtype))
-    table.padding_idx = None  # it matters to gradients only, and counts rows of the whole table
+    table.padding_idx = None  # affects gradients only, and indexes the whole table
     table.register_forward_pre_hook(renumber)
 
 
 @contextmanager
 def standing_in(slots: Mapping[str, Slot]) -> Iterator[None]:
-    """Inside this context all weights are zeros that take no memory, so that a pass can discover the blocks."""
+    """Inside this context all missing weights are zeros that take no memory, so that a pass can discover the blocks."""
     before = _put_zeros(slots)
     try:
         with _ZeroProducts():
@@ -260,19 +262,19 @@ def standing_in(slots: Mapping[str, Slot]) -> Iterator[None]:
 
 
 class _ZeroProducts(TorchFunctionMode):
-    """A linear layer of zeros returns zeros, without a product."""
+    """Linear layers return zeros without computing a product."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Zeros for ``linear``; anything else as it is."""
+        """Return zeros for ``linear``; call anything else."""
         if func is F.linear and not kwargs:
             return args[0].new_zeros((*args[0].shape[:-1], args[1].shape[0]))
         return func(*args, **(kwargs or {}))
 
 
 def _put_zeros(slots: Mapping[str, Slot]) -> dict[str, Tensor]:
-    """Fill every empty parameter; returns what was there."""
+    """Fill every parameter on the meta device with zeros; returns the old tensors."""
     zeros: dict[tuple[torch.Size, torch.dtype], Tensor] = {}
     before = {}
     for name, slot in slots.items():
@@ -280,14 +282,14 @@ def _put_zeros(slots: Mapping[str, Slot]) -> dict[str, Tensor]:
         if parameter.is_meta:
             before[name] = parameter.data
             key = parameter.shape, parameter.dtype
-            if key not in zeros:
+            if key not in zeros:  # parameters of equal shape share one tensor
                 zeros[key] = _untouched(parameter)
             slot.put(zeros[key])
     return before
 
 
 def _untouched(like: Tensor) -> Tensor:
-    """Zeros the system has not allocated yet: NumPy's are lazy, torch's are written and take memory."""
+    """Zeros that take no memory until touched: NumPy allocates lazily, torch writes them."""
     if like.nbytes < _SMALL:
         return torch.zeros(like.shape, dtype=like.dtype)
     return torch.from_numpy(np.zeros(like.nbytes, dtype=np.uint8)).view(like.dtype).view(like.shape)

@@ -1,4 +1,4 @@
-"""A model larger than memory, block by block: all batches go through a block before the next one's weights are read."""
+"""Runs a model larger than memory: all batches go through a block before the weights of the next block are read."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from rankscope.stream.frames import output_tensor
 from rankscope.stream.viewing import undisturbed, view_of
 
 _STILL_TO_COME = 100 * 2**20
-"""What libraries take that are first used when a block is measured, and what the allocator does not give back."""
+"""Memory of libraries first used when a block is measured, and memory that the allocator does not return."""
 
 
 @dataclass(frozen=True)
 class PartOfStack(Stack):
-    """Some calls of a stack, which knows how deep the whole is."""
+    """Some calls of a stack, with the depth of the whole stack."""
 
     whole: int = 0
 
@@ -42,10 +42,10 @@ class PartOfStack(Stack):
 
 @dataclass(frozen=True)
 class OffloadLimits:
-    """What the user allowed an offloaded run.
+    """Limits that the user set for an offloaded run.
 
     Attributes:
-        memory: budget, e.g. ``"3GiB"``; None for no limit.
+        memory: memory budget, e.g. ``"3GiB"``; None for no limit.
         work: folder for checkpoints, so that a killed run can resume; None for none.
     """
 
@@ -58,7 +58,7 @@ class BlockStage:
     """One block with its weights present, or the final norm after the last block.
 
     Attributes:
-        number: of the block call, from 0; the number of calls for the final norm.
+        number: number of the block call, from 0; for the final norm, the number of calls.
         view: the model, seen as if this block were all of it.
     """
 
@@ -74,17 +74,18 @@ class BlockStage:
 
     @contextmanager
     def through(self, part: Batch, variant_key: str = "", *, keep: bool = True) -> Iterator[None]:
-        """Inside this context, a forward pass of the model on ``part`` runs this block only, from where it was left.
+        """Inside this context, a forward pass of the model on ``part`` runs this block only, from the stored state.
 
         Args:
             part: the batch, identified by the number of its first sequence.
             variant_key: names the network the residual stream belongs to, if several run side by side.
-            keep: whether the next stage starts from what comes out; False for a pass that will be repeated.
+            keep: whether the next stage starts from the output; False for a pass that will be repeated.
         """
         key = (variant_key, part.first_sequence)
         state = None if self.number == 0 else self._store.take(key, again=not keep)
+        # A pass may write to its input in place; one that will be repeated works on a copy.
         self._gate.open_at(self.number, state if keep else map_tensors(state, Tensor.clone))
-        state = None
+        state = None  # the gate has the only reference, so that the memory is freed as soon as possible
         with ExitStack() as stack:
             stack.callback(self._gate.close)
             if self.is_final:
@@ -94,7 +95,7 @@ class BlockStage:
                 self._store.put(key, self._gate.out)
 
     def left(self, part: Batch, variant_key: str = "") -> Tensor | None:
-        """The residual stream as the block before left it; None before the first block."""
+        """The residual stream after the previous block; None before the first block."""
         key = (variant_key, part.first_sequence)
         return None if self.number == 0 else output_tensor(self._store.take(key, again=True))
 
@@ -113,10 +114,10 @@ class BlockSchedule:
 
     Attributes:
         view: the whole model.
-        need: estimate of what it takes.
+        need: estimate of its memory.
         in_memory: whether the residual streams of all batches stay in memory between blocks.
-        tally: how often the weights of a block were read (``blocks_read``) and which stage an earlier process had
-            reached (``resumed_at``), once the stages have run.
+        tally: after the stages have run, how often the weights of a block were read (``blocks_read``) and at which
+            stage this process resumed (``resumed_at``).
     """
 
     meta_model: MetaModel
@@ -129,10 +130,10 @@ class BlockSchedule:
     tally: dict[str, int] = field(default_factory=dict)
 
     def stages(self, progress: Progress, *, final: bool = False) -> Generator[BlockStage, None, None]:
-        """The stages in order; what is found in one is on disk when the next begins, if there is a work folder.
+        """The stages in order; with a work folder, the results of a stage are on disk before the next one starts.
 
         Args:
-            progress: takes in what an earlier process found, and returns what to keep.
+            progress: restores the results of an earlier process, and returns those to save.
             final: end with a stage of the final norm, if the model has one.
         """
         stack = self.view.stacks[0]
@@ -141,6 +142,7 @@ class BlockSchedule:
             enter = opened.enter_context
             folder, spill = enter(work_folder(self.limits.work, self.key, spills=not self.in_memory))
             store = StateStore(spill, in_memory=self.in_memory)
+            # Load the results of finished stages, and start after them.
             done = folder.restore(progress)
             store.resume(done)
             weights = enter(BlockWeights(self.meta_model, stack))
@@ -150,6 +152,8 @@ class BlockSchedule:
             for number in range(done, len(stack.calls) + (final and stack.final_norm is not None)):
                 weights.place(number) if number < len(stack.calls) else weights.take_out()
                 yield BlockStage(number, self._view_at(number), gate, store)
+                # The order makes a kill at any point safe: the states of this stage are written, then its record
+                # declares it finished, and only then are the states removed from which it would be repeated.
                 store.advance()
                 folder.finish(number, progress)
                 store.forget_before()
@@ -174,21 +178,21 @@ def plan_schedule(
     variants: int = 1,
     widened: bool = False,
 ) -> BlockSchedule:
-    """Find the blocks, read what is outside them, and see whether the budget has room.
+    """Find the blocks, read everything outside them, and check the memory budget.
 
     Args:
         meta_model: the model.
         prepared: its inputs.
-        limits: what the user allowed.
-        options: everything else that decides the values, for the key of the run.
-        blocks: names or patterns of the block modules, where discovery needs help.
-        stream: where the residual stream is, where it was declared.
-        variants: how many networks run side by side.
-        widened: whether a block's weights are also held in float64.
+        limits: memory budget and work folder, as set by the user.
+        options: everything else that determines the values, for the key of the run.
+        blocks: names or patterns of the block modules, if discovery needs help.
+        stream: where the residual stream is, if it was declared.
+        variants: number of networks that run side by side.
+        widened: whether the weights of a block are also kept in float64.
 
     Raises:
-        UnsupportedConfigError: the model is not one plain row of blocks.
-        InputError: the budget has no room for one block.
+        UnsupportedConfigError: the model is not a single sequence of blocks.
+        InputError: the budget is too small for one block.
     """
     view = _seen(meta_model, prepared, blocks, stream)
     stack = _only_stack(view)
@@ -204,7 +208,7 @@ def plan_schedule(
 def _seen(
     meta_model: MetaModel, prepared: Prepared, blocks: str | Sequence[str] | None, stream: Stream | None
 ) -> ModelView:
-    """The structure of the model, from a pass with zeros for its weights."""
+    """The structure of the model, discovered in a pass with zeros for its weights."""
     model = meta_model.loaded.model
     try:
         with standing_in(meta_model.slots), quiet_transformers():
@@ -213,28 +217,28 @@ def _seen(
         raise
     except Exception as error:
         raise UnsupportedConfigError(
-            f"{type(model).__name__} cannot be run without its weights, to see how it is built: "
+            f"{type(model).__name__} cannot be run without its weights, which is needed to find its blocks: "
             f"{type(error).__name__}: {error}. Leave offload out."
         ) from error
 
 
 def _only_stack(view: ModelView) -> Stack:
-    """The stack of a model that can be walked, block by block.
+    """The stack of a model that can run block by block.
 
     Raises:
-        UnsupportedConfigError: there are several, or blocks that are no modules of their own.
+        UnsupportedConfigError: there are several stacks, or blocks that are not separate modules.
     """
     name = type(view.model).__name__
     if len(view.stacks) > 1:
         found = ", ".join(str(stack.name) for stack in view.stacks)
         raise UnsupportedConfigError(
-            f"{name} has several stacks ({found}), and one is to be offloaded at a time. Leave offload out; for a "
+            f"{name} has several stacks ({found}), and offload supports only one. Leave offload out; for a "
             "model larger than memory use load(spec, device_map=...)."
         )
     stack = view.stacks[0]
     if len(stack.calls) < 2 or any(len(call.blocks) != 1 or call.final_norm_inside for call in stack.calls):
         raise UnsupportedConfigError(
-            f"The blocks of {name} are no modules of their own, so that none can be run without the others. Name the "
+            f"The blocks of {name} are not separate modules, so none can be run without the others. Name the "
             "block modules with blocks='layers.*', or leave offload out."
         )
     return stack
@@ -243,7 +247,7 @@ def _only_stack(view: ModelView) -> Stack:
 def _need(
     meta_model: MetaModel, prepared: Prepared, names: Sequence[str], largest: int, *, variants: int, widened: bool
 ) -> Need:
-    """From shapes alone: the widest matrices and the attention of one batch, in and out, and float64 beside them."""
+    """Estimate from shapes alone: the widest activations and the attention of one batch, and statistics in float64."""
     config = meta_model.loaded.config
     assert config is not None
     text = config.get_text_config().to_dict()
@@ -254,6 +258,7 @@ def _need(
     own = max(slot.parameter.dtype.itemsize for slot in inside)
     size = 8 if widened else own
     rows = [_rows(part) for part in prepared]
+    # The stream of every batch, once; doubled below because a block reads one generation and writes the next.
     states = sum(sequences * tokens for sequences, tokens in rows) * width * size * variants
     sequences, tokens = max(rows, key=lambda shape: shape[0] * shape[1] ** 2)
     work = sequences * tokens * (4 * widest * size + 6 * width * 8) + sequences * heads * tokens**2 * (2 * size + 3 * 8)
@@ -262,7 +267,7 @@ def _need(
 
 
 def _number(facts: Mapping[str, Any], names: Sequence[str], otherwise: int) -> int:
-    """The first of these entries that is one number."""
+    """The first of these entries that is an integer."""
     return next((facts[name] for name in names if isinstance(facts.get(name), int)), otherwise)
 
 

@@ -22,11 +22,11 @@ Key = tuple[str, int]
 
 
 class StateStore:
-    """The state of each residual stream after the last block; two generations: a block reads one and writes one.
+    """The state of each residual stream after the last block; a block reads one generation and writes the next.
 
     Args:
         folder: states are written here; None keeps them in memory only.
-        in_memory: keep them in memory too, and read them from there.
+        in_memory: also keep them in memory, and read them from there.
     """
 
     def __init__(self, folder: Path | None, *, in_memory: bool) -> None:
@@ -41,20 +41,21 @@ class StateStore:
         self._generation = generation
 
     def take(self, key: Key, *, again: bool = False) -> Any:
-        """The state a block starts from; ``again`` if it will be asked for once more."""
+        """The state from which a block starts; ``again`` if it will be needed once more."""
         if key in self._held:
+            # Popped as it is used, so that old and new states of all batches do not add up more than necessary.
             return self._held[key] if again else self._held.pop(key)
         return read_state(self._path(self._generation - 1, key))
 
     def put(self, key: Key, state: Any) -> None:
-        """Keep what a block returned."""
+        """Store the output of a block."""
         if self._in_memory:
             self._coming[key] = state
         if self._folder is not None:
             write_state(self._path(self._generation, key), state)
 
     def advance(self) -> None:
-        """The block is finished: what it returned is what the next one starts from."""
+        """The block is finished: the next one starts from its outputs."""
         self._held, self._coming = self._coming, {}
         self._generation += 1
 
@@ -74,7 +75,7 @@ class StateStore:
 
 
 def write_state(path: Path, state: Any) -> None:
-    """Tensors, tuples, lists and dictionaries of tensors, with the strides they have in memory; atomic."""
+    """Write tensors, or tuples, lists and dictionaries of tensors, with their strides; atomic."""
     from safetensors.torch import save_file
 
     tensors: dict[str, Tensor] = {}
@@ -85,15 +86,15 @@ def write_state(path: Path, state: Any) -> None:
 
 
 def read_state(path: Path) -> Any:
-    """What :func:`write_state` wrote: the same values in the same places, so that the same kernels run on them.
+    """Read what :func:`write_state` wrote: the same values with the same strides, so that the same kernels run.
 
     Raises:
-        ResultError: a file that is not one of ours.
+        ResultError: the file was not written by :func:`write_state`.
     """
     try:
         return _rebuilt(json.loads(read_metadata(path)["state"]), read_header(path))
     except (KeyError, ValueError, TypeError, OSError) as error:
-        raise ResultError(f"{path} holds no stream that was put aside ({error!r}). Remove its folder.") from error
+        raise ResultError(f"{path} is not a stored residual stream ({error!r}). Remove its folder.") from error
 
 
 def _described(tree: Any, tensors: dict[str, Tensor]) -> Any:
@@ -108,6 +109,8 @@ def _described(tree: Any, tensors: dict[str, Tensor]) -> Any:
         }
     if isinstance(tree, Tensor):
         name = f"t{len(tensors)}"
+        # Save the memory between the first and the last entry, gaps included: safetensors stores contiguous tensors
+        # only, and a contiguous copy could make other kernels run, with other last digits.
         span = 1 + sum((size - 1) * stride for size, stride in zip(tree.shape, tree.stride(), strict=True))
         flat = tree.detach().as_strided((span if tree.numel() else 0,), (1,))
         tensors[name] = flat.clone()

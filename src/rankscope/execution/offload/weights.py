@@ -30,17 +30,17 @@ def slots_of_blocks(meta_model: MetaModel, names: Sequence[str]) -> dict[str, li
         absent = [slot.name for slot in found[name] if slot.stored is None]
         if absent:
             raise LoadError(
-                f"{meta_model.folder} holds no tensor for {', '.join(absent[:4])}. transformers may rename it, or make "
-                "it from others, when it loads the model (experts, fused projections); that cannot be offloaded."
+                f"{meta_model.folder} holds no tensor for {', '.join(absent[:4])}. transformers may rename it, or "
+                "build it from others, when it loads the model (experts, fused projections); that cannot be offloaded."
             )
     return found
 
 
 class BlockWeights:
-    """Puts the weights of one block after the other into a model, and lets the system prefetch the next meanwhile.
+    """Loads the weights of one block at a time into a model, while the system prefetches the next.
 
-    Reading the next block here, while this one computes, would take a core away from the computation and room for a
-    second block. The system's read-ahead needs neither.
+    Reading the next block here, while this one computes, would take a core from the computation and memory for a
+    second block. The read-ahead of the system needs neither.
 
     Args:
         meta_model: the model.
@@ -50,7 +50,7 @@ class BlockWeights:
     def __init__(self, meta_model: MetaModel, stack: Stack) -> None:
         self._order = [call.module_name for call in stack.calls]
         found = slots_of_blocks(meta_model, self._order)
-        # The largest first, so that the threads that read them end together.
+        # The largest first, so that the reader threads finish at about the same time.
         self._slots = {name: sorted(slots, key=lambda slot: -slot.nbytes) for name, slots in found.items()}
         self._empty = {slot.name: slot.parameter.data for slots in self._slots.values() for slot in slots}
         self._buffer = _aligned(max(sum(self._rooms(name)) for name in self._slots))
@@ -71,7 +71,7 @@ class BlockWeights:
     def place(self, number: int) -> None:
         """Load the weights of block call ``number``, in place of those of another block."""
         name = self._order[number]
-        if name != self._present:
+        if name != self._present:  # a block that is called several times in a row is read once
             self.take_out()
             for slot, tensor in zip(self._slots[name], self._read(name), strict=True):
                 slot.put(tensor)
@@ -81,7 +81,7 @@ class BlockWeights:
             self._readers.submit(self._fetch, following[0])
 
     def take_out(self) -> None:
-        """Unload the block that is there."""
+        """Unload the current block."""
         if self._present is not None:
             for slot in self._slots[self._present]:
                 slot.put(self._empty[slot.name])
@@ -94,7 +94,7 @@ class BlockWeights:
         return list(self._readers.map(self._read_one, self._slots[name], offsets))
 
     def _read_one(self, slot: Slot, offset: int) -> Tensor:
-        """In a reader thread, which must not touch parameters: the verb may hold them in another format."""
+        """Runs in a reader thread, which must not touch parameters: the verb may have converted them."""
         empty = self._empty[slot.name]
         place = self._buffer[offset : offset + empty.nbytes].view(empty.dtype).view(empty.shape)
         assert slot.stored is not None
@@ -102,7 +102,7 @@ class BlockWeights:
         return place
 
     def _fetch(self, name: str) -> None:
-        """Advice only: a file that is gone by now is an error when it is read."""
+        """Advice only: a missing file raises when it is read."""
         for slot in self._slots[name]:
             assert slot.stored is not None
             slot.stored.fetch()

@@ -20,13 +20,13 @@ from rankscope.runs.provenance import installed_versions
 
 
 class Progress(Protocol):
-    """What a verb has found so far."""
+    """The results of a verb so far."""
 
     def added(self) -> bytes:
-        """What was found in the stage that just ended."""
+        """The results of the stage that just ended."""
 
     def restore(self, added: bytes) -> None:
-        """Take in what a stage found in an earlier process."""
+        """Load the results of a stage from an earlier process."""
 
 
 class WorkFolder:
@@ -40,24 +40,25 @@ class WorkFolder:
         self.place = place
 
     def restore(self, progress: Progress) -> int:
-        """Take in the finished stages; returns how many there are."""
+        """Load the finished stages; returns their number."""
         number = 0
         while self.place is not None and self._record(number).is_file():
             try:
                 progress.restore(self._record(number).read_bytes())
             except (ResultError, ValueError, KeyError, TypeError) as error:
                 raise ResultError(
-                    f"{self._record(number)} is not what rankscope writes there: {error}. Remove {self.place}."
+                    f"{self._record(number)} is not a checkpoint of rankscope: {error}. Remove {self.place}."
                 ) from error
             number += 1
         return number
 
     def finish(self, number: int, progress: Progress) -> None:
-        """Stage ``number`` is done, and its states are written."""
+        """Record that stage ``number`` is done; its states must already be written."""
         if self.place is None:
             return
         path = self._record(number)
         partial = path.with_suffix(".partial")
+        # Written under another name, flushed to disk and renamed: a record that exists is complete.
         with partial.open("wb") as file:
             file.write(progress.added())
             file.flush()
@@ -88,13 +89,14 @@ def work_folder(work: str | Path | None, key: str, *, spills: bool) -> Iterator[
     except OSError as error:
         raise InputError(f"work={str(work)!r} cannot be written: {error.strerror or error}.") from error
     yield WorkFolder(place), place
+    # Not in a finally: after an error or an interrupt the folder must stay.
     shutil.rmtree(place)
     if not any(place.parent.iterdir()):
         place.parent.rmdir()
 
 
 def content_key(paths: Sequence[Path], prepared: Prepared, options: Mapping[str, Any]) -> str:
-    """A hash of what decides the values of a run: files (name, size, time), inputs, options and library versions."""
+    """A hash of what determines the values of a run: files (name, size, time), inputs, options and library versions."""
     digest = hashlib.sha256()
     for path in paths:
         facts = path.stat()

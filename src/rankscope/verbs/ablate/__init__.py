@@ -11,7 +11,7 @@ ABLATE = verb(
     Verb(
         name="ablate",
         question="Which component prevents collapse?",
-        answer="Attention alone, with norms, skips, MLPs, and the whole, side by side.",
+        answer="Compares attention alone, with norms, with skips, with MLPs, and the full model.",
         run="verbs.ablate.run:ablate",
         judge="verbs.ablate.judge:judge_ablation",
         options=(
@@ -21,13 +21,13 @@ ABLATE = verb(
                 name="variants",
                 several="names",
                 in_plans=True,
-                help="Networks to compare, with commas; see `ls variants`.",
+                help="Variants to compare, separated by commas; see `ls variants`.",
             ),
             Option(
                 name="masks",
                 several="expressions",
                 in_plans=True,
-                help="Masks, with commas: own, or expressions such as 'causal' or 'window(1)'.",
+                help="Masks, separated by commas: own, or expressions such as 'causal' or 'window(1)'.",
             ),
             options.METRICS,
             Option(
@@ -35,7 +35,7 @@ ABLATE = verb(
                 choices=("given", "init", "both"),
                 default="given",
                 in_plans=True,
-                help="The given weights, a random initialisation, or both.",
+                help="Use the given weights, a random initialisation, or both.",
             ),
             options.DTYPE,
             options.BLOCKS,

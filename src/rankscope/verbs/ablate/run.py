@@ -67,30 +67,30 @@ def ablate(
     parallel: Parallel | None = None,
     progress: bool = False,
 ) -> Run:
-    """Run one model with components taken out, one variant after the other, and measure every block.
+    """Run variants of a model with components removed, and measure every block of each.
 
     Args:
-        model: a spec or a module you hold; it is left as it was.
+        model: a spec or your own module, which is left unchanged.
         inputs: as for ``measure``.
         variants: names from ``rankscope ls variants``; None for the grid of norms, skips and MLPs.
-        masks: ``"own"`` for the model's own mask, or expressions such as ``"causal"`` or ``"window(1)"``.
-        metrics: token metrics; None for those of norms and of pairs of tokens, and the stable rank.
+        masks: ``"own"`` for the model's own mask, or mask expressions such as ``"causal"`` or ``"window(1)"``.
+        metrics: token metrics; None for the norm and pair metrics and the stable rank.
         weights: ``"given"``, ``"init"`` (a random initialisation of the same architecture) or ``"both"``.
-        sequences: at most how many sequences; None takes all that are given, and 8 of a file or of the sample text.
-        tokens: length at which texts are cut.
+        sequences: maximal number of sequences; None for all that are passed, or 8 from a file or the sample text.
+        tokens: length to which texts are truncated.
         batch: sequences per forward pass.
-        tokens_policy: which tokens count.
-        random_tokens: random ids instead of text.
-        tokenizer: reads the texts, where the model comes without one; see ``measure``.
-        padding: which of your own tokens do not count; see ``measure``.
-        dtype: of the weights, when the model is loaded here.
-        seed: of a random initialisation and of random inputs.
-        blocks: names or patterns of the block modules, where discovery needs help.
-        stream: where the residual stream is, for a model that does not hold it as ``batch tokens dim`` or
+        tokens_policy: which tokens to measure; see ``measure``.
+        random_tokens: use random ids instead of text.
+        tokenizer: tokenizer for the texts, if the model comes without one; see ``measure``.
+        padding: which of your own tokens are padding; see ``measure``.
+        dtype: dtype of the weights, if the model is loaded here.
+        seed: seed for a random initialisation and for random inputs.
+        blocks: names or patterns of the block modules, if discovery needs help.
+        stream: where the residual stream is, for a model that does not store it as ``batch tokens dim`` or
             ``tokens batch dim``: ``Stream("batch dim tokens")``, or the same as text; see ``rankscope.Stream``.
-        offload: read a local folder block by block, for a model larger than memory; same values, given weights only.
+        offload: read a local folder block by block, for a model larger than memory; given weights only.
         memory: with ``offload``, a budget such as ``"3GiB"``; see ``measure``.
-        work: with ``offload``, a folder in which a run that is killed is kept; see ``measure``.
+        work: with ``offload``, folder for checkpoints, so that a killed run can resume; see ``measure``.
         parallel: share the work among the processes of an initialised group; see ``measure``.
         progress: show a progress bar.
 
@@ -110,7 +110,7 @@ def ablate(
     declared, offload = declared_or_offloaded(stream, offload)
     if offload and weights != "given":
         raise InputError(
-            f"weights={weights!r}: offload reads the given weights, and a random twin would fill the memory."
+            f"weights={weights!r}: offload reads the given weights; a random copy would be in memory as a whole."
         )
     with executing(
         EXECUTION,
@@ -152,7 +152,7 @@ def ablate(
 
 OWN_MASK = "own"
 GridCell = tuple[str, str, Operation]
-"""Variant, mask, and what both come to."""
+"""Variant, mask, and the operation that combines them."""
 SITES = SiteSelection.parse(("block.in@0", "block.out"))
 Weights = Literal["given", "init", "both"]
 
@@ -170,12 +170,12 @@ def arms_of(variants: Sequence[str], masks: Sequence[str]) -> Iterator[GridCell]
 
 
 def models_of(loaded: LoadedModel, weights: Weights, seed: int) -> dict[str, nn.Module]:
-    """The model, its random twin, or both, by the kind of their weights."""
+    """The model, a randomly initialised copy, or both, by the kind of their weights."""
     given = "init" if loaded.origin == "init" else "given"
     if weights == "given" or loaded.origin == "init":
         return {given: loaded.model}
     if spread_of(loaded.model) is not None:
-        raise InputError(f"weights={weights!r}: the random twin of a model spread over processes would be whole.")
+        raise InputError(f"weights={weights!r}: the random copy of a sharded model would not be sharded.")
     twin = load_initialised_twin(loaded, seed=seed).model
     return {"init": twin} if weights == "init" else {"given": loaded.model, "init": twin}
 
@@ -188,12 +188,12 @@ class Grid:
         metrics: names of token metrics.
         policy: which tokens count.
         prepared: the inputs.
-        blocks: names or patterns of the block modules, where discovery needs help.
-        stream: where the residual stream is, where it was declared.
+        blocks: names or patterns of the block modules, if discovery needs help.
+        stream: where the residual stream is, if it was declared.
 
     Attributes:
-        reader: has seen formats and lengths in the last network that could be run.
-        finished: counts networks.
+        reader: knows the dtypes and lengths seen in the last network that could be run.
+        finished: counts the finished networks.
     """
 
     def __init__(
@@ -218,7 +218,7 @@ class Grid:
 
     @property
     def reader(self) -> SiteReader:
-        """The reader of the last network that could be run to its end."""
+        """The reader of the last network that ran to completion."""
         possible = [key for key in self._readers if key not in self._reasons]
         ran = [key for key in possible if key in self._passed] or possible
         return self._readers[ran[-1]] if ran else SiteReader(self._specs, self._policy, self._writer)
@@ -247,7 +247,7 @@ class Grid:
             for weights, model in models.items():
                 self._run(weights, model, execution, findings)
         execution.collect(findings, lambda piece: (place[piece.coordinates], piece.first_sequence))
-        # Of a network that turned out to be impossible half-way, perhaps on another rank, no row is kept.
+        # Drop the rows of a network that failed half-way, perhaps on another rank.
         refused = {self._networks[key][1] for key in self._reasons}
         self._writer.replace(piece for piece in self._writer.pieces if piece.coordinates not in refused)
 
@@ -275,7 +275,7 @@ class Grid:
     def _pass(self, stage: Stage, execution: Execution, key: str, operation: Operation) -> None:
         model, reader = stage.view.model, self._readers[key]
         observe = execution.watch(reader)
-        # Every network starts from the same random state, for models that draw numbers.
+        # Every network starts from the same random state, in case the model draws random numbers.
         with undisturbed(model), operating(model, operation, view=stage.view), trace(stage.view, SITES, observe):
             for part in execution.batches():
                 reader.start(part)
@@ -285,7 +285,7 @@ class Grid:
 
     @contextmanager
     def _refusing(self, key: str) -> Iterator[None]:
-        """Leave out a network that the model cannot become, and measure the others."""
+        """Skip a network that the model does not support, and measure the others."""
         try:
             yield
         except UnsupportedOperationError as error:
@@ -303,7 +303,7 @@ class Grid:
         return found
 
     def where_it_breaks(self, table: pa.Table) -> list[str]:
-        """Which module gives out NaN or infinity first, in the first network that does; looked for in one more pass."""
+        """The first module that returns NaN or infinity, in the first such network; found with one more pass."""
         lost = next(iter(lost_networks(table)), None)
         model = None if lost is None else self._models.get(lost.weights)
         if lost is None or model is None:

@@ -1,4 +1,4 @@
-"""What an ``ablate`` run shows: variants down, depth across, for each mask and kind of weights."""
+"""How an ``ablate`` run is shown: a table of variants by depth, for each mask and kind of weights."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _table(setting: Setting, members: list[AblationArm]) -> Table:
 
 
 def shown_layers(depth: int) -> list[int]:
-    """At most eight positions spread over depth, the first and the last among them."""
+    """At most eight positions over depth, including the first and the last."""
     if depth <= MOST_LAYERS:
         return list(range(depth))
     return sorted({round(i * (depth - 1) / (MOST_LAYERS - 1)) for i in range(MOST_LAYERS)})
@@ -82,12 +82,12 @@ def plot(run: Run, *, metrics: Sequence[str] | None = None, site: str | None = N
     """The first of ``metrics`` over depth for every network, one panel per mask and kind of weights.
 
     Raises:
-        InputError: for a metric or site the run does not hold.
+        InputError: for a metric or site that the run does not contain.
     """
     metric, site = (metrics or (MEASURE,))[0], site or "block.out"
     settings = _by_setting(run, metric, site)
     if not settings:
-        raise InputError(f"This ablation holds no {metric} at {site}.")
+        raise InputError(f"This ablation has no {metric} at {site}.")
     columns = min(len(settings), 2 if len(settings) in (2, 4) else 3)
     panels = [
         _chart(run, setting, members, metric if place % columns == 0 else "")
@@ -99,14 +99,14 @@ def plot(run: Run, *, metrics: Sequence[str] | None = None, site: str | None = N
 
 def _chart(run: Run, setting: Setting, members: list[AblationArm], y_label: str) -> LineChart:
     guides = floor_guides(run)
-    # Zero has no place on a logarithmic axis: it is drawn inside the zone of the floor.
+    # A logarithmic axis has no zero: draw it inside the zone of the floor.
     bottom = guides[0].value / 10 if guides else float(np.finfo(float).tiny)
     lines = []
     for order, arm in enumerate(members):
         known = np.isfinite(arm.line.mean)
         y, low, high = (np.maximum(part, bottom)[known] for part in (arm.line.mean, arm.line.low, arm.line.high))
         found = STYLES.get(arm.variant, OTHER)
-        # Each line is thinner than the one below it, so that lines that coincide are all seen.
+        # Each line is thinner than the one below it, so that coinciding lines are all visible.
         style = Style(found.colour, found.marker, found.dash, max(1.2, 3.6 - 0.45 * order))
         lines.append(Line(arm.variant, arm.line.layers[known], y, low, high, arm.line.any_floor[known], style))
     highest = np.concatenate([arm.line.high[np.isfinite(arm.line.high)] for arm in members])

@@ -1,4 +1,4 @@
-"""The networks an ablation compares: one model with components taken out, each a plain description."""
+"""The variants that an ablation compares: a model with components removed, each declared as plain data."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from rankscope.surgery.operation import Operation
 
 @dataclass(frozen=True)
 class Variant:
-    """A network left over when components are removed.
+    """A network with some components removed.
 
     Attributes:
-        name: as it is written in tables and on the command line.
-        operation: what is done to every block.
-        meaning: in words.
-        cites: where it is studied.
+        name: name in tables and on the command line.
+        operation: the surgery on every block.
+        meaning: a description.
+        cites: papers that study it.
     """
 
     name: str

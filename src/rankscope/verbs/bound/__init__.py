@@ -1,4 +1,4 @@
-"""``bound``: what do the theorems say of these weights?"""
+"""``bound``: what do the theorems say about these weights?"""
 
 from rankscope import options
 from rankscope.execution.support import WHOLE_WEIGHTS, ExecutionSupport
@@ -10,8 +10,8 @@ EXECUTION = ExecutionSupport("bound", no_spread=WHOLE_WEIGHTS)
 BOUND = verb(
     Verb(
         name="bound",
-        question="What do the theorems say of these weights?",
-        answer="Hypotheses, bound, measured value and slack, layer by layer.",
+        question="What do the theorems say about these weights?",
+        answer="Checks the hypotheses and compares each bound with the measured value, layer by layer.",
         run="verbs.bound.run:bound",
         judge="verbs.bound.judge:judge_bounds",
         options=(
@@ -19,7 +19,7 @@ BOUND = verb(
             options.TEXT,
             options.TOKENIZER,
             options.RANDOM_TOKENS,
-            # Theorems are about all tokens attention reads, so there is no tokens_policy.
+            # The theorems concern all tokens that attention reads, so there is no tokens_policy.
             options.SEQUENCES.but(default=2),
             options.TOKENS.but(default=64),
             options.BATCH.but(default=4),
@@ -28,7 +28,7 @@ BOUND = verb(
                 name="theorems",
                 several="names",
                 in_plans=True,
-                help="Theorems, with commas or repeated; see `ls theorems`.",
+                help="Theorems, separated by commas or repeated; see `ls theorems`.",
             ),
             options.WEIGHTS_ONLY,
             Option(
@@ -37,7 +37,7 @@ BOUND = verb(
                 default=60,
                 least=0,
                 in_plans=True,
-                help="Steps per layer and sequence for the largest gain; 0 for none.",
+                help="Lanczos steps per layer and sequence for the largest gain; 0 to skip it.",
             ),
             options.DTYPE,
             options.BLOCKS,

@@ -1,4 +1,4 @@
-"""What ``bound`` reads of a model: heads, gains and residuals of each layer, as theorems need them."""
+"""What ``bound`` reads from a model: heads, gains and residuals of each layer, as the theorems need them."""
 
 from __future__ import annotations
 
@@ -50,17 +50,17 @@ class Measured:
 
 @dataclass
 class StepFacts:
-    """What the steps of a network have in common, learnt block by block.
+    """Facts that hold for all steps of a network, collected block by block.
 
     Attributes:
-        bare: attention reads the stream itself, and what it gives is added as it is.
-        has_skip: a skip passes attention.
+        bare: attention reads the stream itself, and its output is added unchanged.
+        has_skip: there is a skip around attention.
         has_source: something besides attention is added.
-        nothing_else: a step without attention passes the stream on as it is.
-        any_skip: a skip passes anything.
-        kinds: of each step whether it attends, and whether it adds an MLP.
-        width: of the stream.
-        qk_norm: queries or keys are normed somewhere.
+        nothing_else: a step without attention passes the stream on unchanged.
+        any_skip: there is a skip around anything.
+        kinds: for each step, whether it has attention and whether it adds an MLP.
+        width: width of the stream.
+        qk_norm: queries or keys are normalised somewhere.
     """
 
     bare: bool = True
@@ -74,12 +74,12 @@ class StepFacts:
 
     @property
     def only_mlp(self) -> bool:
-        """Whether attention and an MLP take turns, without skips."""
+        """Whether attention and MLPs alternate, without skips."""
         turns = [(True, False), (False, True)] * (len(self.kinds) // 2)
         return not self.any_skip and self.kinds == turns
 
     def see(self, steps: Sequence[FrozenStep], weights: HeadWeights) -> None:
-        """One block more."""
+        """Add the facts of one more block."""
         attends = [step for step in steps if step.heads is not None]
         self.bare &= all(step.before.is_identity and step.after.is_identity for step in attends)
         self.has_skip |= any(step.skip is not None for step in attends)
@@ -92,19 +92,19 @@ class StepFacts:
 
 @dataclass
 class Found:
-    """What was read of one batch: per sequence one entry for each layer, and the facts about the steps."""
+    """The readings of one batch: for each sequence one entry per layer, and the facts about the steps."""
 
     layers: list[list[LayerQuantities]]
     facts: StepFacts = field(default_factory=StepFacts)
 
 
 def _is_nothing(step: FrozenStep) -> bool:
-    """Whether the stream passes as it is: what is left of a branch that surgery took out."""
+    """Whether the stream passes unchanged, as after surgery that removed the branch."""
     return step.skip is not None and step.skip.is_identity and not step.constants()
 
 
 def head_sizes(weights: HeadWeights) -> tuple[HeadSizes, ...]:
-    """Norms of each head's products, one head after the other."""
+    """Norms of the weight products of each head, computed head by head."""
     found = []
     for head in range(weights.heads):
         group = int(weights.kv_of_head[head])
@@ -140,7 +140,7 @@ def mlp_size(block: nn.Module, config: Any) -> tuple[LipschitzConstants | None, 
 
 
 def stream_state(X: Tensor) -> StreamState:
-    """What theorems on masks ask of the stream, (tokens, dim)."""
+    """The facts about the stream, (tokens, dim), that the theorems on masks need."""
     X = X.to(torch.float64)
     lengths = torch.linalg.vector_norm(X, dim=-1, keepdim=True)
     unit = X / torch.where(lengths > 0, lengths, torch.ones_like(lengths))
@@ -157,7 +157,7 @@ def stream_state(X: Tensor) -> StreamState:
 
 
 def _farthest(X: Tensor) -> float:
-    """Largest distance between two tokens; centred first, so that it keeps its digits where tokens are close."""
+    """Largest distance between two tokens; centred first, to keep precision if tokens are close."""
     R = centred(X)
     gram = R @ R.T
     own = gram.diagonal()
@@ -165,7 +165,7 @@ def _farthest(X: Tensor) -> float:
 
 
 def skip_gain_of(step: FrozenStep) -> float | None:
-    """The gain of the skip where stream plus branch is a linear map of the residual alone; None elsewhere."""
+    """The gain of the skip, if stream plus branch is a linear map of the residual alone; otherwise None."""
     if step.skip is None or not step.before.is_identity or not step.after.is_identity or step.source is not None:
         return None
     return _plain_gain(step.skip)
@@ -186,11 +186,11 @@ class SeenLayer:
 
     Attributes:
         entry: the stream before the block.
-        read: what attention read.
-        given: what attention gave; None where that was not seen.
+        read: the input of attention.
+        given: the output of attention; None if it was not observed.
         summed: stream plus attention.
         out: the stream after the block.
-        beside: norm of what was added along with attention and taken off again (a parallel MLP).
+        beside: norm of what was added together with attention and subtracted again here (a parallel MLP).
     """
 
     entry: Tensor
@@ -216,15 +216,15 @@ def passage_of(
     """One sequence through one layer.
 
     Args:
-        weights: of its heads, as the model holds them.
+        weights: weights of its heads, in the dtype of the model.
         seen: what the model computed.
         P: (heads, tokens, tokens).
-        skip_gain: of the skip where attention reads the stream itself, else None.
+        skip_gain: gain of the skip, if attention reads the stream itself; otherwise None.
         position: how positions enter the scores.
         floor: relative residual below which there is only rounding.
-        steps: of Lanczos; None leaves out the gains altogether.
-        cubic: evaluate the cubic law too, where it speaks.
-        outside: the largest share of a row that goes to tokens that do not count.
+        steps: number of Lanczos steps; None leaves out the gains altogether.
+        cubic: also evaluate the cubic law, if it applies.
+        outside: the largest share of a row that goes to tokens that are not measured.
     """
     tensors = _tensors(weights)
     read, R = seen.read, centred(seen.read)
@@ -309,7 +309,7 @@ def _score_gap(P: Tensor, edges: Tensor, scores: _Scores) -> float:
 
 
 def _made_up(R: Tensor, P: Tensor, tensors: HeadTensors, shared: Tensor) -> Tensor:
-    """The residual after attention from its heads; what tokens share enters where rows add up to different sums."""
+    """The residual after attention from its heads; the common part of the tokens enters if rows have different sums."""
     sums = P.sum(-1)
     uneven = (sums - sums.mean(-1, keepdim=True))[..., None] * shared[:, None]
     return centred(((P @ (R @ tensors.W_V) + uneven) @ tensors.W_O).sum(0))
@@ -319,12 +319,12 @@ def _forward_error(read: Tensor, P: Tensor, tensors: HeadTensors, scores: float)
     """Frobenius norm of the rounding of attention's output, in units of the format's.
 
     Values, attention, mixed values and output are stored, and each is off by a unit of itself; sums are off by a unit
-    of the root of their summed squares. Errors of different entries are taken as independent. Attention is off by a
-    unit of each score as well, where the softmax has not decided.
+    of the root of their summed squares. Errors of different entries are taken as independent. Attention is also off by
+    a unit of each score, unless its row is one-hot.
     """
     V, W_O = read @ tensors.W_V + tensors.b_V[:, None], tensors.W_O.square()
     terms = read.square() @ tensors.W_V.square() + tensors.b_V[:, None].square() + V.square()
-    undecided = scores * (P * (1 - P)).sum(-1).amax(-1)  # one-hot rows do not move when scores are rounded
+    undecided = scores * (P * (1 - P)).sum(-1).amax(-1)  # rounding the scores does not change one-hot rows
     moved = undecided[:, None, None].square() * centred(V).square()
     mixed = P.square() @ (terms + moved) + (P @ V).square()
     given = ((P @ V) @ tensors.W_O).sum(0) + tensors.b_O
@@ -337,7 +337,7 @@ def _relative(error: float, left: Tensor) -> float:
 
 
 def _departure(found: Tensor, expected: Tensor) -> float:
-    """Norm of the difference over that of what was found; 0 where there is no difference."""
+    """Norm of the difference relative to the norm of the found value; 0 if there is no difference."""
     gap = torch.linalg.vector_norm(found - expected)
     return float(gap / torch.linalg.vector_norm(found)) if bool(gap) else 0.0
 
@@ -403,7 +403,7 @@ def _sharpest_rows(P: Tensor) -> tuple[tuple[float, ...], tuple[int, ...], tuple
 
 
 def _logit_sizes(weights: HeadWeights, read: Tensor, position: str) -> tuple[float, ...]:
-    """Per head a bound on the norm of a row of scores, from weights and tokens; NaN where more enters the scores."""
+    """Per head a bound on the norm of a row of scores, from weights and tokens; NaN if more enters the scores."""
     if weights.qk_norm or position not in ("none", "rotary"):
         return (math.nan,) * weights.heads
     X = torch.cat((read, read.new_ones(read.shape[0], 1)), -1)
@@ -427,12 +427,12 @@ def _with_bias(W: Tensor, b: Tensor) -> Tensor:
 
 @dataclass(eq=False)
 class BoundReader:
-    """Reads batches block by block and keeps numbers only.
+    """Reads batches block by block; stores numbers, never tensors.
 
     Args:
         view: the model and its structure.
         config: its configuration.
-        steps: of Lanczos per layer and sequence; None leaves out the gains.
+        steps: Lanczos steps per layer and sequence; None leaves out the gains.
         has_norm: whether a norm acts anywhere in a block.
     """
 
@@ -455,7 +455,7 @@ class BoundReader:
         self.position = position_of(self.config)
 
     def read_part(self, batch: Batch, before: Tensor | None = None) -> dict[str | None, Found]:
-        """Run the model, or the part of it that follows the block which gave ``before``."""
+        """Run the model, or the part of it after the block that returned ``before``."""
         entries: dict[str | None, Tensor] = {}
         found: dict[str | None, Found] = {}
 
@@ -487,8 +487,8 @@ class BoundReader:
         out = block.out.to(torch.float64)
         if not bool(torch.isfinite(out).all()):
             raise InputError(
-                f"Block {block.layer} gives numbers that are not finite, and no theorem speaks of them. Find out where "
-                "they arise with rankscope.measure."
+                f"Block {block.layer} returns values that are not finite, which no theorem covers. Use "
+                "rankscope.measure to find out where they arise."
             )
         found: list[list[LayerQuantities]] = [[] for _ in range(entry.shape[0])]
         for step in block.steps:
@@ -552,7 +552,7 @@ def _seen(step: FrozenStep, seen: SeenAttention, entry: Tensor, out: Tensor, num
 
 
 def _kept(batch: Batch, number: int, entry: Tensor) -> Tensor:
-    """Which tokens of a sequence are no padding."""
+    """Which tokens of a sequence are not padding."""
     keep = torch.ones(entry.shape[1], dtype=torch.bool, device=entry.device)
     if batch.keep is not None and batch.keep.shape[0] == entry.shape[0] and batch.keep.shape[1] <= entry.shape[1]:
         keep[:] = False
@@ -561,7 +561,7 @@ def _kept(batch: Batch, number: int, entry: Tensor) -> Tensor:
 
 
 def position_of(config: Any) -> str:
-    """How positions enter the scores, as the family description has it; ``"unknown"`` for a model of several."""
+    """How positions enter the scores, from the family description; ``"unknown"`` if there are several."""
     try:
         return str(family_of(config).position)
     except UnsupportedConfigError:

@@ -1,4 +1,4 @@
-"""``bound``: what do the theorems say of these weights?"""
+"""``bound``: what do the theorems say about these weights?"""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ def bound(
 ) -> Run:
     """Evaluate theorems on a model's own weights and activations: hypotheses, bound, measured value, slack.
 
-    Every statement is tested where it speaks: on what attention reads and gives in each layer, and over the depth.
-    Padding is left out. Inside ``with rankscope.operate(model, ...)`` the cut network is what is bounded.
+    Each statement is tested on the inputs and outputs of attention in each layer, and over the depth. Padding is left
+    out. Inside ``with rankscope.operate(model, ...)``, the bounds are those of the modified network.
 
     Args:
         model: a spec or a module with a family description of its heads.
@@ -87,21 +87,21 @@ def bound(
         theorems: names from ``rankscope ls theorems``; None for all.
         weights_only: read the safetensors of a local folder one tensor at a time, without building the model; only
             the theorems that need no more are evaluated.
-        lanczos: steps per layer and sequence for the largest gain; 0 leaves it to the certified bounds.
-        sequences: at most how many sequences; None takes all that are given, and 2 of a file or of the sample text.
-        tokens: length at which texts are cut.
+        lanczos: Lanczos steps per layer and sequence for the largest gain; 0 uses only the certified bounds.
+        sequences: maximal number of sequences; None for all that are passed, or 2 from a file or the sample text.
+        tokens: length to which texts are truncated.
         batch: sequences per forward pass.
-        random_tokens: random ids instead of text.
-        tokenizer: reads the texts, where the model comes without one; see ``measure``.
-        padding: which of your own tokens do not count; see ``measure``.
-        dtype: of the weights, when the model is loaded here.
-        seed: of a random initialisation and of random inputs.
-        blocks: names or patterns of the block modules, where discovery needs help.
-        stream: where the residual stream is, for a model that does not hold it as ``batch tokens dim`` or
+        random_tokens: use random ids instead of text.
+        tokenizer: tokenizer for the texts, if the model comes without one; see ``measure``.
+        padding: which of your own tokens are padding; see ``measure``.
+        dtype: dtype of the weights, if the model is loaded here.
+        seed: seed for a random initialisation and for random inputs.
+        blocks: names or patterns of the block modules, if discovery needs help.
+        stream: where the residual stream is, for a model that does not store it as ``batch tokens dim`` or
             ``tokens batch dim``: ``Stream("batch dim tokens")``, or the same as text; see ``rankscope.Stream``.
-        offload: read a local folder block by block, for a model larger than memory; same values.
+        offload: read a local folder block by block, for a model larger than memory; the values are the same.
         memory: with ``offload``, a budget such as ``"3GiB"``; see ``measure``.
-        work: with ``offload``, a folder in which a run that is killed is kept; see ``measure``.
+        work: with ``offload``, folder for checkpoints, so that a killed run can resume; see ``measure``.
         parallel: ``"data"`` shares the batches among the processes of an initialised group; see ``measure``.
         progress: show a progress bar.
 
@@ -146,14 +146,14 @@ def bound(
         loaded = execution.loaded
         if loaded.config is None:
             raise UnsupportedConfigError(
-                f"Theorems need the weights of single heads, and {type(loaded.model).__name__} is no transformers "
-                "model with a family description. measure and ablate work without."
+                f"Theorems need per-head weights, and {type(loaded.model).__name__} is not a transformers model "
+                "with a family description. measure and ablate do not need them."
             )
         prepared = prepare_planned(loaded, inputs, plan)
         passes = BoundPasses(execution, prepared, steps)
         measured = passes.run(blocks, declared)
     if not measured:
-        raise InputError("No sequence has two tokens or more, and fewer have no residual. Pass longer inputs.")
+        raise InputError("The residual needs at least two tokens, and no sequence has that many. Pass longer inputs.")
     provenance = provenance_of(loaded, prepared, passes.counted, seed, time.perf_counter() - started, declared)
     notes = (*loaded.notes, *prepared.notes)
     run = concluded(chosen, measured, provenance, floor_of(passes.counted.dtypes), notes, execution.described)
@@ -194,11 +194,11 @@ def concluded(
 
     Args:
         chosen: the theorems.
-        measured: what they are evaluated on.
-        provenance: of the run.
-        floor: of the run.
-        notes: of the run.
-        further: what it has to say besides.
+        measured: the quantities they are evaluated on.
+        provenance: provenance of the run.
+        floor: float floor of the run.
+        notes: notes of the run.
+        further: further entries of ``Run.extra``.
     """
     writer = RowWriter(coordinates=COORDINATES)
     first: dict[str, dict[str | None, Evaluation]] = {}
@@ -256,7 +256,7 @@ def _violations(evaluation: Evaluation, part: Measured) -> list[Violation]:
 
 
 def _said(found: Mapping[str | None, Evaluation]) -> str:
-    """What a theorem comes to on the first sequence, stack by stack where there are several."""
+    """The sentence of a theorem on the first sequence, one per stack if there are several."""
     if len(found) == 1:
         return next(iter(found.values())).sentence
     return " ".join(f"{str(stack).capitalize()}: {evaluation.sentence}" for stack, evaluation in found.items())
@@ -280,7 +280,7 @@ def write_evaluation(writer: RowWriter, evaluation: Evaluation, stack: str | Non
 
 
 def write_gains(writer: RowWriter, part: Measured) -> None:
-    """What is known of the gains of each layer besides the interval itself."""
+    """Facts about the gains of each layer, besides the interval itself."""
     rows = _Rows(writer, "contraction_interval", part.stack, part.sequence)
     for layer in part.layers:
         gains = None if layer.passage is None else layer.passage.gains
@@ -379,10 +379,10 @@ class BoundPasses:
     Args:
         execution: how the model is run.
         prepared: its inputs.
-        steps: of Lanczos; None leaves the gains out.
+        steps: number of Lanczos steps; None leaves the gains out.
 
     Attributes:
-        counted: has seen formats and lengths.
+        counted: knows the dtypes and lengths seen.
     """
 
     def __init__(self, execution: Execution, prepared: Prepared, steps: int | None) -> None:
@@ -425,13 +425,13 @@ class BoundPasses:
 
 
 def _has_norm(view: ModelView) -> bool:
-    """Whether a norm acts anywhere in a block, and was not taken out."""
+    """Whether a norm acts anywhere in a block and was not removed."""
     cut = any(operation.get("norm") == "identity" for operation in operations_on(view.model))
     return not cut and any(plan.has_norm for stack in view.stacks for plan in stack.plans)
 
 
 def _joined(before: Found, new: Found) -> Found:
-    """Sequences go on where they were; what the steps have in common is common to more of them."""
+    """Append a block to the sequences read so far, and merge the facts that all steps share."""
     old, more = before.facts, new.facts
     facts = StepFacts(
         bare=old.bare and more.bare,
@@ -447,7 +447,7 @@ def _joined(before: Found, new: Found) -> Found:
 
 
 def written(value: Any) -> Any:
-    """Numbers in frozen records as JSON, each record under the name of its kind."""
+    """Frozen records of numbers as JSON, each with the name of its class."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {item.name: written(getattr(value, item.name)) for item in dataclasses.fields(value)}
         return {"kind": type(value).__name__, "fields": fields}
@@ -457,7 +457,7 @@ def written(value: Any) -> Any:
 
 
 def revived(value: Any) -> Any:
-    """What :func:`written` was given; nothing but the records named here is ever made.
+    """The inverse of :func:`written`; only the record classes listed here are ever constructed.
 
     Raises:
         ResultError: a kind that is none of them.

@@ -1,4 +1,4 @@
-"""What a ``bound`` run shows: one section per theorem, and the measured contraction between its bounds."""
+"""How a ``bound`` run is shown: one section per theorem, and the measured contraction between its bounds."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MEANING = "log10, mean over sequences; margin: of the hypothesis nearest to fail
 
 
 def document(run: Run) -> Document:
-    """For each theorem its sentence, its layers, its depth and the hypotheses it fails."""
+    """For each theorem its sentence, its layers, its depth and the hypotheses that fail."""
     stacks = stacks_of(run.table)
     theorems = [_theorem(run, theorem, stack) for theorem in theorems_in(run.table) for stack in stacks]
     return run_document(run, (*theorems, MEANING))

@@ -7,8 +7,8 @@ from rankscope.verbs._spec import Show, Verb, verb
 
 EXECUTION = ExecutionSupport(
     "decompose",
-    no_offload="the sums of all path lengths of all sequences would have to be kept between two blocks, which takes as "
-    "many times the memory of the residual stream as the model has blocks",
+    no_offload="the sums of all path lengths of all sequences would have to be stored between blocks, which takes the "
+    "memory of the residual stream times the number of blocks",
     no_spread=WHOLE_WEIGHTS,
 )
 
@@ -16,7 +16,7 @@ DECOMPOSE = verb(
     Verb(
         name="decompose",
         question="Which paths carry the signal?",
-        answer="The exact sum of all paths of each length, and through each head.",
+        answer="Computes the exact sum of all paths of each length, and of those through each head.",
         run="verbs.decompose.run:decompose",
         judge="verbs.decompose.judge:judge_decomposition",
         options=(
@@ -27,7 +27,7 @@ DECOMPOSE = verb(
                 choices=("sources", "linearised"),
                 default="sources",
                 in_plans=True,
-                help="MLPs start new paths, or are linearised at each token.",
+                help="MLPs start new paths (sources) or are linearised at each token.",
             ),
             Option(
                 name="marginals",
@@ -36,7 +36,7 @@ DECOMPOSE = verb(
                 several="repeated",
                 default=(),
                 in_plans=True,
-                help="Also all paths through: heads, layers, pairs; repeat it.",
+                help="Also sum all paths through each head, layer or pair; repeatable.",
             ),
             Option(
                 name="at_layers",
@@ -46,14 +46,18 @@ DECOMPOSE = verb(
                 several="repeated",
                 default=(),
                 in_plans=True,
-                help="Report the lengths after this block as well; repeat it.",
+                help="Also report path lengths after this block; repeatable.",
             ),
             Option(
-                name="origins", kind=bool, default=False, in_plans=True, help="Embedding, MLPs and biases separately."
+                name="origins",
+                kind=bool,
+                default=False,
+                in_plans=True,
+                help="Report embedding, MLPs and biases separately.",
             ),
-            Option(name="token", kind=int, in_plans=True, help="Vocabulary id whose logit is split too."),
+            Option(name="token", kind=int, in_plans=True, help="Token id whose logit is decomposed as well."),
             options.METRICS,
-            options.MEMORY.but(help="Memory it may take beside the model, e.g. 3GiB."),
+            options.MEMORY.but(help="Memory budget in addition to the model, e.g. 3GiB."),
             options.DTYPE,
             options.BLOCKS,
             options.LAYOUT,

@@ -72,40 +72,40 @@ def decompose(
     progress: bool = False,
     layers: Collection[int] | None = None,
 ) -> Run:
-    r"""Split the stream into the sums of all paths of each length, exactly and in polynomial time.
+    r"""Split the residual stream into the sums of all paths of each length, exactly and in polynomial time.
 
-    Attention and norm scales are held at what they were in the model's own forward pass; the stream is then linear,
+    Attention and norm scales are fixed to their values in the model's own forward pass; the stream is then linear,
     and the sum over paths of length k obeys :math:`S_k \leftarrow S_k + \sum_h P_h S_{k-1} W_h`.
 
     Args:
-        model: a spec or a module with a family description of its heads; surgery under way is part of the network.
+        model: a spec or a module with a family description of its heads; active surgery is part of the network.
         inputs: as for ``measure``.
-        convention: ``"sources"``: what MLPs and biases add starts new paths there, of length 0. ``"linearised"``: MLPs
+        convention: ``"sources"``: the outputs of MLPs and biases start new paths of length 0. ``"linearised"``: MLPs
             are replaced by their Jacobian at each token, and only the remainder is a source.
         marginals: ``"heads"``, ``"layers"``: all paths through each; ``"pairs"``: share of each pair of heads.
-        at_layers: blocks at whose output the lengths are reported as well.
-        origins: keep embedding, MLPs and biases apart.
-        token: vocabulary id whose logit at the last position is split too; the model needs an unembedding.
-        metrics: token metrics taken of each sum; None for the relative residual and the stable rank.
-        memory: what the decomposition may take beside the model, such as ``"3GiB"`` or a number of bytes; None for no
+        at_layers: blocks after which the lengths are reported as well.
+        origins: report embedding, MLPs and biases separately.
+        token: token id whose logit at the last position is decomposed too; the model needs an unembedding.
+        metrics: token metrics of each sum; None for the relative residual and the stable rank.
+        memory: memory budget in addition to the model, such as ``"3GiB"`` or a number of bytes; None for no
             bound. A bare number below 1024 is read as GiB, the earlier meaning, with a warning.
-        arithmetic: ``"float64"`` computes sums in double; None in the format of the model (at least float32).
-        sequences: at most how many sequences; None takes all that are given, and 8 of a file or of the sample text.
-        tokens: length at which texts are cut.
+        arithmetic: ``"float64"`` computes sums in float64; None in the dtype of the model (at least float32).
+        sequences: maximal number of sequences; None for all that are passed, or 8 from a file or the sample text.
+        tokens: length to which texts are truncated.
         batch: sequences per forward pass.
-        tokens_policy: which tokens count.
-        random_tokens: random ids instead of text.
-        tokenizer: reads the texts, where the model comes without one; see ``measure``.
-        padding: which of your own tokens do not count; see ``measure``.
-        dtype: of the weights, when the model is loaded here.
-        seed: of a random initialisation and of random inputs.
-        blocks: names or patterns of the block modules, where discovery needs help.
-        stream: where the residual stream is, for a model that does not hold it as ``batch tokens dim`` or
+        tokens_policy: which tokens to measure; see ``measure``.
+        random_tokens: use random ids instead of text.
+        tokenizer: tokenizer for the texts, if the model comes without one; see ``measure``.
+        padding: which of your own tokens are padding; see ``measure``.
+        dtype: dtype of the weights, if the model is loaded here.
+        seed: seed for a random initialisation and for random inputs.
+        blocks: names or patterns of the block modules, if discovery needs help.
+        stream: where the residual stream is, for a model that does not store it as ``batch tokens dim`` or
             ``tokens batch dim``: ``Stream("batch dim tokens")``, or the same as text; see ``rankscope.Stream``.
-        offload: not possible, because the sums of all lengths would have to be kept between blocks.
+        offload: not supported, because the sums of all lengths would have to be stored between blocks.
         parallel: ``"data"`` shares the batches among the processes of an initialised group; see ``measure``.
         progress: show a progress bar.
-        layers: the earlier name of ``at_layers``.
+        layers: old name of ``at_layers``.
 
     Returns:
         Rows with the columns ``length``, ``paths`` (which paths), ``origin`` and ``then`` (the later head of a pair);
@@ -130,7 +130,7 @@ def decompose(
         EXECUTION, model, seed=seed, dtype=dtype, offload=offload, parallel=parallel, progress=progress
     ) as execution:
         loaded = execution.loaded
-        # Under a budget the model is looked at with one sequence, and only then is the number in a pass decided.
+        # With a budget, inspect the model with one sequence first, and then choose the sequences per pass.
         looked_at = batch if budget is None else 1
         plan = InputPlan(sequences, tokens, looked_at, tokens_policy, seed, random_tokens, tokenizer, padding)
         prepared = prepare_planned(loaded, inputs, plan)
@@ -176,7 +176,7 @@ def decompose(
 
 
 class PathTally:
-    """What a decomposition records besides its rows, batch by batch, so that it can be put together from several ranks.
+    """What a decomposition records besides its rows, per batch, so that the records of several ranks can be merged.
 
     Args:
         task: decomposes a batch.
@@ -243,7 +243,7 @@ def _check_layers(layers: Collection[int], view: ModelView) -> None:
 
 GIB = 2**30
 SMALLEST_SIZE = 1024
-"""Below it a bare number was meant in GiB."""
+"""A bare number below this was probably meant in GiB."""
 
 
 def bytes_in(memory: int | str | float) -> int:
@@ -275,17 +275,17 @@ def planned_memory(
     kept: bool,
     rerun: bool,
 ) -> MemoryPlan:
-    """Read the sizes of the stream off one pass, and fit the budget.
+    """Determine the sizes of the residual stream in one pass, and choose the batch size that fits the budget.
 
     Args:
         view: the model.
         prepared: inputs of one sequence each.
         memory: the budget in bytes.
         dtype: of the sums; None for the model's own, at least float32.
-        batch: sequences per pass that are wanted.
-        origins: whether embedding, MLPs and biases are kept apart.
-        kept: whether the sums before each block are kept for marginals.
-        rerun: whether blocks are run again, for Jacobians.
+        batch: the requested number of sequences per pass.
+        origins: whether embedding, MLPs and biases are kept separate.
+        kept: whether the sums before each block are stored for marginals.
+        rerun: whether blocks are rerun for Jacobians.
     """
     sizes: dict[str, torch.Size] = {}
     itemsize = 4
@@ -321,7 +321,7 @@ def planned_memory(
 
 
 def unembedding_of(loaded: LoadedModel, token: int) -> tuple[nn.Module, Tensor]:
-    """The module that makes logits, and its row for a token.
+    """The module that computes logits, and its row for a token.
 
     Raises:
         InputError: the model has none, or not for this token.
@@ -341,10 +341,10 @@ def unembedding_of(loaded: LoadedModel, token: int) -> tuple[nn.Module, Tensor]:
 
 
 def check_reads_the_stream(owner: nn.Module, view: ModelView, batch: Batch) -> None:
-    """Run the model once and hold what the unembedding reads against the last stream, bit by bit.
+    """Run the model once and compare the input of the unembedding with the final stream, bit by bit.
 
     Raises:
-        InputError: something lies between the two, so that a share of the stream is no share of the logit.
+        InputError: the two differ, so a share of the stream is not a share of the logit.
     """
     last: list[Tensor] = []
     read: list[Tensor] = []
@@ -365,12 +365,12 @@ def check_reads_the_stream(owner: nn.Module, view: ModelView, batch: Batch) -> N
     if not any(_tail(given, last[-1]) for given in read):
         raise InputError(
             f"token=: the unembedding of {type(view.model).__name__} does not read the final stream (its head changes "
-            "it on the way), so that the logit is not a sum over paths. Decompose without token."
+            "it first), so the logit is not a sum over paths. Leave token out."
         )
 
 
 def _tail(given: Tensor, stream: Tensor) -> bool:
-    """Whether the rows read are the last rows of the stream; some models make logits of the last token only."""
+    """Whether the rows read are the last rows of the stream; some models compute logits for the last token only."""
     if given.dim() != stream.dim() or given.shape[1] > stream.shape[1]:
         return False
     return torch.equal(given, stream[:, stream.shape[1] - given.shape[1] :])

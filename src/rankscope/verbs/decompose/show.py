@@ -1,4 +1,4 @@
-"""What a ``decompose`` run shows: path lengths down, what their paths amount to across, and the largest heads."""
+"""How a ``decompose`` run is shown: a table by path length, and the heads with the largest shares."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def _lengths(run: Run, stack: str | None) -> Table:
 
 
 def _path_count(counts: tuple[str, ...], length: int) -> str:
-    """How many paths have this length, in three digits; empty where that is not known."""
+    """How many paths have this length, in three digits; empty if that is not known."""
     return f"{float(counts[length]):.3g}" if length < len(counts) else ""
 
 
 def _heads(run: Run, stack: str | None) -> Table | None:
-    """The heads whose paths carry the largest shares; None if they were not asked for."""
+    """The heads whose paths carry the largest shares; None if they were not computed."""
     share = through_heads(run.table, SHARE, stack)
     residual = through_heads(run.table, "relative_residual", stack)
     if not share.size:

@@ -6,7 +6,7 @@ DOCTOR = verb(
     Verb(
         name="doctor",
         question="Can the numbers be trusted on this model?",
-        answer="Parity with its own forward, blocks, skips, sites, what is refused.",
+        answer="Checks that tracing leaves the outputs unchanged, and lists blocks, skips, sites and limits.",
         run="verbs.doctor.run:doctor",
         command="cli.diagnosing:doctor_command",
         examples=("doctor init:tiny-bert", "doctor init:tiny-llama --quiet"),

@@ -42,17 +42,17 @@ def doctor(
     tokenizer: Any = None,
     padding: Padding = None,
 ) -> DoctorReport:
-    """Run a model bare and traced, and report what was found, what agrees and what cannot be measured.
+    """Run a model with and without tracing, and report what was found, what agrees and what cannot be measured.
 
     Args:
-        model: a spec or a module you hold.
+        model: a spec or your own module.
         inputs: as for :func:`~rankscope.verbs.measure.run.measure`; two short sequences are enough.
-        seed: of a random initialisation and of random inputs.
-        dtype: of the weights, when the model is loaded here.
-        blocks: names or patterns of the block modules, where discovery needs help.
+        seed: seed for a random initialisation and for random inputs.
+        dtype: dtype of the weights, if the model is loaded here.
+        blocks: names or patterns of the block modules, if discovery needs help.
         stream: where the residual stream is, as for ``measure``.
-        tokenizer: reads the texts, where the model comes without one; see ``measure``.
-        padding: which of your own tokens do not count; see ``measure``.
+        tokenizer: tokenizer for the texts, if the model comes without one; see ``measure``.
+        padding: which of your own tokens are padding; see ``measure``.
 
     Example:
         >>> doctor("init:tiny-gpt2").passed
@@ -97,13 +97,17 @@ def _structure(view: ModelView) -> list[Check]:
         if stack.carries:
             where = "; ".join(carry.where for carry in stack.carries[:4])
             checks.append(
-                Check("uncut skips", "refused", f"{prefix}gains on skips are refused, the stream also goes by {where}")
+                Check(
+                    "uncut skips",
+                    "refused",
+                    f"{prefix}gains on skips are refused: the stream also passes through {where}",
+                )
             )
     return checks
 
 
 def _calls(stack: Stack) -> str:
-    """How modules, calls and blocks differ in number, where they do."""
+    """How the numbers of modules, calls and blocks differ, if they do."""
     modules, calls = len({call.module_name for call in stack.calls}), len(stack.calls)
     shared = f", {_counted(modules, 'module')} called {calls} times" if modules < calls else ""
     held = f", {_counted(stack.depth, 'block')} in {_counted(calls, 'module call')}" if calls < stack.depth else ""
@@ -115,7 +119,7 @@ def _counted(count: int, word: str) -> str:
 
 
 class _Witness:
-    """Notes which sites fired, how attention rows add up, and anything that is not finite."""
+    """Records which sites fired, the sums of attention rows, and values that are not finite."""
 
     def __init__(self) -> None:
         self.fired: Counter[str] = Counter()
@@ -166,12 +170,12 @@ def _examine(loaded: LoadedModel, view: ModelView, batch: Batch) -> list[Check]:
 
 
 def _shape(stack: Stack, witness: _Witness) -> Check:
-    """What was read as sequences, tokens and channels, and what says so too."""
+    """The shape read as sequences, tokens and channels, and what confirms it."""
     sequences, tokens, channels = witness.shapes[stack.name]
     prefix = f"{stack.name}: " if stack.name else ""
     sizes = f"{_counted(sequences, 'sequence')} x {_counted(tokens, 'token')} x {_counted(channels, 'channel')}"
     if not stack.agrees_with:
-        return Check("shape", "info", f"{prefix}{sizes}; nothing was seen that confirms it or speaks against it")
+        return Check("shape", "info", f"{prefix}{sizes}; nothing was found that confirms or contradicts it")
     *most, last = stack.agrees_with
     reasons = f"{', '.join(most)} and {last}" if most else last
     verb = "have" if most or last.endswith("maps") else "has"
@@ -179,7 +183,7 @@ def _shape(stack: Stack, witness: _Witness) -> Check:
 
 
 def _measured(view: ModelView, batch: Batch) -> Check:
-    """Whether the battery of ``measure`` can be taken, not only seen."""
+    """Whether the metrics of ``measure`` can be computed, not only the sites observed."""
     specs = metrics_named(None)
     writer = RowWriter()
     reader = SiteReader(specs, "content", writer)
@@ -190,7 +194,7 @@ def _measured(view: ModelView, batch: Batch) -> Check:
         rows = writer.table().num_rows
     except RankscopeError as error:
         return Check("measure", "fail", str(error))
-    return Check("measure", "pass", "; ".join((f"the battery of measure gave {rows} rows", *reader.notes())))
+    return Check("measure", "pass", "; ".join((f"the default metrics of measure gave {rows} rows", *reader.notes())))
 
 
 def _finite(witness: _Witness) -> Check:
@@ -206,7 +210,7 @@ def _attention(witness: _Witness, view: ModelView, loaded: LoadedModel) -> Check
             "attention",
             "refused",
             "no attention probabilities were seen: this model mixes tokens without a softmax over keys that fits its "
-            "tokens, or inside a kernel. Token metrics work; attention metrics are not taken.",
+            "tokens, or inside a kernel. Token metrics work; attention metrics are not available.",
         )
     low = min(least for least, _ in witness.row_sums)
     high = max(most for _, most in witness.row_sums)
@@ -244,7 +248,7 @@ def check_heads(loaded: LoadedModel, view: ModelView) -> list[Check]:
     from rankscope.models.heads import head_weights
 
     if loaded.config is None:
-        reason = "per-head weights need a family description, and this is no transformers model"
+        reason = "per-head weights need a family description, and this is not a transformers model"
         return [Check("heads", "refused", f"{reason}. Everything that needs no weights works.")]
     modules = view.modules()
     checks = []

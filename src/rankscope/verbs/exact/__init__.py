@@ -1,4 +1,4 @@
-"""``exact``: how fast does it collapse, really?"""
+"""``exact``: how fast does it really collapse?"""
 
 from rankscope import options
 from rankscope.execution.support import WHOLE_WEIGHTS, ExecutionSupport
@@ -10,13 +10,13 @@ EXECUTION = ExecutionSupport("exact", no_spread=WHOLE_WEIGHTS)
 EXACT = verb(
     Verb(
         name="exact",
-        question="How fast does it collapse, really?",
-        answer="Residuals far below the float floor, with order, factor and the law's word.",
+        question="How fast does it really collapse?",
+        answer="Computes residuals far below the float floor, with order and factor, and compares the cubic law.",
         run="verbs.exact.run:exact",
         judge="verbs.exact.judge:judge_exact",
         options=(
             options.MODEL,
-            # Sequences run one at a time, so there is no batch.
+            # Sequences run one at a time, so there is no --batch.
             *(option for option in options.INPUTS if option is not options.BATCH and option is not options.SEQUENCES),
             options.SEQUENCES.but(default=4),
             *options.SURGERY,
@@ -25,14 +25,14 @@ EXACT = verb(
                 kind=bool,
                 default=False,
                 in_plans=True,
-                help="Each block's factor on an infinitesimal residual as well.",
+                help="Also compute each block's factor on an infinitesimal residual.",
             ),
             Option(
                 name="plain",
                 kind=bool,
                 default=True,
                 in_plans=True,
-                help="Also what float64 and the model's own format read.",
+                help="Also measure in float64 and in the model's own dtype.",
             ),
             options.DTYPE,
             options.BLOCKS,

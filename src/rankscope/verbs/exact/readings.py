@@ -1,4 +1,4 @@
-"""What ``exact`` writes at each block: logarithms of residuals, orders and factors, and what the cubic law predicts."""
+"""The rows of ``exact`` at each block: logarithms of residuals, orders, factors, and predictions of the cubic law."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ from rankscope.verbs.reader import SiteReader
 
 LOG10 = math.log(10.0)
 SHRINK = -1.0
-"""Natural log of the factor between the two runs from which the order is read; any small number would do."""
+"""Natural log of the factor between the two runs that determine the order; any small number would do."""
 FAR = -200.0
 """Natural log of a residual so small that a block acts on it linearly."""
 
 AGREEMENT = 1e-7
-"""By how much the logarithm of a residual may change with the last digits of all numbers, relative above 1."""
+"""Tolerated change of the log residual if the last digits of all numbers change; relative for values above 1."""
 
 
 class EntryState(NamedTuple):
-    """The stream where it enters a block: its common token, and what departs from it at which scale."""
+    """The stream at the input of a block: the common token, the deviation from it, and its scale."""
 
     base: Tensor
     direction: Tensor
@@ -61,8 +61,8 @@ class Readings:
     def add(self, metric: str, ref: SiteRef, value: float, arithmetic: str, status: Status = Status.OK) -> None:
         """One value.
 
-        Minus infinity with status ``ok`` is the logarithm of an exact zero. Another number that does not exist is
-        undefined, or so far below the float floor that it reads zero.
+        Minus infinity with status ``ok`` is the logarithm of an exact zero. Any other value that is not finite is
+        undefined, or so far below the float floor that it is computed as zero.
         """
         exact_zero = value == -math.inf and status is Status.OK
         if not math.isfinite(value) and not exact_zero:
@@ -81,7 +81,7 @@ class Readings:
 
 
 Through = Callable[[str], AbstractContextManager[None]]
-"""A network that runs through part of a model, by name: what it is to begin with, and where its stream is left."""
+"""Runs a named network through part of a model: its initial stream, and where to leave the stream."""
 
 
 def _whole(variant_key: str) -> AbstractContextManager[None]:
@@ -93,8 +93,8 @@ def read_exactly(
 ) -> dict[SiteRef, EntryState]:
     """Residual, order and factor of every block in exact arithmetic; returns the states in which blocks were entered.
 
-    The order of a block is how many times the logarithm of its output's residual follows that of its input: two runs
-    whose inputs differ in scale alone tell it, whatever the constant.
+    The order of a block is the slope of the log residual of its output against that of its input. Two runs whose inputs
+    differ only in scale determine it, whatever the constant.
     """
     states: dict[SiteRef, EntryState] = {}
     main = _checked(view, batch, 0.0, "exact", through, states)
@@ -120,7 +120,7 @@ def read_exactly(
 
 
 class _Checked(NamedTuple):
-    """Logarithms of residuals and sizes by site, and the sites at which rounding decides them."""
+    """Logarithms of residuals and sizes by site, and the sites at which they are only rounding."""
 
     logs: dict[SiteRef, float]
     norms: dict[SiteRef, float]
@@ -138,20 +138,20 @@ def _checked(
     through: Through,
     states: dict[SiteRef, EntryState] | None = None,
 ) -> _Checked:
-    """One pass, and the same pass with every last digit moved: residuals that then differ are rounding."""
+    """One pass, and the same pass with every last digit perturbed: residuals that differ are rounding."""
     with through(variant_key):
         logs, norms = _log_residuals(view, batch, log_shrink, states)
     with through(f"{variant_key}, moved"), last_digits_moved():
         again, _ = _log_residuals(view, batch, log_shrink)
     lost: set[SiteRef] = set()
-    for ref, value in logs.items():  # in the order of the pass: a zero after a loss may be what was lost
+    for ref, value in logs.items():  # in the order of the pass: after a loss of precision a later zero may not be exact
         if not _agree(value, again[ref]) or (lost and value == -math.inf):
             lost.add(ref)
     return _Checked(logs, norms, frozenset(lost))
 
 
 def _agree(value: float, again: float) -> bool:
-    """Whether two logarithms are of one number; both minus infinity, or both no number, are."""
+    """Whether two logarithms agree; two minus infinities agree, and so do two NaNs."""
     if value == again or (math.isnan(value) and math.isnan(again)):
         return True
     return math.isfinite(value) and abs(value - again) <= AGREEMENT * max(1.0, abs(value))
@@ -162,7 +162,7 @@ def _ratio(numerator: float, denominator: float) -> float:
 
 
 def _factor(log_after: float, log_before: float, order: float) -> float:
-    """The constant in front: of the cube for a block of order 3, of the residual itself otherwise."""
+    """The prefactor: of the cubed residual for a block of order 3, otherwise of the residual itself."""
     power = 3 if order > 2 else 1
     exponent = log_after - power * log_before
     return math.exp(exponent) if exponent < 700 else math.inf
@@ -190,7 +190,7 @@ def _log_residuals(
 def read_plainly(
     view: ModelView, batch: Batch, readings: Readings, counted: SiteReader, through: Through = _whole
 ) -> None:
-    """The same residuals in the model's own format."""
+    """The same residuals in the model's own dtype."""
     sites = SiteSelection.parse(("block.in@0", "block.out"))
     counted.start(batch)
     with through("own"), trace(view, sites, _plain_observer(readings, counted)):
@@ -233,10 +233,11 @@ _PURE: Mapping[str, object] = {"attention_skip": 0.0, "mlp_skip": 0.0, "mlp": "d
 def predict_blocks(
     loaded: LoadedModel, view: ModelView, states: Mapping[SiteRef, EntryState], readings: Readings
 ) -> bool:
-    """Write the law's prediction for every block, where its hypotheses hold; returns whether it reached all of them.
+    """Write the prediction of the law for every block, if its hypotheses hold; returns whether it covers all blocks.
 
-    They are those of pure attention: no skip, MLP or norm (:func:`is_pure`), a complete mask (:func:`sees_everything`)
-    and position-free scores; and the family must tell where its head weights are. Elsewhere nothing is written.
+    The hypotheses are those of pure attention: no skip, MLP or norm (:func:`is_pure`), a complete mask
+    (:func:`sees_everything`) and position-free scores. The head weights must be known too. Otherwise nothing is
+    written.
     """
     modules = view.modules()
     for stack in view.stacks:
@@ -253,7 +254,7 @@ def predict_blocks(
 
 
 def is_pure(loaded: LoadedModel) -> bool:
-    """Whether the one operation under way leaves nothing but attention, unmasked."""
+    """Whether the active operation leaves only attention, unmasked."""
     described = operations_on(loaded.model)
     return loaded.config is not None and len(described) == 1 and described[0] == _PURE
 

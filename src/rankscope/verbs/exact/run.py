@@ -1,4 +1,4 @@
-"""``exact``: how fast does it collapse, really? Residuals far below the float floor, with order and factor."""
+"""``exact``: how fast does it really collapse? Computes residuals far below the float floor, with order and factor."""
 
 from __future__ import annotations
 
@@ -72,48 +72,48 @@ def exact(
     parallel: Parallel | None = None,
     progress: bool = False,
 ) -> Run:
-    """Run a model in exact arithmetic and read its residual at every block, however small.
+    """Run a model in exact arithmetic and measure its residual at every block, however small.
 
-    Surgery can be asked for here (``skip=0.0``), or be under way around the call (``with operate(...)``).
+    Surgery can be passed here (``skip=0.0``), or be active around the call (``with operate(...)``).
 
     Args:
-        model: a spec or a module you hold; it runs in float64 and is left as it was.
+        model: a spec or your own module; it runs in float64 and is restored afterwards.
         inputs: as for ``measure``.
         skip: gain on every skip; 0 removes it.
-        attention_skip: gain where attention is added; overrides ``skip``.
-        mlp_skip: gain where the MLP is added; overrides ``skip``.
-        mlp: ``"drop"`` takes the MLP out.
-        norm: ``"identity"``, ``"scale"`` or ``"rms"`` in place of the blocks' norms.
+        attention_skip: gain on the skips around attention; overrides ``skip``.
+        mlp_skip: gain on the skips around the MLPs; overrides ``skip``.
+        mlp: ``"drop"`` removes the MLPs.
+        norm: ``"identity"``, ``"scale"`` or ``"rms"`` replaces the norms of the blocks.
         mask: a mask or an expression such as ``"causal"``.
-        mask_mode: how it meets the model's own.
+        mask_mode: how it is combined with the model's own mask.
         attention: ``"uniform"`` or ``"centred"``.
-        layers: blocks the surgery is meant for; None for all.
-        sequences: at most how many sequences; None takes all that are given, and 4 of a file or of the sample text.
-        tokens: length at which texts are cut.
-        tokens_policy: which tokens count.
-        random_tokens: random ids instead of text.
-        tokenizer: reads the texts, where the model comes without one; see ``measure``.
-        padding: which of your own tokens do not count; see ``measure``.
-        dtype: of the weights, when the model is loaded here.
-        seed: of a random initialisation and of random inputs.
-        stability: also give each block's factor on an infinitesimal residual (``linear_factor``): above 1 the block
+        layers: blocks to which the surgery applies; None for all.
+        sequences: maximal number of sequences; None for all that are passed, or 4 from a file or the sample text.
+        tokens: length to which texts are truncated.
+        tokens_policy: which tokens to measure; see ``measure``.
+        random_tokens: use random ids instead of text.
+        tokenizer: tokenizer for the texts, if the model comes without one; see ``measure``.
+        padding: which of your own tokens are padding; see ``measure``.
+        dtype: dtype of the weights, if the model is loaded here.
+        seed: seed for a random initialisation and for random inputs.
+        stability: also compute each block's factor on an infinitesimal residual (``linear_factor``): above 1 the block
             pushes away from collapse, below 1 toward it.
-        plain: also give what float64 and the model's own format read.
-        blocks: names or patterns of the block modules, where discovery needs help.
-        stream: where the residual stream is, for a model that does not hold it as ``batch tokens dim`` or
+        plain: also measure in float64 and in the model's own dtype.
+        blocks: names or patterns of the block modules, if discovery needs help.
+        stream: where the residual stream is, for a model that does not store it as ``batch tokens dim`` or
             ``tokens batch dim``: ``Stream("batch dim tokens")``, or the same as text; see ``rankscope.Stream``.
-        offload: read a local folder block by block, for a model larger than memory; same values.
-        memory: with ``offload``, a budget such as ``"3GiB"``; see ``measure``. A block is also held in float64 here.
-        work: with ``offload``, a folder in which a run that is killed is kept; see ``measure``.
+        offload: read a local folder block by block, for a model larger than memory; the values are the same.
+        memory: with ``offload``, a budget such as ``"3GiB"``; see ``measure``. Here a block is also kept in float64.
+        work: with ``offload``, folder for checkpoints, so that a killed run can resume; see ``measure``.
         parallel: ``"data"`` shares the sequences among the processes of an initialised group; see ``measure``.
         progress: show a progress bar.
 
     Returns:
-        Rows with the further column ``arithmetic``: ``exact``, ``law`` (what the cubic law predicts from the weights,
-        where it applies), ``float64`` and the model's own format.
+        Rows with the further column ``arithmetic``: ``exact``, ``law`` (the prediction of the cubic law from the
+        weights, if it applies), ``float64`` and the model's own format.
 
     Raises:
-        UnsupportedArithmeticError: the model does something for which there is no exact rule yet.
+        UnsupportedArithmeticError: the model uses an operation for which there is no exact rule yet.
 
     Example:
         >>> run = exact("init:tiny-bert", sequences=1, tokens=16, skip=0.0)
@@ -174,13 +174,13 @@ class ExactPasses:
     Args:
         execution: how the model is run.
         prepared: its inputs, one sequence in each batch.
-        operation: what is done to it.
-        stability: also read the linear factor.
-        plain: also read in float64 and in the model's own format.
+        operation: the surgery.
+        stability: also measure the linear factor.
+        plain: also measure in float64 and in the model's own dtype.
 
     Attributes:
         writer: collects the rows.
-        counted: has seen formats and lengths.
+        counted: knows the dtypes and lengths seen.
     """
 
     def __init__(
@@ -213,7 +213,7 @@ class ExactPasses:
                 with operating(view.model, self._operation, view=stage.view):
                     self._pass(stage)
         execution.collect(findings, self._order)
-        # The law is silent about a sequence in which a key was hidden anywhere, which only the last block can tell.
+        # The law does not apply to a sequence in which any block hides a key, which is known only after the last block.
         self.writer.replace(
             piece
             for piece in self.writer.pieces
@@ -222,7 +222,7 @@ class ExactPasses:
         return view
 
     def _pass(self, stage: Stage) -> None:
-        """The model's own format first; then its weights are widened once for all sequences."""
+        """Run in the model's own dtype first, then convert the weights to float64 once for all sequences."""
         model = stage.view.model
         own = next((parameter.dtype for parameter in model.parameters()), torch.float64)
         pure = is_pure(self._loaded) and len(stage.view.stacks) == 1

@@ -1,4 +1,4 @@
-"""What an ``exact`` run shows: the residual in each arithmetic by block, with the order and factor of each block."""
+"""How an ``exact`` run is shown: the residual in each arithmetic by block, with the order and factor of each block."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STYLES = {
 OTHER = Style(PURPLE, "v", "--", 1.3)
 DEEPEST_SHOWN = -40.0
 DECIMALS = {"order": 4, "factor": None, "linear_factor": None}
-"""Of the columns that are not logarithms; those have three."""
+"""Decimals of the columns that are not logarithms; logarithms have three."""
 
 FLOOR = "* at the float floor of its format"
 
@@ -38,7 +38,7 @@ def document(run: Run) -> Document:
 
 
 def exact_table(run: Run, stack: str | None) -> Table:
-    """The table of one stack, blocks down."""
+    """The table of one stack, one row per block."""
     residuals = exact_curves(run.table, "log10_residual", stack)
     first = [name for name in ("exact", LAW) if name in residuals]
     lines = {name: residuals[name] for name in dict.fromkeys((*first, *residuals))}

@@ -6,7 +6,7 @@ MASKS = verb(
     Verb(
         name="masks",
         question="What does a mask do to collapse?",
-        answer="Centre nodes, radius, diameter, second eigenvalue, layers to agree.",
+        answer="Reports centre nodes, radius, diameter, second eigenvalue and the layers until tokens agree.",
         run="verbs.masks.run:mask_graph",
         command="cli.graphing:masks_command",
         examples=(

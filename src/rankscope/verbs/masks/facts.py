@@ -1,4 +1,4 @@
-"""What the graph of a mask says about collapse: a frozen value, as text and as JSON."""
+"""What the graph of a mask says about collapse: a frozen record, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ AGREEMENT_KEY = "layers_to_1e-3"
 class MaskGraph:
     """Facts about one mask over a number of tokens.
 
-    A number that is not known is None; ``ranges`` then holds the ends it lies between, and ``statuses`` always says how
-    a number was found, or why it was not.
+    A number that is not known is None; ``ranges`` then gives bounds for it, and ``statuses`` always says how
+    a number was computed, or why it was not.
 
     Attributes:
         mask: the expression.
@@ -32,18 +32,18 @@ class MaskGraph:
         parts: number of strongly connected parts.
         strongly_connected: every token reaches every token.
         quasi_strongly_connected: some token reaches every token.
-        radius: least number of layers after which one token has reached all.
-        diameter: the most any token needs; None where infinite.
+        radius: smallest number of layers after which one token has reached all.
+        diameter: largest number of layers that any token needs; None if infinite.
         lambda_2: modulus of the second eigenvalue of uniform attention under the mask: the late factor per layer.
-        spectral_gap: 1 - ``lambda_2``, with its own digits.
+        spectral_gap: 1 - ``lambda_2``, computed without cancellation.
         transient: layers before the late factor governs random tokens.
         layers_to_agreement: layers until random tokens agree to a relative residual of 1e-3.
         log10_decay: log10 of their relative residual, from layer 0 on, as far as it was simulated.
-        ranges: for each number that is not known, the ends ``(lower, upper)``; None for an end that is not known.
-        statuses: how each number is known.
-        notes: what the reader should know besides.
-        equal_after: layers after which every token holds the same, exactly; None where that never happens, or where it
-            was not looked for.
+        ranges: for each number that is not known, its bounds ``(lower, upper)``; None for an unknown bound.
+        statuses: how each number was computed.
+        notes: further remarks for the reader.
+        equal_after: layers after which all tokens are exactly equal; None if that never happens, or if it was not
+            checked.
     """
 
     mask: str
@@ -132,7 +132,7 @@ def _late(graph: MaskGraph) -> str:
 
 
 def count_words(value: float | None) -> str:
-    """A count with its thousands apart; a question mark where it is not known."""
+    """A count with thousands separators; a question mark if it is not known."""
     if value is None or not math.isfinite(value):
         return "?"
     return f"{int(value):,}" if value == int(value) else f"{value:.6g}"

@@ -29,15 +29,15 @@ from rankscope.theory.graphs.second_eigenvalue import (
 from rankscope.verbs.masks.facts import AGREEMENT_KEY, MaskGraph
 
 FEATURES = 1 << 14
-"""Numbers in all the random tokens at most, but no fewer than two and no more than sixteen features each."""
+"""Maximal size of the random tokens in all; each has at least two and at most sixteen features."""
 WORK = 1 << 28
-"""Products of a pair and a feature that the simulation may take; some seconds."""
+"""Budget of the simulation, in products of a pair and a feature; takes a few seconds."""
 MOST_LAYERS = 20_000
 FALLEN_APART = 64
-"""Layers followed where it is known that tokens never agree."""
+"""Number of layers simulated if tokens are known never to agree."""
 SHOWN_CENTRES = 8
 SMALLER = (256, 512)
-"""Lengths from which the layers of a longer sequence are extrapolated where it was not followed to the end."""
+"""Lengths from which to extrapolate, if a longer sequence was not simulated until tokens agree."""
 Floats = NDArray[np.float64]
 GRAPH_FILES = {".npy", ".npz", ".json", ".txt"}
 
@@ -45,16 +45,16 @@ GRAPH_FILES = {".npy", ".npz", ".json", ".txt"}
 def mask_graph(mask: Mask | str | Path, tokens: int | None = None, *, seed: int = 0) -> MaskGraph:
     r"""Centres, radius, diameter, second eigenvalue and transient of a mask, and how fast random tokens agree under it.
 
-    Attention is uniform over what each token sees, as it is at collapse. Nothing square is formed above a few hundred
-    tokens: windows, causal masks and prefixes are handled as intervals, other masks as sparse matrices.
+    Attention is uniform over the visible tokens, as it is at collapse. Above a few hundred tokens no square matrix is
+    formed: windows, causal masks and prefixes are handled as intervals, other masks as sparse matrices.
 
     Args:
         mask: a mask, an expression such as ``"causal_window(4) | sink(1)"``, or the path of a graph file.
-        tokens: number of tokens; may be left out for a graph file, which has its own.
+        tokens: number of tokens; optional for a graph file, which has its own.
         seed: of the random tokens.
 
     Raises:
-        InputError: a token sees nothing, or the mask has too many pairs to list and no structure that saves it.
+        InputError: a token sees nothing, or the mask has too many pairs to list and no structure to exploit.
         MissingExtraError: scipy is not installed.
 
     Example:
@@ -78,7 +78,7 @@ def _chosen(mask: Mask | str | Path, tokens: int | None) -> tuple[Mask, int]:
             raise InputError(f"'{chosen}' has no length of its own. Give tokens, e.g. 128 (--tokens 128).")
         tokens = _own_length(chosen)
     if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 2:
-        raise InputError(f"A graph over {tokens!r} tokens was asked for. Expected a whole number, 2 or more.")
+        raise InputError(f"tokens={tokens!r}: expected a whole number, 2 or more.")
     return chosen, tokens
 
 
@@ -140,13 +140,13 @@ def _of_intervals(mask: Mask, graph: Intervals, seed: int) -> MaskGraph:
     decay = _decay(
         apply, graph.tokens, min(graph.edges, 8 * graph.tokens) if sees is None else graph.edges, anchor, second, seed
     )
-    # a token that sees itself among others keeps a share of what it holds: only equal rows at once make all equal
+    # A token that sees itself and others keeps a share of its own value, so all can become equal only in one step.
     equal = 1 if second.modulus.value == 0 else None
     return _graph(mask, graph.tokens, graph.edges, True, centres, parts, radius, diameter, second, decay, equal)
 
 
 def _equal_after(sees: Any, second: SecondEigenvalue) -> int | None:
-    """Looked for where the second eigenvalue is 0, as long as it takes no more than the simulation."""
+    """Computed if the second eigenvalue is 0 and it takes no longer than the simulation."""
     if second.modulus.value != 0:
         return None
     return equal_after(sees, min(sees.shape[0], max(8, WORK // (8 * int(sees.nnz)))))
@@ -218,7 +218,7 @@ def _graph(
 
 
 def _with_extrapolation(graph: MaskGraph, mask: Mask, seed: int) -> MaskGraph:
-    """A note with what two shorter sequences lead one to expect; a graph file has only its own length."""
+    """A note that extrapolates from two shorter sequences; not for a graph file, which has only its own length."""
     if "adjacency" in str(mask):
         return graph
     small = [_facts(mask, tokens, seed).layers_to_agreement for tokens in SMALLER]

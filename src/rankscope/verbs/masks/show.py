@@ -1,4 +1,4 @@
-"""What masks show side by side: a table of facts, and what is left of random tokens layer by layer."""
+"""How masks are compared: a table of facts, and the residual of random tokens layer by layer."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ COLUMNS = (
 DEEPEST = -6.0
 AGREEMENT = -3.0
 SURE = ("exact", "simulated", "infinite", "no late")
-"""How the status of a number begins that needs no remark."""
+"""Beginning of a status that needs no remark."""
 
 
 def document(graphs: Sequence[MaskGraph]) -> Document:
-    """A mask on each line, facts across, and a sentence for each."""
+    """A table with one row per mask, and a sentence for each."""
     table = Table([Column("mask", align="left"), *COLUMNS], [_row(graph) for graph in graphs])
     sentences = [f"{graph.mask}: {graph.verdict}" for graph in graphs]
     unsure = [

@@ -11,7 +11,7 @@ MEASURE = verb(
     Verb(
         name="measure",
         question="Where does this model stand?",
-        answer="The battery per block, the float floor and a verdict that names its evidence.",
+        answer="Measures a set of metrics after each block and gives a verdict with its evidence.",
         run="verbs.measure.run:measure",
         judge="verdicts:judge",
         options=(
@@ -24,19 +24,19 @@ MEASURE = verb(
                 kind=bool,
                 default=False,
                 in_plans=True,
-                help="Measure random tokens of the same shape as well.",
+                help="Also measure Gaussian tokens of the same shape, as a baseline.",
             ),
             Option(
                 name="similarity",
                 kind=bool,
                 default=False,
-                help="Keep the cosines between tokens of the first sequence, for the report.",
+                help="Save the cosines between tokens of the first sequence, for the report.",
             ),
             Option(
                 name="attention_algorithm",
                 flags=("--attention-algorithm", "--attention"),
                 metavar="NAME",
-                help="dense, blockwise or blockwise:WALKS; by default by the memory probabilities would take.",
+                help="dense, blockwise or blockwise:WALKS; default: by the memory that the probabilities need.",
             ),
             options.DTYPE,
             options.BLOCKS,

@@ -66,47 +66,48 @@ def measure(
 ) -> Run:
     """Run a model on some inputs and measure token uniformity and attention at its sites.
 
-    The model runs in evaluation mode, without gradients, and is left as it was found.
+    The model runs in evaluation mode without gradients, and is left unchanged.
 
     Args:
-        model: a spec (``"init:tiny-bert"``, a folder, a hub id) or a module you hold.
+        model: a spec (``"init:tiny-bert"``, a folder, a hub id) or your own module.
         inputs: texts, a text file (``Path``), tensors, or None for the built-in sample text.
-        metrics: names from ``rankscope ls metrics``; None for the battery a verdict is drawn from.
+        metrics: names from ``rankscope ls metrics``; None for the set of metrics that verdicts use.
         sites: words such as ``"block.out"`` or ``"block.in@0"``; None for the default sites.
-        sequences: at most how many sequences; None takes all that are given, and 8 of a file or of the sample text.
-        tokens: length at which texts are cut.
+        sequences: maximal number of sequences; None for all that are passed, or 8 from a file or the sample text.
+        tokens: length to which texts are truncated.
         batch: sequences per forward pass.
         tokens_policy: ``"content"``, ``"no-first"`` or ``"no-special"``.
-        random_tokens: random ids instead of text.
-        tokenizer: reads the texts, where the model comes without one: a tokenizer, its folder, or a hub name.
-        padding: which of your own tokens do not count: a tensor that is True there, or the argument that says so, as
-            ``"NAME"`` or with the value that marks padding, ``"NAME=1"``; ``"none"`` counts all. None finds such an
-            argument and tries on the model how it is read.
-        dtype: of the weights, when the model is loaded here.
-        seed: of a random initialisation and of random inputs.
-        null: also measure Gaussian tokens of the same shape, for comparison.
-        similarity: also keep the cosines between at most 64 tokens of the first sequence behind each block.
-        blocks: names or patterns of the block modules, where discovery needs help.
-        attention_algorithm: ``"dense"`` holds all probabilities of a block in memory, ``"blockwise"`` goes through them
-            tile by tile, ``"blockwise:20"`` with up to 20 walks per head for ``attention_contraction``; None by size.
-        parallel: share the work among the processes of an initialised group, all of which must make this call and get
-            the same answer: ``"data"`` deals out whole batches, ``"fsdp"`` and ``"tensor"`` load the model in parts.
-            None for this process alone, or for the way a module you hold is spread already.
-        stream: where the residual stream is, for a model that does not hold it as ``batch tokens dim`` or
+        random_tokens: use random ids instead of text.
+        tokenizer: tokenizer for the texts, if the model comes without one: an object, a folder or a hub name.
+        padding: which of your own tokens are padding: a tensor that is True there, or the model argument that marks
+            them, as ``"NAME"`` or with the value that marks padding, ``"NAME=1"``; ``"none"`` for no padding. None
+            looks for such an argument and tests on the model how it is interpreted.
+        dtype: dtype of the weights, if the model is loaded here.
+        seed: seed for a random initialisation and for random inputs.
+        null: also measure Gaussian tokens of the same shape, as a baseline.
+        similarity: also store the cosines between at most 64 tokens of the first sequence after each block.
+        blocks: names or patterns of the block modules, if discovery needs help.
+        attention_algorithm: ``"dense"`` keeps all probabilities of a block in memory, ``"blockwise"`` computes them
+            tile by tile, ``"blockwise:20"`` with up to 20 walks per head for ``attention_contraction``; None chooses
+            by size.
+        parallel: share the work among the processes of an initialised group; all of them must make this call, and all
+            get the same result. ``"data"`` distributes whole batches, ``"fsdp"`` and ``"tensor"`` shard the model.
+            None for this process alone, or for the way in which your module is already sharded.
+        stream: where the residual stream is, for a model that does not store it as ``batch tokens dim`` or
             ``tokens batch dim``: ``Stream("batch dim tokens")``, or the same as text; see ``rankscope.Stream``.
-        offload: read the weights of a local folder block by block, for a model larger than memory; same values. The
-            earlier spelling ``stream=True`` still works.
-        memory: with ``offload``, a budget such as ``"3GiB"``, kept by putting streams into files; refused with an
-            estimate where one block at a time is too much. None for no limit.
-        work: with ``offload``, a folder in which a run that is killed is kept, to go on behind its last finished block.
+        offload: read the weights of a local folder block by block, for a model larger than memory; the values are the
+            same. The old spelling ``stream=True`` still works.
+        memory: with ``offload``, a budget such as ``"3GiB"``; residual streams are moved to files to stay within it.
+            Raises with an estimate if even one block at a time needs more. None for no limit.
+        work: with ``offload``, folder for checkpoints, so that a killed run can resume after its last finished block.
         progress: show a progress bar.
-        attention: the earlier name of ``attention_algorithm``.
+        attention: old name of ``attention_algorithm``.
 
     Returns:
         Values per metric, site, layer and sequence, with verdict, float floor and provenance.
 
     Raises:
-        Interrupted: a ``KeyboardInterrupt`` whose ``run`` holds the sequences finished before it.
+        Interrupted: a ``KeyboardInterrupt`` whose ``run`` contains the sequences that were finished.
 
     Example:
         >>> run = measure("init:tiny-bert", sequences=2, tokens=16)
@@ -161,17 +162,17 @@ def measure(
 
 
 class MeasuringPasses:
-    """Takes a battery of metrics of one model.
+    """Measures the metrics on one model.
 
     Args:
-        choice: the metrics, the sites and how they are read.
+        choice: the metrics, the sites and how to read them.
         execution: how the model is run.
         prepared: its inputs.
 
     Attributes:
-        prepared: the inputs that were finished; all of them, unless an interrupt came.
-        reader: has seen formats, shapes and lengths.
-        finished: counts sequences.
+        prepared: the inputs that were finished; all of them, unless there was an interrupt.
+        reader: knows the dtypes, shapes and lengths seen.
+        finished: counts the finished sequences.
     """
 
     def __init__(self, choice: BatteryChoice, execution: Execution, prepared: Prepared) -> None:
@@ -206,7 +207,7 @@ class MeasuringPasses:
 
     @property
     def extra(self) -> dict[str, Any]:
-        """What the run holds besides rows."""
+        """Further entries of the run, besides the rows."""
         return {} if self._similarity is None else {"similarity": self._similarity.stored()}
 
     def _similar(self) -> Any:
@@ -237,8 +238,8 @@ class BatteryChoice:
         specs: the metrics.
         selection: the sites.
         policy: which tokens count.
-        attention: how probabilities are gone through, in the user's word.
-        similarity: whether cosines between tokens are kept.
+        attention: algorithm for the attention probabilities, as the user wrote it.
+        similarity: whether cosines between tokens are stored.
     """
 
     specs: tuple[MetricSpec, ...]
@@ -249,10 +250,10 @@ class BatteryChoice:
 
     def __post_init__(self) -> None:
         if self.similarity and not self.selection.wants(SITE):
-            raise InputError(f"similarity is taken at {SITE}, which is not among the sites asked for: add it to sites.")
+            raise InputError(f"similarity is measured at {SITE}, which is not among the chosen sites: add it to sites.")
 
     def reader(self, writer: RowWriter) -> SiteReader:
-        """A reader that writes there what was chosen."""
+        """A reader that writes the chosen metrics to ``writer``."""
         return SiteReader(self.specs, self.policy, writer, attention=parse_attention_algorithm(self.attention))
 
     def identity(self) -> tuple[Any, ...]:
@@ -266,20 +267,20 @@ class BatteryChoice:
         names = ", ".join(spec.name for spec in self.specs)
         skips = sorted({label for stack in view.stacks for plan in stack.plans for label in plan.skips})
         return (
-            f"None of the metrics ({names}) could be taken at the sites asked for ({asked}). This model has "
-            f"{view.depth} blocks with skip adds {', '.join(skips) or 'none'}; token metrics go with stream sites, "
-            "attention metrics with attention.probs."
+            f"None of the metrics ({names}) could be measured at the chosen sites ({asked}). This model has "
+            f"{view.depth} blocks with skip adds {', '.join(skips) or 'none'}; token metrics need stream sites, "
+            "attention metrics need attention.probs."
         )
 
 
 def metrics_named(names: Sequence[str] | None) -> tuple[MetricSpec, ...]:
-    """The metrics of these names, each once; by default those a verdict is drawn from."""
+    """The metrics of these names, without duplicates; by default those that verdicts use."""
     chosen = (*DEFAULT_TOKEN_METRICS, *DEFAULT_ATTENTION_METRICS) if names is None else tuple(names)
     return tuple(METRICS[name] for name in dict.fromkeys(chosen))
 
 
 def sites_for(specs: Sequence[MetricSpec], words: Sequence[str] | None) -> SiteSelection:
-    """The sites asked for; by default those that the chosen metrics can read."""
+    """The chosen sites; by default those that the metrics can read."""
     if words is not None:
         return SiteSelection.parse(words)
     sides = {spec.side for spec in specs}
@@ -296,7 +297,7 @@ def gaussian_null(
 ) -> dict[str, Any]:
     """Mean and spread of each token metric over ``draws`` matrices of independent N(0, 1) entries.
 
-    **Estimate.** The shape is that of the largest stream seen. Metrics that are not scale-free are left out: a
+    **Estimate.** The shape is that of the largest stream seen. Metrics that depend on scale are left out: a
     Gaussian of unit variance says nothing about the scale of a model.
     """
     from rankscope.metrics import Invariance

@@ -1,4 +1,4 @@
-"""What a ``measure`` run shows, and every run of a verb without a description of its own: metrics by block."""
+"""How a ``measure`` run is shown, and any run whose verb declares nothing else: metrics by block."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 MOST_COLUMNS = 3
 MOST_PANELS = 9
 RELATIVE = ("relative_", "residual")
-"""How the names of metrics begin whose values the float floor limits."""
+"""Prefixes of the names of metrics that the float floor limits."""
 
 
 def document(run: Run) -> Document:
-    """Blocks down, headline metrics across, for each stack."""
+    """A table of headline metrics by block, for each stack."""
     grids = summarise(run.table) if run.table.num_rows else []
     return run_document(run, tuple(grid_table(grid) for grid in grids))
 
@@ -53,7 +53,7 @@ def plot(run: Run, *, metrics: Sequence[str] | None = None, site: str | None = N
         site: site of every panel; by default the main site of each metric.
 
     Raises:
-        UnknownNameError: for a metric or site that the run does not hold.
+        UnknownNameError: for a metric or site that the run does not contain.
     """
     if run.table.num_rows:
         summarise(run.table, metrics=metrics, site=site)
@@ -78,7 +78,7 @@ def depth_chart(run: Run, metric: str, site: str) -> LineChart:
 
 
 def _is_log(lines: Sequence[tuple[str, Curve]]) -> bool:
-    """Whether decades lie between the values, and none of them is zero or negative."""
+    """Whether the values span decades, and all are positive."""
     values = [float(value) for _, line in lines for value in line.mean]
     return not any(value <= 0 for value in values) and spans_decades(values)
 

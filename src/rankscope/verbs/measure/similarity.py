@@ -1,4 +1,4 @@
-"""Cosines between the tokens of the first sequence after each block, taken at the site."""
+"""Cosines between the tokens of the first sequence after each block."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ LONGEST_LABEL = 200
 
 
 class SimilarityReader:
-    """A :class:`SiteReader` that also keeps, of sequence 0, the cosines between at most 64 evenly spaced tokens.
+    """A :class:`SiteReader` that also stores the cosines between at most 64 evenly spaced tokens of sequence 0.
 
     Args:
-        reader: what it adds to.
-        labels: the tokens of sequence 0, or nothing.
+        reader: the reader it extends.
+        labels: the tokens of sequence 0, or empty.
     """
 
     def __init__(self, reader: SiteReader, labels: list[str]) -> None:
@@ -34,17 +34,17 @@ class SimilarityReader:
         self._stacks: dict[str, dict[str, Any]] = {}
 
     def __call__(self, ref: SiteRef, seen: Tensor | AttentionCall) -> None:
-        """Reduce what is seen at a site, now."""
+        """Reduce the observed tensor at once."""
         self._reader(ref, seen)
         if ref.site == SITE and not isinstance(seen, AttentionCall) and self._reader.first_sequence == 0:
             self._take(ref, seen)
 
     def stored(self) -> dict[str, Any]:
-        """What goes into the run; see :mod:`rankscope.runs.similarity`."""
+        """The entry of the run; see :mod:`rankscope.runs.similarity`."""
         return {"sequence": 0, "site": SITE, "stacks": self._stacks}
 
     def learn(self, stored: Mapping[str, Any]) -> None:
-        """Adopt what another reader had stored."""
+        """Take over what another reader stored."""
         self._stacks |= stored["stacks"]
 
     def _take(self, ref: SiteRef, x: Tensor) -> None:
@@ -83,7 +83,7 @@ def cosines(x: Tensor) -> NDArray[np.float64]:
 
 
 def labels_of(prepared: Prepared, tokenizer: Any | None) -> list[str]:
-    """The tokens of sequence 0 as the model's tokenizer writes them; empty where there is none, or no ids."""
+    """The tokens of sequence 0 as the model's tokenizer writes them; empty without a tokenizer or without ids."""
     ids = prepared[0].inputs.get("input_ids")
     if tokenizer is None or not isinstance(ids, Tensor) or ids.ndim != 2:
         return []

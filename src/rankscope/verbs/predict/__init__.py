@@ -11,29 +11,31 @@ from rankscope.options import Option
 from rankscope.verbs._spec import Show, Verb, verb
 
 DESIGN = (
-    Option(name="depth", kind=int, least=1, in_python=False, help="Blocks."),
-    Option(name="width", kind=int, least=1, in_python=False, help="Width of the stream."),
-    Option(name="heads", kind=int, least=1, in_python=False, help="Attention heads."),
-    Option(name="mask", metavar="EXPRESSION", in_python=False, help="Mask, e.g. 'causal'."),
-    Option(name="norm", in_python=False, help="layernorm, rmsnorm or none."),
-    Option(name="norm_place", in_python=False, help="pre, post or none."),
-    Option(name="mlp", in_python=False, help="Activation, or none."),
-    Option(name="positions", in_python=False, help="none, learned, rope or alibi."),
+    Option(name="depth", kind=int, least=1, in_python=False, help="Number of blocks."),
+    Option(name="width", kind=int, least=1, in_python=False, help="Width of the residual stream."),
+    Option(name="heads", kind=int, least=1, in_python=False, help="Number of attention heads."),
+    Option(name="mask", metavar="EXPRESSION", in_python=False, help="Attention mask, e.g. 'causal'."),
+    Option(name="norm", in_python=False, help="Norm: layernorm, rmsnorm or none."),
+    Option(name="norm_place", in_python=False, help="Place of the norm: pre, post or none."),
+    Option(name="mlp", in_python=False, help="Activation of the MLP, or none for no MLP."),
+    Option(name="positions", in_python=False, help="Position encoding: none, learned, rope or alibi."),
     Option(
         name="skip_gain",
         flags=("--skip",),
         kind=float,
         metavar="GAIN",
         in_python=False,
-        help="Gain on both skips; 0 cuts them.",
+        help="Multiply both skip connections by this; 0 removes them.",
     ),
-    Option(name="weight_std", kind=float, in_python=False, help="Standard deviation of every matrix."),
+    Option(
+        name="weight_std", kind=float, in_python=False, help="Standard deviation of the entries of every weight matrix."
+    ),
 )
-"""Parts of a design that have an option of their own; in Python they are the keys of ``changes``."""
+"""Parts of a design with their own option; in Python they are keys of ``changes``."""
 
 
 def predict_from_options(api: Any, given: Mapping[str, Any]) -> Any:
-    """Call ``predict``, or ``predict_remedies`` if remedies were asked for, with the options of the command line."""
+    """Call ``predict``, or ``predict_remedies`` if there are remedies, with the options of the command line."""
     values = dict(given)
     design, changed, remedies = values.pop("design"), values.pop("set"), values.pop("remedies")
     named = {option.name: values.pop(option.name) for option in DESIGN}
@@ -76,7 +78,7 @@ PREDICT = verb(
     Verb(
         name="predict",
         question="Will this design collapse at initialisation?",
-        answer="Oracle curves, a sampled one, the depth at which tokens agree.",
+        answer="Samples the design, compares theory curves, and gives the depth at which tokens agree.",
         run="verbs.predict.run:predict",
         judge="verbs.predict.judge:with_state",
         options=(
@@ -85,36 +87,36 @@ PREDICT = verb(
                 metavar="CONFIG",
                 is_argument=True,
                 is_positional=True,
-                help="Preset (see `ls presets`), config.json, or folder.",
+                help="Preset (see `ls presets`), config.json or folder.",
             ),
             *DESIGN,
-            options.TOKENS.but(default=None, least=2, help="Context length, all of it sampled."),
+            options.TOKENS.but(default=None, least=2, help="Context length; all tokens are sampled."),
             Option(
                 name="set",
                 several="repeated",
                 metavar="NAME=VALUE",
                 in_python=False,
-                help="Any other part of the design.",
+                help="Set any other part of the design; repeatable.",
             ),
             Option(
                 name="map",
                 several="pair",
                 metavar="A B",
-                help="Map over two parameters, e.g. --map skip_gain depth=1:64:16.",
+                help="Compute a map over two parameters, e.g. --map skip_gain depth=1:64:16.",
             ),
             Option(
                 name="remedies",
                 several="names",
                 in_python=False,
-                help="Also under remedies, with commas, each NAME or NAME=STRENGTH; or `all`.",
+                help="Also predict under remedies, separated by commas, each NAME or NAME=STRENGTH; or `all`.",
             ),
-            Option(name="seeds", kind=int, default=3, least=1, help="Initialisations to sample."),
+            Option(name="seeds", kind=int, default=3, least=1, help="Number of initialisations to sample."),
             Option(
                 name="most_blocks",
                 kind=int,
                 least=1,
                 in_plans=True,
-                help="How far to follow tokens that do not agree.",
+                help="Number of blocks after which to stop if tokens do not agree.",
             ),
             options.SEED,
         ),

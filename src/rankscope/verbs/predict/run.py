@@ -53,9 +53,9 @@ EXTRAPOLATED = "extrapolated"
 MOST_BLOCKS = 256
 ORACLE_BLOCKS = 4000
 ROUNDING = 1e-9
-"""By how much the factor of an oracle must be below 1 to count as below."""
+"""The factor of an oracle counts as below 1 if it is smaller by more than this."""
 ONE_SEED = 1e-3
-"""The same for a sampled factor of which no standard error is known."""
+"""The same for a sampled factor without a known standard error."""
 
 
 def predict(
@@ -69,21 +69,21 @@ def predict(
     seed: int = 0,
     progress: bool = False,
 ) -> Run:
-    """Predict what becomes of the tokens of a design at initialisation, block by block.
+    """Predict how the tokens of a design evolve at initialisation, block by block.
 
-    The sampled curve is exact in law at the design's full width: weights are Gaussian and used once, so what they do to
-    a few tokens can be drawn without drawing them (:mod:`rankscope.theory.designs.sampling`). Oracles stand beside it
-    where their assumptions hold.
+    The sampled curve is exact in distribution at the design's full width: weights are Gaussian and used once, so their
+    effect on a few tokens can be sampled without sampling the weights (:mod:`rankscope.theory.designs.sampling`). The
+    curves of theory (oracles) are added if their assumptions hold.
 
     Args:
-        design: a ``Design``, a preset (``"bert-base"``), a ``config.json`` or a folder that holds one.
+        design: a ``Design``, a preset (``"bert-base"``), a ``config.json`` or a folder that contains one.
         changes: other values for parts of the design, e.g. ``{"depth": 48, "skip_gain": 0.0}``; see ``Design.changed``.
-        seeds: how many initialisations to sample.
+        seeds: number of initialisations to sample.
         tokens: context length to sample in full; by default that of the design, of which fewer tokens are sampled if
             all of them would take minutes. Numbers are then extrapolated from two sample sizes, and their intervals
-            include the error of that.
-        most_blocks: how far to follow tokens that do not agree within the design's depth; by default twice the depth
-            and, unless pre-norm holds them apart, at least 256.
+            include the extrapolation error.
+        most_blocks: number of blocks after which to stop if tokens do not agree within the design's depth; by default
+            twice the depth and, unless pre-norm keeps them apart, at least 256.
         map: two parameters, e.g. ``("skip_gain", "depth=1:64:16")``, over which to map the relative residual.
         seed: of the first initialisation.
         progress: show a progress bar.
@@ -95,8 +95,8 @@ def predict(
         ``oracles`` and ``map``.
 
     Raises:
-        InputError: a design that cannot be, or whose stream overflows or vanishes within its depth.
-        UnsupportedConfigError: a family whose initialisation is not described.
+        InputError: an impossible design, or one whose stream overflows or vanishes within its depth.
+        UnsupportedConfigError: a family whose initialisation is not known.
 
     Example:
         >>> run = predict(Design(depth=4, width=64, heads=4, tokens=16), {"skip_gain": 0.0}, seeds=2)
@@ -106,7 +106,7 @@ def predict(
     started = time.perf_counter()
     name, chosen, notes = _read(design, tokens, changes or {})
     if seeds < 1:
-        raise InputError(f"{seeds} seeds were asked for. Expected one or more.")
+        raise InputError(f"seeds={seeds}: expected one or more.")
     furthest = max(chosen.depth, _far(chosen) if most_blocks is None else most_blocks)
     expected = chosen.depth if _is_cubic(chosen, chosen.tokens) else furthest
     sampled_tokens = chosen.tokens if tokens is not None else affordable_tokens(chosen, seeds, expected)
@@ -173,7 +173,7 @@ def _read(
 
 
 def _far(design: Design) -> int:
-    """How far to follow tokens; no further than twice the depth where it is known that they hardly come nearer."""
+    """How many blocks to follow; at most twice the depth if tokens are known to converge very slowly."""
     return 2 * design.depth if _is_slowing(design) else max(2 * design.depth, MOST_BLOCKS)
 
 
@@ -212,7 +212,7 @@ def _class_of(
 
 
 def _oracle_factor(logs: Sequence[float]) -> float:
-    """Late factor of a curve that may end in floats too small to be told from zero."""
+    """Late factor of a curve whose last values may be too small to distinguish from zero."""
     known = np.array([value for value in logs if math.isfinite(value) and value > -100])
     return float(10 ** (known[-1] - known[-2])) if len(known) > 1 else math.nan
 
@@ -231,7 +231,7 @@ def _map(design: Design, names: tuple[str, str], tokens: int, progress: bool) ->
 
 
 def _estimate_at(place: int, runs: Sequence[Followed], fewer: Sequence[Followed] | None, doublings: float) -> Estimate:
-    """The relative residual after so many blocks, which no token set exceeds 1 in."""
+    """The relative residual after ``place`` blocks, which is at most 1 for any tokens."""
 
     def values(of: Sequence[Followed]) -> np.ndarray:
         return np.array([run.log10_relative[min(place, len(run.log10_relative) - 1)] for run in of])
@@ -318,19 +318,19 @@ def predict_remedies(
 
     Args:
         design: as for ``predict``.
-        remedies: names, each as ``NAME`` or ``NAME=STRENGTH``; None for all that a design can say.
-        seeds: how many initialisations to sample, of each.
+        remedies: names, each as ``NAME`` or ``NAME=STRENGTH``; None for all that a design can express.
+        seeds: number of initialisations to sample for each.
         tokens: context length.
-        most_blocks: how far to follow tokens that do not agree.
-        map: two parameters over which to map the design as it is.
+        most_blocks: number of blocks after which to stop if tokens do not agree.
+        map: two parameters over which to map the design without remedies.
         seed: of the first initialisation.
         changes: other values of the design.
         progress: show a progress bar.
 
     Returns:
-        The run of ``predict`` for the design as it is, with ``extra["remedies"]``: for each remedy what it changes, the
-        relative residual after the last block, the depth at which tokens agree and the class, the one that keeps tokens
-        furthest apart first.
+        The run of ``predict`` for the design without remedies, with ``extra["remedies"]``: for each remedy what it
+        changes, the relative residual after the last block, the depth at which tokens agree and the class. The remedy
+        that keeps tokens furthest apart is first.
 
     Example:
         >>> small = Design(depth=4, width=64, heads=4, tokens=16)
@@ -382,6 +382,6 @@ def _entry(name: str, changed: Mapping[str, Any], run: Run) -> dict[str, Any]:
 
 
 def _sentence(entries: Sequence[Mapping[str, Any]], seeds: int) -> str:
-    """Where each ends, best first."""
+    """The final residual under each remedy, best first."""
     ends = ", ".join(f"{entry['name']} {number(10 ** entry['log10_relative_residual'])}" for entry in entries)
     return f"Relative residual after the last block under remedies ({seeds} seeds, no training): {ends}."

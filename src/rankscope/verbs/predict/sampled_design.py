@@ -24,28 +24,28 @@ from rankscope.theory.oracles._spec import ORACLES, answer_of
 Floats = NDArray[np.float64]
 LOG10 = math.log(10)
 LEAST_TOKENS = 64
-"""Tokens that are always sampled, if the context has as many."""
+"""At least this many tokens are sampled, if the context has as many."""
 MOST_WORK = 5e10
-"""Multiplications of one prediction, above which fewer tokens than those of the context are sampled: 5 to 15 s."""
+"""Multiplications of one prediction (5 to 15 s) above which only some tokens of the context are sampled."""
 LARGEST = 1e150
-"""Size of tokens above which scores, which are products of two, leave the range of float64."""
+"""Size of tokens above which scores, which are products of two tokens, overflow float64."""
 PLAIN = 1e-4
-"""Relative residual down to which plain float64 has all the digits one can want, and is quicker."""
+"""Relative residual down to which plain float64 is accurate enough, and faster."""
 
 
 @dataclass(frozen=True, eq=False)
 class Followed:
-    """log10 of the relative residual of one seed, from the first tokens on; the design's own depth and what follows."""
+    """log10 of the relative residual of one seed at every depth, from the input on, also beyond the design's depth."""
 
     log10_relative: Floats
 
     def depth_at(self, log10_level: float) -> float:
-        """Where the curve first crosses a level, in blocks, linear between blocks; inf where it does not."""
+        """The depth at which the curve first crosses a level, interpolated between blocks; inf if it never does."""
         return crossing(self.log10_relative, log10_level)
 
 
 def crossing(curve: Floats, level: float) -> float:
-    """Where a falling curve first reaches ``level``, linear between its points; inf where it does not.
+    """The point at which a falling curve first reaches ``level``, interpolated linearly; inf if it never does.
 
     Example:
         >>> crossing(np.array([0.0, -2.0, -4.0]), -3.0)
@@ -62,10 +62,10 @@ def crossing(curve: Floats, level: float) -> float:
 
 
 def follow(design: Design, seed: int, tokens: int, blocks: int, most_blocks: int) -> Followed:
-    """Run a design on fresh weights for ``blocks`` blocks, and on to ``most_blocks`` until tokens agree.
+    """Run a design on new random weights for ``blocks`` blocks, then up to ``most_blocks`` until tokens agree.
 
-    Exactly in law at the design's width, and in exact arithmetic: see :mod:`rankscope.theory.designs.sampling` and
-    :mod:`rankscope.exact_arithmetic`.
+    Exact in distribution at the design's width, and in exact arithmetic: see :mod:`rankscope.theory.designs.sampling`
+    and :mod:`rankscope.exact_arithmetic`.
     """
     sampler = Sampler(design, visible_in(design, tokens), torch.Generator().manual_seed(seed), span_of_either)
     logs: list[float] = []
@@ -99,7 +99,7 @@ def _no_residual(x: Tensor, block: int, design: Design) -> str:
 
 
 def affordable_tokens(design: Design, seeds: int, blocks: int) -> int:
-    """The tokens of the design, halved until so many seeds and blocks of them are affordable; at least 64 of them."""
+    """The tokens of the design, halved until this many seeds and blocks are affordable; at least 64."""
     tokens = design.tokens
     while tokens > LEAST_TOKENS and seeds * blocks * _work(design, tokens) > MOST_WORK:
         tokens = max(LEAST_TOKENS, math.ceil(tokens / 2))
@@ -107,7 +107,7 @@ def affordable_tokens(design: Design, seeds: int, blocks: int) -> int:
 
 
 def _work(design: Design, tokens: int) -> float:
-    """Multiplications of one block: what matrices do to tokens, bases, scores and their exponentials."""
+    """Multiplications of one block: matrices times tokens, bases, scores and their exponentials."""
     rank = min(tokens, design.width)
     inner = design.heads * design.head_dim
     maps = tokens * rank * (inner + 2 * design.kv_heads * design.head_dim + 2 * design.width + 2 * design.mlp_width)
@@ -117,13 +117,13 @@ def _work(design: Design, tokens: int) -> float:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number of a design at its own context length, over initialisations.
+    """Estimate of a number of a design at its own context length, over initialisations.
 
     Attributes:
-        mean: over seeds, extrapolated where fewer tokens were sampled.
+        mean: mean over seeds, extrapolated if fewer tokens were sampled.
         spread: standard deviation over seeds; nan with one seed.
-        extrapolation: by how much the mean may be off because fewer tokens were sampled; 0 if all were.
-        seeds: how many.
+        extrapolation: possible error of the mean because fewer tokens were sampled; 0 if all were.
+        seeds: number of seeds.
     """
 
     mean: float
@@ -133,12 +133,12 @@ class Estimate:
 
     @property
     def plus_minus(self) -> float:
-        """Spread over seeds and extrapolation together; nan with one seed."""
+        """Combined spread over seeds and extrapolation error; nan with one seed."""
         return math.hypot(self.spread, self.extrapolation)
 
     @property
     def interval(self) -> tuple[float, float]:
-        """What holds one more initialisation with 95%: Student's t over seeds, and twice the extrapolation error."""
+        """95% prediction interval for one more seed: Student's t over seeds, and twice the extrapolation error."""
         if self.seeds < 2 or math.isnan(self.spread):
             return math.nan, math.nan
         over_seeds = _student(self.seeds - 1) * self.spread * math.sqrt(1 + 1 / self.seeds)
@@ -147,11 +147,11 @@ class Estimate:
 
 
 def estimate(values: Floats, fewer: Floats | None = None, doublings: float = 0.0) -> Estimate:
-    """Mean and spread of one value per seed; with ``fewer``, values at half the tokens, extrapolated ``doublings`` on.
+    """Mean and spread of one value per seed; with ``fewer``, values at half the tokens, extrapolated by ``doublings``.
 
-    The mean is taken to go on as it did from half the tokens to all that were sampled, in the logarithm of their
-    number, if that step is more than the noise of the seeds. **Heuristic**: the whole of the step and its noise count
-    as its error.
+    The extrapolation is linear in the logarithm of the number of tokens, through half of the tokens and all that were
+    sampled, if the difference between these exceeds the noise of the seeds. **Heuristic**: the whole extrapolated
+    step and its noise count as its error.
 
     Example:
         >>> found = estimate(np.array([-3.0, -3.0]), np.array([-2.0, -2.0]), doublings=2)
@@ -179,24 +179,24 @@ def _student(freedom: int) -> float:
 def follow_seeds(
     design: Design, seeds: Sequence[int], tokens: int, blocks: int, most_blocks: int, *, progress: bool = False
 ) -> list[Followed]:
-    """The same for several seeds."""
+    """:func:`follow` for several seeds."""
     bar = tqdm(seeds, desc="predict", unit="seed", disable=not progress)
     return [follow(design, seed, tokens, blocks, most_blocks) for seed in bar]
 
 
 def visible_in(design: Design, tokens: int) -> Tensor | None:
-    """The mask of the design over so many tokens; None where all see all."""
+    """The mask of the design over ``tokens`` tokens; None if every token sees all tokens."""
     mask = parse_mask(design.mask)
     if tokens < 2:
-        raise InputError(f"A design was to be run on {tokens} tokens. Expected two or more.")
+        raise InputError(f"A design cannot be run on {tokens} tokens. Expected two or more.")
     visible = mask.dense(tokens)
     return None if bool(visible.all()) else visible
 
 
 def _read(x: Tensor) -> tuple[Tensor, float]:
-    """Log10 of the relative residual; tokens that are nearly equal go on in exact arithmetic.
+    """Log10 of the relative residual; tokens that are nearly equal continue in exact arithmetic.
 
-    NaN where there is none: every token is zero, or larger than :data:`LARGEST`.
+    NaN if it does not exist: every token is zero, or larger than :data:`LARGEST`.
     """
     if not isinstance(x, Deviation):
         size = float(torch.linalg.vector_norm(x))
@@ -214,14 +214,14 @@ def _read(x: Tensor) -> tuple[Tensor, float]:
 
 
 def span_of_either(x: Tensor) -> Tensor:
-    """An orthonormal basis of the tokens: of their common part and every deviation, however small its scale."""
+    """An orthonormal basis of the tokens: their common part and every deviation, however small its scale."""
     if not isinstance(x, Deviation):
         return span_of_rows(x)
     parts = [x.base, *(term.values for term in x.terms)]
     rows = [part.expand(*part.shape[:-1], x.shape[-1]).reshape(-1, x.shape[-1]) for part in parts]
     sizes = [torch.linalg.vector_norm(part) for part in rows]
     kept = [part / size for part, size in zip(rows, sizes, strict=True) if float(size) > 0]
-    if not kept:  # zeros, or beyond the range of squares: the residual read next says which
+    if not kept:  # all zero, or squares overflow: the residual computed next tells which
         return torch.zeros(x.shape[-1], 1, dtype=x.base.dtype)
     basis: Tensor = torch.linalg.qr(torch.cat(kept).T, mode="reduced").Q
     return basis
@@ -234,7 +234,7 @@ def agreement_of(
     fewer: Sequence[Followed] | None = None,
     doublings: float = 0.0,
 ) -> Agreement:
-    """Depth at which tokens agree, over seeds: mean and spread where all got there, else how many did.
+    """Depth at which tokens agree, over seeds: mean and spread if they agree for all seeds, else for how many.
 
     With ``fewer``, runs on half the tokens, it is extrapolated as in :func:`estimate`.
     """
@@ -252,7 +252,7 @@ def agreement_of(
 
 
 def late_factor(runs: Sequence[Followed]) -> tuple[float, float]:
-    """Factor per block over the last quarter of the blocks and its standard error over seeds; nan where unknown."""
+    """Factor per block over the last quarter of the blocks and its standard error over seeds; nan if unknown."""
     blocks = min(len(run.log10_relative) for run in runs)
     span = max(2, blocks // 4)
     ends = np.array([run.log10_relative[[blocks - span - 1, blocks - 1]] for run in runs]) if blocks > span else None
@@ -268,7 +268,7 @@ MOST_POINTS = 64
 SAMPLED_WIDTH = 128
 SAMPLED_TOKENS = 32
 DEEPEST = -300.0
-"""log10 of a residual below which the map only says that it is below."""
+"""log10 of a residual below which the map gives no value, only that it is smaller."""
 RANGES: dict[str, tuple[float, float]] = {
     "skip_gain": (0.0, 1.5),
     "attention_skip": (0.0, 1.5),
@@ -282,7 +282,7 @@ RANGES: dict[str, tuple[float, float]] = {
 
 @dataclass(frozen=True)
 class Axis:
-    """One parameter of a map and the values it takes."""
+    """One parameter of a map and its values."""
 
     name: str
     values: tuple[Any, ...]
@@ -324,7 +324,7 @@ def _numbers(name: str, asked: str, design: Design) -> tuple[Any, ...]:
     except ValueError:
         raise InputError(
             f"The axis {name}={asked!r} is not understood. Expected low:high, low:high:count with 2 to {MOST_POINTS} "
-            "values, or a list with commas."
+            "values, or a comma-separated list."
         ) from None
     if name in COUNTS:
         return tuple(dict.fromkeys(max(1, round(value)) for value in values))
@@ -344,14 +344,14 @@ def _default_range(name: str, design: Design) -> tuple[float, float]:
 def phase_map(design: Design, first: Axis, second: Axis, tokens: int, *, progress: bool = False) -> dict[str, Any]:
     """Log10 of the relative residual after the last block, for every pair of values.
 
-    By the mean-field oracle where its assumptions hold, else by one sampled run of a narrower design on fewer tokens.
-    Depth costs nothing: one curve serves all.
+    Computed with the mean-field oracle if its assumptions hold, else from one sampled run of a narrower design on fewer
+    tokens. An axis over depth is free: one curve contains all depths.
 
     Args:
         design: the rest of the design.
-        first: axis to the right.
-        second: axis upwards.
-        tokens: of the oracle.
+        first: horizontal axis.
+        second: vertical axis.
+        tokens: number of tokens for the oracle.
         progress: show a progress bar.
     """
     if first.name == second.name:

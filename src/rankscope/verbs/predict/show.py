@@ -1,4 +1,4 @@
-"""What a ``predict`` run shows: curves over depth, what each oracle says, and the map of two parameters."""
+"""How a ``predict`` run is shown: curves over depth, the oracles, and the map of two parameters."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def document(run: Run) -> Document:
 
 
 def predicted_curves(run: Run) -> dict[str, Floats]:
-    """For each curve its values, ``(sequences, blocks + 1)`` from the first tokens on; nan where there is none."""
+    """For each curve its values, ``(sequences, blocks + 1)`` from the first tokens on; nan if there is no value."""
     found = {}
     for name in names_in(run.table, "curve"):
         rows = only(run.table, curve=name)
@@ -98,7 +98,7 @@ def _digits(value: float) -> str:
 
 
 def plot(run: Run) -> Plot:
-    """Left, log10 of the relative residual by block, a line for each seed; right, the map if one was asked for."""
+    """Left, log10 of the relative residual by block, a line for each seed; right, the map if there is one."""
     mapped = run.extra["map"]
     title = f"{run.extra['design']['name']} at initialisation, {run.provenance.sequences} seeds"
     panels: tuple[Panel, ...] = (_chart(run), _map(mapped)) if mapped else (_chart(run),)
@@ -132,7 +132,7 @@ def _chart(run: Run) -> LineChart:
 
 
 def _furthest(sampled: Floats, depth: int) -> float:
-    """Up to where something is still to be seen."""
+    """The last block worth drawing."""
     seen = np.flatnonzero((sampled > DEEPEST_SHOWN).any(axis=0))
     end = min(max(int(seen[-1]) + 1, 1), sampled.shape[1]) if len(seen) else 4
     return float(max(4, end, min(depth + 1, 2 * int(seen[-1]) + 4) if len(seen) else 0))

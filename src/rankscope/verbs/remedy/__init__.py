@@ -7,15 +7,15 @@ from rankscope.verbs._spec import Show, Verb, verb
 
 EXECUTION = ExecutionSupport(
     "remedy",
-    no_offload="it times whole forward passes and differentiates through all blocks at once",
-    no_spread="a remedy adds parameters to the blocks and is differentiated through, which needs whole weights",
+    no_offload="it times whole forward passes and backpropagates through all blocks at once",
+    no_spread="a remedy adds parameters to the blocks and is backpropagated through, which needs whole weights",
 )
 
 REMEDY = verb(
     Verb(
         name="remedy",
         question="Which remedy would help?",
-        answer="Each known one on this model: collapse, gradients and cost, ranked.",
+        answer="Tries each known remedy on this model and ranks them, with gradients and cost.",
         run="verbs.remedy.run:remedy",
         judge="verbs.remedy.judge:judge_remedies",
         options=(
@@ -32,22 +32,24 @@ REMEDY = verb(
                 name="remedies",
                 several="names",
                 in_plans=True,
-                help="Remedies, with commas, each NAME or NAME=STRENGTH; see `ls remedies`.",
+                help="Remedies, separated by commas, each NAME or NAME=STRENGTH; see `ls remedies`.",
             ),
-            Option(name="variant", default="full", help="The network that is treated; see `ls variants`."),
+            Option(
+                name="variant", default="full", help="Variant to which the remedies are applied; see `ls variants`."
+            ),
             Option(
                 name="weights",
                 choices=("given", "init"),
                 default="given",
                 in_plans=True,
-                help="The given weights, or a random initialisation.",
+                help="Use the given weights or a random initialisation.",
             ),
             Option(
                 name="gradients",
                 kind=bool,
                 default=True,
                 in_plans=True,
-                help="Measure the gradients of queries and keys against values.",
+                help="Compare the gradients of queries and keys with those of values.",
             ),
             Option(
                 name="repeats",
@@ -55,7 +57,7 @@ REMEDY = verb(
                 default=3,
                 least=0,
                 in_plans=True,
-                help="Timed forward passes of each; 0 for none.",
+                help="Timed forward passes per remedy; 0 to skip timing.",
             ),
             options.DTYPE,
             options.BLOCKS,

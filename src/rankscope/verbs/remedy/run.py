@@ -50,39 +50,40 @@ def remedy(
     parallel: Parallel | None = None,
     progress: bool = False,
 ) -> Run:
-    """Run one model under each remedy in turn, measure every block, and rank them.
+    """Apply each remedy to a model in turn, measure every block, and rank the remedies.
 
-    The rank is by the relative residual after the last block: how far tokens are kept apart on these weights, without
-    training. That is what a remedy does to collapse, and not how well a model trained with it would do.
+    They are ranked by the relative residual after the last block: how far tokens stay apart on these weights, without
+    training. This is the effect of a remedy on collapse, not the quality of a model trained with it.
 
     Args:
-        model: a spec or a module you hold; it is left as it was.
+        model: a spec or your own module, which is left unchanged.
         inputs: as for ``measure``.
         remedies: names from ``rankscope ls remedies``, each as ``NAME`` or ``NAME=STRENGTH``; None for all.
-        variant: the network that is treated: ``"full"``, or one with parts taken out (``"+norm+mlp"``: no skips).
+        variant: the network to which remedies are applied: ``"full"``, or one with parts removed (``"+norm+mlp"``: no
+            skips).
         weights: ``"given"``, or ``"init"`` for a random initialisation of the same architecture.
-        gradients: also measure the gradients of query and key weights against those of value weights.
-        repeats: timed forward passes of each; 0 for none.
-        sequences: at most how many sequences; None takes all that are given, and 4 of a file or of the sample text.
-        tokens: length at which texts are cut.
+        gradients: also compare the gradients of query and key weights with those of value weights.
+        repeats: timed forward passes per remedy; 0 to skip timing.
+        sequences: maximal number of sequences; None for all that are passed, or 4 from a file or the sample text.
+        tokens: length to which texts are truncated.
         batch: sequences per forward pass.
-        tokens_policy: which tokens count.
-        random_tokens: random ids instead of text.
-        tokenizer: reads the texts, where the model comes without one; see ``measure``.
-        padding: which of your own tokens do not count; see ``measure``.
-        dtype: of the weights, when the model is loaded here.
-        seed: of a random initialisation and of random inputs.
-        blocks: names or patterns of the block modules, where discovery needs help.
-        stream: where the residual stream is, for a model that does not hold it as ``batch tokens dim`` or
+        tokens_policy: which tokens to measure; see ``measure``.
+        random_tokens: use random ids instead of text.
+        tokenizer: tokenizer for the texts, if the model comes without one; see ``measure``.
+        padding: which of your own tokens are padding; see ``measure``.
+        dtype: dtype of the weights, if the model is loaded here.
+        seed: seed for a random initialisation and for random inputs.
+        blocks: names or patterns of the block modules, if discovery needs help.
+        stream: where the residual stream is, for a model that does not store it as ``batch tokens dim`` or
             ``tokens batch dim``: ``Stream("batch dim tokens")``, or the same as text; see ``rankscope.Stream``.
-        offload: not possible, because gradients and time are those of whole forward passes.
-        parallel: ``"data"`` shares the batches among the processes of an initialised group; see ``measure``. The first
-            process alone looks at gradients and time.
+        offload: not supported, because gradients and timing need whole forward passes.
+        parallel: ``"data"`` shares the batches among the processes of an initialised group; see ``measure``. Only
+            the first process measures gradients and time.
         progress: show a progress bar.
 
     Returns:
         Rows as in ``measure`` with the further column ``remedy`` (``none`` among them), and in ``extra["remedies"]``
-        one entry per remedy, best first. What a model cannot undergo is left out and said in the notes.
+        one entry per remedy, best first. Remedies that the model does not support are left out and listed in the notes.
 
     Example:
         >>> run = remedy("init:tiny-bert", remedies=["residual_scale"], sequences=2, tokens=16, repeats=0)

@@ -1,4 +1,4 @@
-"""What a ``remedy`` run shows: one line each, the remedy that keeps tokens furthest apart first."""
+"""How a ``remedy`` run is shown: one row per remedy, the one that keeps tokens furthest apart first."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _shown(value: float | None) -> str:
 
 
 def plot(run: Run) -> Plot:
-    """Curves of the relative residual, then bars of where each remedy ends and of the gradient ratio."""
+    """Curves of the relative residual, then bars of its final value and of the gradient ratio per remedy."""
     entries: Sequence[Entry] = run.extra["remedies"]
     styles = _styles(entries)
     bars = tuple(Style(styles.get(str(entry["name"]), OTHERS)) for entry in entries)

@@ -1,4 +1,4 @@
-"""A model under each remedy in turn: activations, gradients and time."""
+"""Tries each remedy on a model: activations, gradients and time."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def parsed_remedy(word: str) -> tuple[str, float | None]:
 
     Raises:
         UnknownNameError: no such remedy.
-        InputError: a strength that is no number.
+        InputError: a strength that is not a number.
 
     Example:
         >>> parsed_remedy("stronger_skip=3"), parsed_remedy("deepnorm")
@@ -72,10 +72,10 @@ def gradient_norms(loaded: LoadedModel, view: ModelView, batch: Batch, seed: int
 
     Exact, for that loss and these inputs. At collapse those of queries and keys vanish and those of values do not
     [noci2022signal]; their ratio does not depend on the scale of the loss. A block that is called in several layers
-    has one gradient, given for the first. The model's own ``.grad`` fields are left alone.
+    has one gradient, reported for the first of them. The model's own ``.grad`` fields are left alone.
 
     Raises:
-        UnsupportedConfigError: where the head weights of this model are is not known.
+        UnsupportedConfigError: it is not known where this model stores its head weights.
     """
     if loaded.config is None:
         raise UnsupportedConfigError(f"{loaded.spec} is not a transformers model: its head weights are not known.")
@@ -95,7 +95,7 @@ def gradient_norms(loaded: LoadedModel, view: ModelView, batch: Batch, seed: int
 
 
 def _projection(model: nn.Module, view: ModelView, batch: Batch, seed: int) -> Tensor:
-    """The loss: every stack's last block, on a Gaussian matrix."""
+    """The loss: the last block of every stack, projected onto a Gaussian matrix."""
     parts: list[Tensor] = []
 
     def take(ref: SiteRef, x: Tensor | AttentionCall) -> None:
@@ -124,9 +124,9 @@ def _differentiable(parameters: list[nn.Parameter]) -> Iterator[None]:
 
 
 def _with_gradients_for_weights(module: nn.Module, gradients: Mapping[int, Tensor | None]) -> nn.Module:
-    """A shallow copy of a module whose weights are their gradients, so that they are cut into heads as weights are.
+    """A shallow copy of a module with gradients in place of weights, so that they are split into heads like weights.
 
-    It is read and never run: its hooks are those of the module, which a deep copy would copy too.
+    It is only read, never run: it shares the hooks of the module, which a deep copy would copy too.
     """
     twin = copy.copy(module)
     twin._parameters = {
@@ -150,7 +150,7 @@ SITES = SiteSelection.parse(("block.in@0", "block.out"))
 
 @dataclass
 class RemedyArm:
-    """One remedy, or none, and what was seen of it."""
+    """One remedy, or none, and its results."""
 
     name: str
     treatment: Treatment | None = None
@@ -161,7 +161,7 @@ class RemedyArm:
     refused: bool = False
 
     def facts(self) -> dict[str, Any]:
-        """What is known besides the rows."""
+        """The results besides the rows."""
         known: dict[str, Any] = {"name": self.name, "time_ratio": self.time_ratio, "parameters": self.parameters}
         known["gradients"] = [vars(norm) for norm in self.norms]
         if self.treatment is not None:
@@ -185,13 +185,13 @@ class Trial:
         loaded: the model.
         view: its structure.
         prepared: its inputs.
-        variant: the network that is treated.
+        variant: the network to which remedies are applied.
         policy: which tokens count.
-        seed: of the direction the output is projected onto for gradients.
+        seed: seed of the direction onto which the output is projected for gradients.
 
     Attributes:
         writer: collects the rows.
-        reader: has seen formats and lengths in the last network that could be run.
+        reader: knows the dtypes and lengths seen in the last network that could be run.
         notes: what was left out, and why.
     """
 
@@ -212,7 +212,7 @@ class Trial:
         self.reader = SiteReader(self._specs, policy, self.writer)
 
     def arms(self, wanted: Sequence[tuple[str, float | None]]) -> list[RemedyArm]:
-        """None first, then every remedy this model can undergo."""
+        """No remedy first, then every remedy that this model supports."""
         found = [RemedyArm(NONE)]
         for name, strength in dict.fromkeys(wanted):
             label = name if strength is None else f"{name}={strength:g}"
@@ -233,7 +233,7 @@ class Trial:
                 yield
 
     def run(self, arms: Sequence[RemedyArm], execution: Execution) -> None:
-        """Rows of every remedy; one that cannot be run after all is marked as refused."""
+        """Measure every remedy; one that turns out not to run is marked as refused."""
         readers = {arm.name: SiteReader(self._specs, self._policy, self.writer, {"remedy": arm.name}) for arm in arms}
         refused: dict[str, str] = {}
         findings = Findings(self.writer, readers, rest=lambda: refused, learn_rest=refused.update)
@@ -256,7 +256,7 @@ class Trial:
                 part.run(self._loaded.model)
 
     def assess(self, arms: Sequence[RemedyArm], execution: Execution, *, gradients: bool, repeats: int) -> None:
-        """Gradients, time and parameters of every remedy that could be run; looked at by the first process only."""
+        """Gradients, time and parameters of every remedy that could be run; measured by the first process only."""
         told = execution.from_first(lambda: self._assessed(arms, gradients=gradients, repeats=repeats))
         self._refuse(arms, told["refused"])
         self.notes += [note for note in told["notes"] if note not in self.notes]
@@ -320,7 +320,7 @@ class Trial:
                 )
 
     def _time(self, arms: Sequence[RemedyArm], repeats: int) -> None:
-        """Interleaved forward passes, each against the model under the same operator without a remedy."""
+        """Interleaved forward passes, each compared with the model under the same operator without a remedy."""
         for _ in range(repeats):
             for arm in arms:
                 with self._under(arm):

@@ -6,7 +6,7 @@ SELFTEST = verb(
     Verb(
         name="selftest",
         question="Are the numbers right on this machine?",
-        answer="Five kinds of tokens that no single number tells apart.",
+        answer="Recomputes a table of known values and compares every digit.",
         run="verbs.selftest.run:selftest",
         command="cli.selftesting:selftest_command",
         examples=("selftest",),

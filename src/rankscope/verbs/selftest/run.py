@@ -1,4 +1,4 @@
-"""Are the numbers right on this machine? A table worked out once, computed anew and compared digit by digit."""
+"""Are the numbers right on this machine? Recomputes a known table and compares it digit by digit."""
 
 from __future__ import annotations
 
