@@ -73,7 +73,7 @@ def test_the_example_is_a_plan_and_never_overwrites(cli, tmp_path: Path) -> None
     assert len(tasks) == 9
     outcome = cli("sweep", "example", "--out", str(place))
     assert outcome.code == 2
-    assert "is kept" in outcome.err
+    assert "is not overwritten" in outcome.err
     listed = cli("sweep", str(place), "--dry-run").out.splitlines()
     assert [line.split()[0] for line in listed] == [task.key for task in tasks]
     assert len(json.loads(cli("sweep", str(place), "--dry-run", "--json").out)["tasks"]) == 9

@@ -83,7 +83,7 @@ def test_a_huge_record_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     one = task(1)
     made(tmp_path, [(one, rows(one, {"mu": [1.0]}))])
     monkeypatch.setattr(sweep_folder, "LARGEST_RECORD", 10)
-    with pytest.raises(ResultError, match="no record"):
+    with pytest.raises(ResultError, match="not a record"):
         status_of(tmp_path)
 
 

@@ -170,7 +170,7 @@ def test_an_unknown_theorem_is_named() -> None:
 
 
 def test_one_token_has_no_residual() -> None:
-    with pytest.raises(InputError, match="two tokens or more"):
+    with pytest.raises(InputError, match="at least two tokens"):
         rs.bound("init:tiny-gpt2", torch.tensor([[5]]))
 
 
