@@ -58,7 +58,7 @@ class DoctorReport:
 
     @property
     def passed(self) -> bool:
-        """Whether no check failed. A refusal is not a failure: it is reported instead of measured."""
+        """Whether no check failed. A refusal is reported and does not count as a failure."""
         return not any(check.status == "fail" for check in self.checks)
 
     def __getitem__(self, name: str) -> Check:
