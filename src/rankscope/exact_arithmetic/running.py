@@ -17,7 +17,7 @@ from rankscope.exact_arithmetic.tensor import Deviation
 from rankscope.models.inputs import Batch
 from rankscope.models.view import Label, ModelView
 from rankscope.stream.frames import first_tensor
-from rankscope.stream.mode import ActiveBlock, Perform, StreamMode
+from rankscope.stream.mode import ActiveBlock, Perform, SiteMode
 from rankscope.stream.sites import SiteRef, SiteSelection
 from rankscope.stream.viewing import undisturbed
 
@@ -103,7 +103,7 @@ def single_sequences(batch: Batch) -> Iterator[Batch]:
         )
 
 
-class _Deviator(StreamMode):
+class _Deviator(SiteMode):
     """Converts the stream to a deviation at the entry of each block, and shows it."""
 
     def __init__(
@@ -114,11 +114,10 @@ class _Deviator(StreamMode):
         sites: SiteSelection,
         log_shrink: float,
     ) -> None:
-        super().__init__(view)
+        super().__init__(view, sites)
         self._log_shrink = log_shrink
         self._keep = keep
         self._observe = observe
-        self._sites = sites
         self._calls_left = sum(len(stack.calls) for stack in view.stacks)
 
     @contextmanager
@@ -159,34 +158,24 @@ class _Deviator(StreamMode):
             return None
         return torch.nn.functional.pad(self._keep, (0, rows - self._keep.numel()), value=False)
 
-    def _show(self, call: ActiveBlock, site: str, x: Tensor) -> None:
-        ref = call.ref(site)
-        if ref in self._sites:
-            seen = call.canonical(x)
-            if not isinstance(seen, Deviation):
-                refuse(f"what happens before {ref}", "the stream comes back as a plain tensor, its deviation lost")
-            self._observe(ref, seen, self._fitting(seen))
-
-    def on_enter(self, call: ActiveBlock, entry: Tensor) -> None:
-        """Show the stream as it enters a block."""
-        self._show(call, "block.in", entry)
-
-    def on_next_block(self, call: ActiveBlock, stream: Tensor) -> None:
-        """Show the stream between two blocks of one call."""
-        self._show(call, "block.out", stream)
+    def show(self, ref: SiteRef, x: Tensor) -> None:
+        """Pass the stream on to the observer, with the tokens that count."""
+        if not isinstance(x, Deviation):
+            refuse(f"what happens before {ref}", "the stream comes back as a plain tensor, its deviation lost")
+        self._observe(ref, x, self._fitting(x))
 
     def on_add(
         self, call: ActiveBlock, label: Label | None, stream: Tensor, branch: Tensor, perform: Perform
     ) -> Tensor:
-        """Show branch and sum."""
-        if label is not None:
-            self._show(call, f"{label}.out", branch)
-        out: Tensor = perform()
-        if isinstance(out, Deviation):
-            out.check_exact(self._fitting(out))
-        if label is not None:
-            self._show(call, f"{label}.sum", out)
-        return out
+        """Show the branch and the sum, which must have a common part to rely on."""
+
+        def checked() -> Tensor:
+            out: Tensor = perform()
+            if isinstance(out, Deviation):
+                out.check_exact(self._fitting(out))
+            return out
+
+        return super().on_add(call, label, stream, branch, checked)
 
     def on_leave(self, call: ActiveBlock, out: Tensor) -> None:
         """Show the stream as it leaves a block, and stop after the last block."""

@@ -35,7 +35,7 @@ from rankscope.stream.operators import (
     is_norm,
     without_fastpath,
 )
-from rankscope.stream.sites import SiteRef
+from rankscope.stream.sites import SiteRef, SiteSelection
 
 AttentionKind = Literal["attention", "cross_attention"]
 
@@ -489,3 +489,44 @@ class StreamMode(TorchFunctionMode):
                     f"Only {made} of {len(stack.calls)} block calls happened in this pass; not fired: {missing}. "
                     "Layers that are skipped at random (layer drop) must be switched off with model.eval()."
                 )
+
+
+class SiteMode(StreamMode):
+    """Shows the residual stream, its branches and its sums at the selected sites.
+
+    Args:
+        view: the model and its structure.
+        selection: the sites to show.
+    """
+
+    def __init__(self, view: ModelView, selection: SiteSelection) -> None:
+        super().__init__(view)
+        self._selection = selection
+
+    def show(self, ref: SiteRef, x: Tensor) -> None:
+        """Receive the stream at a site, as ``batch tokens dim``."""
+        raise NotImplementedError
+
+    def _show(self, call: ActiveBlock, site: str, x: Tensor) -> None:
+        ref = call.ref(site)
+        if ref in self._selection:
+            self.show(ref, call.canonical(x))
+
+    def on_enter(self, call: ActiveBlock, entry: Tensor) -> None:
+        """Show the stream as it enters a block."""
+        self._show(call, "block.in", entry)
+
+    def on_next_block(self, call: ActiveBlock, stream: Tensor) -> None:
+        """Show the stream between two blocks of one call."""
+        self._show(call, "block.out", stream)
+
+    def on_add(
+        self, call: ActiveBlock, label: Label | None, stream: Tensor, branch: Tensor, perform: Perform
+    ) -> Tensor:
+        """Show the branch and the sum."""
+        if label is not None:
+            self._show(call, f"{label}.out", branch)
+        out: Tensor = perform()
+        if label is not None:
+            self._show(call, f"{label}.sum", out)
+        return out

@@ -20,9 +20,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rankscope.models.inputs import sequences_in_pass
-from rankscope.models.view import Label, ModelView, Stack
+from rankscope.models.view import ModelView, Stack
 from rankscope.stream.attention_calls import AttentionCall, from_sdpa, from_softmax, listening, sdpa_arguments
-from rankscope.stream.mode import ActiveBlock, Perform, StreamMode, unseen
+from rankscope.stream.mode import ActiveBlock, Perform, SiteMode, unseen
 from rankscope.stream.sites import SiteRef, SiteSelection
 
 _KERNEL = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
@@ -75,45 +75,21 @@ def trace(view: ModelView, selection: SiteSelection, observe: Observer) -> Itera
         yield
 
 
-class Tracer(StreamMode):
+class Tracer(SiteMode):
     """Shows the selected sites to an observer."""
 
     def __init__(self, view: ModelView, selection: SiteSelection, observe: Observer) -> None:
-        super().__init__(view)
-        self._selection = selection
+        super().__init__(view, selection)
         self._observe = observe
 
     def reads_attention(self) -> bool:
         """Whether attention was selected."""
         return self._selection.wants_attention
 
-    def _tell(self, ref: SiteRef, value: Tensor | AttentionCall) -> None:
+    def show(self, ref: SiteRef, x: Tensor | AttentionCall) -> None:
+        """Pass the stream, or attention, on to the observer."""
         with unseen():
-            self._observe(ref, value)
-
-    def _show(self, call: ActiveBlock, site: str, tensor: Tensor) -> None:
-        ref = call.ref(site)
-        if ref in self._selection:
-            self._tell(ref, call.canonical(tensor))
-
-    def on_enter(self, call: ActiveBlock, entry: Tensor) -> None:
-        """Show the stream as it enters a block."""
-        self._show(call, "block.in", entry)
-
-    def on_next_block(self, call: ActiveBlock, stream: Tensor) -> None:
-        """Show the stream between two blocks of one call."""
-        self._show(call, "block.out", stream)
-
-    def on_add(
-        self, call: ActiveBlock, label: Label | None, stream: Tensor, branch: Tensor, perform: Perform
-    ) -> Tensor:
-        """Show the branch and the sum."""
-        if label is not None:
-            self._show(call, f"{label}.out", branch)
-        out: Tensor = perform()
-        if label is not None:
-            self._show(call, f"{label}.sum", out)
-        return out
+            self._observe(ref, x)
 
     def on_fused(self, ref: SiteRef, args: Sequence[Any], kwargs: Mapping[str, Any], perform: Perform) -> Any:
         """Show fused attention, and its output."""
@@ -123,10 +99,10 @@ class Tracer(StreamMode):
             out = perform(*args, **kwargs)
         seen = heard[-1] if heard else from_sdpa(args, kwargs, None if told is None else told.log_sums)
         if seen is not None and shown:
-            self._tell(ref, seen)
+            self.show(ref, seen)
         mixed = replace(ref, site=ref.site.replace(".probs", ".mixed"))
         if mixed in self._selection:
-            self._tell(mixed, out)
+            self.show(mixed, out)
         return out
 
     def on_softmax(self, ref: SiteRef, args: Sequence[Any], kwargs: Mapping[str, Any], perform: Perform) -> Any:
@@ -134,7 +110,7 @@ class Tracer(StreamMode):
         out = perform(*args, **kwargs)
         assert self._open is not None
         if ref in self._selection:
-            self._tell(ref, from_softmax(out, self._open.batch_and_tokens()[1]))
+            self.show(ref, from_softmax(out, self._open.batch_and_tokens()[1]))
         return out
 
     def on_leave(self, call: ActiveBlock, out: Tensor) -> None:
@@ -149,5 +125,5 @@ class Tracer(StreamMode):
         """Show the stream after the final norm."""
         ref = SiteRef(stack.name, stack.depth - 1, "final")
         if ref in self._selection:
-            self._tell(ref, stack.stream.canonical(out, sequences_in_pass()))
+            self.show(ref, stack.stream.canonical(out, sequences_in_pass()))
         return out

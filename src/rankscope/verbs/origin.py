@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from torch import nn
 
 from rankscope.linalg.precision import float_floor
 from rankscope.models.inputs import Prepared
@@ -81,6 +83,11 @@ def provenance_of(
         inputs_hash=prepared.digest,
         wall_seconds=round(seconds, 3),
     )
+
+
+def spec_of(model: str | Path | nn.Module) -> str | None:
+    """How a model was named, for the commands a verdict suggests; None for a module."""
+    return None if isinstance(model, nn.Module) else str(model)
 
 
 def about_inputs(run: Run, prepared: Prepared) -> Run:

@@ -48,7 +48,8 @@ def softmax(x: Deviation, dim: int, *options: Any, **named: Any) -> Deviation:
     # number, the scores of other rows would lose every digit.
     top = common.amax(dim=axis, keepdim=True)
     hidden = (top < _HIDDEN) & top.isfinite()
-    common = torch.where(hidden, common - top, common)
+    if hidden.any():
+        common = torch.where(hidden, common - top, common)
     pi, out, common, terms = _at_order_one(common, terms, axis, hidden)
     # Telescoping sum: softmax(total) - pi = sum over scales of softmax(common + e^s E) - softmax(common).
     for scale, E in terms:

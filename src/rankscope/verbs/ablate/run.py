@@ -36,7 +36,7 @@ from rankscope.verbs.ablate import EXECUTION
 from rankscope.verbs.ablate.judge import judge_ablation, lost_networks
 from rankscope.verbs.ablate.variants import DEFAULT_VARIANTS, variant_named
 from rankscope.verbs.locating import where_it_breaks
-from rankscope.verbs.origin import about_inputs, floor_of, provenance_of
+from rankscope.verbs.origin import about_inputs, floor_of, provenance_of, spec_of
 from rankscope.verbs.reader import SiteReader
 
 DEFAULT_METRICS = (*NORM_METRICS, *PAIR_METRICS, "stable_rank")
@@ -136,7 +136,7 @@ def ablate(
         floor["relative"],
         lengths=grid.reader.lengths,
         dim=min((width for _, width in grid.reader.shapes), default=None),
-        model=str(model) if isinstance(model, str | Path) else None,
+        model=spec_of(model),
     )
     run = Run(
         kind="ablate",

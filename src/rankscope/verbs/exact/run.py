@@ -37,7 +37,7 @@ from rankscope.verbs.exact.readings import (
     read_plainly,
     sees_everything,
 )
-from rankscope.verbs.origin import about_inputs, exact_floors, provenance_of
+from rankscope.verbs.origin import about_inputs, exact_floors, provenance_of, spec_of
 from rankscope.verbs.reader import SiteReader
 
 
@@ -155,7 +155,7 @@ def exact(
         provenance = provenance_of(loaded, prepared, passes.counted, seed, time.perf_counter() - started, declared)
     table, contradictions = cross_checked(passes.writer.table())
     floor = exact_floors(loaded.dtype)
-    verdict = judge_exact(table, floor["formats"], str(model) if isinstance(model, str | Path) else None)
+    verdict = judge_exact(table, floor["formats"], spec_of(model))
     run = Run(
         kind="exact",
         provenance=provenance,

@@ -32,7 +32,7 @@ from rankscope.verbs.locating import where_it_breaks
 from rankscope.verbs.measure import EXECUTION
 from rankscope.verbs.measure.judge import notes_on_estimates
 from rankscope.verbs.measure.similarity import SITE, SimilarityReader, labels_of
-from rankscope.verbs.origin import about_inputs, floor_of, provenance_of
+from rankscope.verbs.origin import about_inputs, floor_of, provenance_of, spec_of
 from rankscope.verbs.reader import SiteReader, parse_attention_algorithm
 from rankscope.verdicts import judge
 
@@ -144,7 +144,7 @@ def measure(
         floor_relative=floor["relative"],
         lengths=passes.reader.lengths,
         dim=min((width for _, width in passes.reader.shapes), default=None),
-        model=str(model) if isinstance(model, str | Path) else None,
+        model=spec_of(model),
     )
     lost = execution.is_in_memory and verdict.code == CODE
     broken = where_it_breaks(loaded.model, passes.prepared) if lost else []
