@@ -109,7 +109,8 @@ def _digits(run: Run, stack: str | None) -> LineChart:
     lines = []
     for name, line in curves.items():
         known = -line.mean > 0
-        lines.append(Line(name, line.layers[known], -line.mean[known], style=STYLES.get(name, OTHER)))
+        floor, style = line.any_floor[known], STYLES.get(name, OTHER)
+        lines.append(Line(name, line.layers[known], -line.mean[known], floor=floor, style=style))
     guides = [Guide(float(-np.log10(floor)), f"{name} ends") for name, floor in run.floor["formats"].items()]
     every = np.concatenate([np.asarray(line.y, dtype=np.float64) for line in lines])
     every = every[np.isfinite(every)]
