@@ -226,13 +226,6 @@ def test_next_steps_name_the_model() -> None:
     assert judge(profile({"relative_residual": [0.9, 0.8]}).table()).next_steps == ()
 
 
-def test_a_note_is_the_last_sentence() -> None:
-    verdict = judge(profile({"relative_residual": [0.9, 0.8]}).table())
-    noted = verdict.with_note("The words were hashed.")
-    assert noted.sentence == f"{verdict.sentence} The words were hashed."
-    assert (noted.code, noted.evidence) == (verdict.code, verdict.evidence)
-
-
 def test_a_steady_fall_is_collapsing_and_says_when() -> None:
     """0.8 halved per block: 0.05 after five blocks, and below 0.03 one block later."""
     verdict = judge(profile({"relative_residual": [0.8 / 2**block for block in range(5)]}).table(), FLOOR32)

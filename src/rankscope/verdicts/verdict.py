@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -41,18 +41,22 @@ class Verdict:
         code: that of a :class:`State`, such as ``"healthy"`` or ``"collapsed"``; ``bound`` has ``"holds"`` and
             ``"violated"``, and a verb that judges nothing has None.
         next_steps: one or two commands worth running next.
+        axes: findings along axes other than tokens, as JSON; see :mod:`rankscope.verdicts.axes`.
     """
 
     sentence: str
     evidence: tuple[Mapping[str, Any], ...]
     code: str | None
     next_steps: tuple[str, ...] = ()
+    axes: tuple[Mapping[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "evidence", freeze(self.evidence))
+        for name in ("evidence", "axes"):
+            object.__setattr__(self, name, freeze(getattr(self, name)))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (Verdict, (self.sentence, tuple(thaw(self.evidence)), self.code, tuple(self.next_steps)))
+        evidence, axes = (tuple(thaw(part)) for part in (self.evidence, self.axes))
+        return (Verdict, (self.sentence, evidence, self.code, tuple(self.next_steps), axes))
 
     def __str__(self) -> str:
         return self.sentence
@@ -65,15 +69,6 @@ class Verdict:
             "code": self.code,
             "next_steps": self.next_steps,
         }
-
-    def with_note(self, text: str) -> Verdict:
-        """The same verdict with one more sentence at its end.
-
-        Example:
-            >>> Verdict("No collapse.", (), "healthy").with_note("The tokens are random.").sentence
-            'No collapse. The tokens are random.'
-        """
-        return replace(self, sentence=f"{self.sentence} {text}".strip())
 
 
 def steps_for(state: State, model: str | None) -> tuple[str, ...]:

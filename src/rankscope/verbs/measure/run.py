@@ -34,7 +34,7 @@ from rankscope.verbs.measure.judge import notes_on_estimates
 from rankscope.verbs.measure.similarity import SITE, SimilarityReader, labels_of
 from rankscope.verbs.origin import about_inputs, floor_of, provenance_of, spec_of
 from rankscope.verbs.reader import SiteReader, parse_attention_algorithm
-from rankscope.verdicts import judge
+from rankscope.verdicts import AxisFinding, across_axes, judge
 
 
 def measure(
@@ -146,6 +146,8 @@ def measure(
         dim=min((width for _, width in passes.reader.shapes), default=None),
         model=spec_of(model),
     )
+    findings: list[AxisFinding] = []
+    verdict = across_axes(verdict, findings)
     lost = execution.is_in_memory and verdict.code == CODE
     broken = where_it_breaks(loaded.model, passes.prepared) if lost else []
     run = Run(
@@ -156,7 +158,7 @@ def measure(
         table=table,
         null=random_values,
         notes=(*loaded.notes, *prepared.notes, *notes_on_estimates(table), *passes.reader.notes(), *broken),
-        extra={**passes.extra, **execution.described},
+        extra={**passes.extra, **({"axes": verdict.axes} if verdict.axes else {}), **execution.described},
     )
     return passes.finished.checked(about_inputs(run, prepared))
 

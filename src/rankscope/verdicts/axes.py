@@ -1,0 +1,87 @@
+"""The axes along which a model can collapse, besides the tokens of one sequence, and how a verdict tells of several."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rankscope.runs._frozen import freeze, thaw
+from rankscope.verdicts.states import State
+from rankscope.verdicts.verdict import Verdict
+
+AXES: Mapping[str, str] = {
+    "tokens": "the tokens of one sequence become alike",
+    "inputs": "different inputs get the same representation",
+    "streams": "the residual streams of one token become alike",
+    "experts": "the router uses few of the experts",
+    "length": "longer inputs lose what shorter ones keep",
+    "depth": "blocks leave the stream as it is",
+}
+"""What collapses along each axis."""
+
+ALARMING = frozenset({State.COLLAPSED.code, State.FLOOR.code, State.VANISHED.code, State.NOT_FINITE.code})
+"""Codes that a headline names."""
+
+
+@dataclass(frozen=True)
+class AxisFinding:
+    """What was found along one axis.
+
+    Args:
+        axis: a key of :data:`AXES`.
+        code: that of a :class:`State`.
+        sentence: what was found, with its values.
+        evidence: those values, in the form of a verdict's evidence.
+        next_steps: commands worth running next.
+    """
+
+    axis: str
+    code: str
+    sentence: str
+    evidence: tuple[Mapping[str, Any], ...] = ()
+    next_steps: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "evidence", freeze(self.evidence))
+
+    def to_json(self) -> dict[str, Any]:
+        """The entry of a run's ``axes``."""
+        return {
+            "axis": self.axis,
+            "code": self.code,
+            "sentence": self.sentence,
+            "evidence": thaw(self.evidence),
+            "next_steps": list(self.next_steps),
+        }
+
+
+def across_axes(tokens: Verdict, findings: Iterable[AxisFinding]) -> Verdict:
+    """The verdict on the tokens with the findings along other axes after it; its code remains that of the tokens.
+
+    If a collapse was found along another axis, a headline says along which axes the model collapsed and along which
+    it did not.
+
+    Example:
+        >>> tokens = Verdict("No collapse: ...", (), "healthy")
+        >>> found = AxisFinding("inputs", "collapsed", "Between inputs: all inputs look the same.")
+        >>> across_axes(tokens, [found]).sentence
+        'Collapsed along inputs, not tokens. No collapse: ... Between inputs: all inputs look the same.'
+    """
+    findings = list(findings)
+    if not findings:
+        return tokens
+    sentences = [tokens.sentence, *(finding.sentence for finding in findings)]
+    codes = {"tokens": tokens.code} | {finding.axis: finding.code for finding in findings if finding.axis != "depth"}
+    alarming = [axis for axis, code in codes.items() if code in ALARMING]
+    if any(axis != "tokens" for axis in alarming):
+        others = [axis for axis, code in codes.items() if axis not in alarming and code != State.UNKNOWN.code]
+        rest = f", not {' or '.join(others)}" if others else ""
+        sentences.insert(0, f"Collapsed along {' and '.join(alarming)}{rest}.")
+    return replace(
+        tokens,
+        sentence=" ".join(sentences),
+        evidence=(*tokens.evidence, *(item for finding in findings for item in finding.evidence)),
+        next_steps=tuple(dict.fromkeys(step for part in (tokens, *findings) for step in part.next_steps))[:3],
+        axes=tuple(finding.to_json() for finding in findings),
+    )
