@@ -78,10 +78,11 @@ def across_axes(tokens: Verdict, findings: Iterable[AxisFinding]) -> Verdict:
         others = [axis for axis, code in codes.items() if axis not in alarming and code != State.UNKNOWN.code]
         rest = f", not {' or '.join(others)}" if others else ""
         sentences.insert(0, f"Collapsed along {' and '.join(alarming)}{rest}.")
+    steps = [*tokens.next_steps, *(step for finding in findings for step in finding.next_steps)]
     return replace(
         tokens,
         sentence=" ".join(sentences),
         evidence=(*tokens.evidence, *(item for finding in findings for item in finding.evidence)),
-        next_steps=tuple(dict.fromkeys(step for part in (tokens, *findings) for step in part.next_steps))[:3],
+        next_steps=tuple(dict.fromkeys(steps))[:3],
         axes=tuple(finding.to_json() for finding in findings),
     )
