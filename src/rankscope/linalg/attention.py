@@ -55,10 +55,7 @@ class AttentionMatrix(AttentionView):
     @cached_property
     def kept(self) -> Bool[Tensor, "matrices query"]:
         """Which rows count."""
-        drop = self.rows.dropped(slice(None), slice(None))
-        if drop is None:
-            return torch.ones(self.rows.sequences, self.rows.tokens, dtype=torch.bool, device=self.rows.device)
-        return ~drop.squeeze(-1)
+        return self.rows.kept
 
     @cached_property
     def support_size(self) -> Float[Tensor, "matrices query"]:

@@ -91,3 +91,7 @@ class AttentionView(ABC):
     def relative_deviation(self) -> Float[Tensor, " matrices"]:
         r""":math:`\|CP\|_F / \|P\|_F`, the quantity that is compared with the float floor."""
         return (self.sums.centred_energy / self.sums.energy).sqrt()
+
+    def is_resolved(self, floor: float) -> Bool[Tensor, " matrices"]:
+        """Whether rows differ by more than the rounding of their dtype."""
+        return self.relative_deviation > floor

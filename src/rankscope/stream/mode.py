@@ -44,7 +44,8 @@ class ActiveBlock(StreamFrame):
     """Follows the stream through one call and checks it against what the probe saw.
 
     ``taken`` is the tensor that the model's own loop adds to the output of the call, if the skips go around the blocks.
-    The loop keeps a reference to it anyway, so keeping one here costs no memory.
+    The loop keeps a reference to it anyway, so keeping one here costs no memory. ``entered`` is a copy of the stream as
+    it entered the current block, kept only if a mode needs it when the block ends.
     """
 
     def __init__(self, entry: Tensor, stack: Stack, number: int, taken: Tensor | None = None) -> None:
@@ -55,6 +56,7 @@ class ActiveBlock(StreamFrame):
         self.call: BlockCall = stack.calls[number]
         self.block = 0
         self.last_sum: Tensor | None = None
+        self.entered: Tensor | None = None
         blocks = self.call.blocks
         self._adds = [(i, label) for i, plan in enumerate(blocks) for label in plan.adds]
         self._joins = [join for plan in blocks for join in plan.joins]

@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from rankscope.linalg.precision import float64_home
 from rankscope.models.inputs import sequences_in_pass
-from rankscope.models.view import ModelView, Stack
+from rankscope.models.view import Label, ModelView, Stack
 from rankscope.stream.attention_calls import AttentionCall, from_sdpa, from_softmax, listening, sdpa_arguments
 from rankscope.stream.mode import ActiveBlock, Perform, SiteMode, unseen
 from rankscope.stream.sites import SiteRef, SiteSelection
@@ -59,7 +60,10 @@ def watching_kernel(query: Tensor, key: Tensor) -> AbstractContextManager[Kernel
     return KernelSums() if entries >= _WORTH_ENTRIES else nullcontext()
 
 
-Observer = Callable[[SiteRef, "Tensor | AttentionCall"], None]
+Observed = Tensor | tuple[Tensor, ...] | AttentionCall
+"""What a site shows: a tensor, the tensors of which a side makes its view, or an attention call."""
+
+Observer = Callable[[SiteRef, Observed], None]
 
 
 @contextmanager
@@ -86,8 +90,8 @@ class Tracer(SiteMode):
         """Whether attention was selected."""
         return self._selection.wants_attention
 
-    def show(self, ref: SiteRef, x: Tensor | AttentionCall) -> None:
-        """Pass the stream, or attention, on to the observer."""
+    def show(self, ref: SiteRef, x: Observed) -> None:
+        """Pass what a site shows on to the observer."""
         with unseen():
             self._observe(ref, x)
 
@@ -113,13 +117,47 @@ class Tracer(SiteMode):
             self.show(ref, from_softmax(out, self._open.batch_and_tokens()[1]))
         return out
 
+    def on_enter(self, call: ActiveBlock, entry: Tensor) -> None:
+        """Show the stream as it enters a block; keep a copy if its change is wanted."""
+        super().on_enter(call, entry)
+        if call.ref("block.update") in self._selection:
+            # A copy, because a model may add its branches to this tensor in place.
+            with unseen():
+                call.entered = entry.detach().clone()
+
+    def on_next_block(self, call: ActiveBlock, stream: Tensor) -> None:
+        """Show the stream between two blocks of one call."""
+        super().on_next_block(call, stream)
+        self._show_change(call, stream)
+
+    def on_add(
+        self, call: ActiveBlock, label: Label | None, stream: Tensor, branch: Tensor, perform: Perform
+    ) -> Tensor:
+        """Show stream and branch, before an add in place overwrites one of them."""
+        if label is not None and (ref := call.ref(f"{label}.update")) in self._selection:
+            self.show(ref, (call.canonical(stream), call.canonical(branch)))
+        return super().on_add(call, label, stream, branch, perform)
+
     def on_leave(self, call: ActiveBlock, out: Tensor) -> None:
         """Show the stream as it leaves a block."""
-        if call.last_sum is None:
-            self._show(call, "block.out", out)
-        else:
-            self._show(call, "block.out", call.last_sum)
+        left = out if call.last_sum is None else call.last_sum
+        self._show(call, "block.out", left)
+        self._show_change(call, left)
+        if call.last_sum is not None:
             self._show(call, "final", out)
+
+    def _show_change(self, call: ActiveBlock, left: Tensor) -> None:
+        if call.entered is None:
+            return
+        with unseen():
+            before, after = call.canonical(call.entered), call.canonical(left)
+            call.entered = None
+            # A difference in the format of the stream would be rounded; in the next wider one it is exact or nearly so.
+            wider = torch.float32 if before.element_size() < 4 else torch.float64
+            before, after = before.to(float64_home(before)), after.detach().to(float64_home(after), wider)
+            # A block that returns another shape has no change; the view of an update refuses the two tensors.
+            change = after - before.to(wider) if after.shape == before.shape else after
+        self.show(call.ref("block.update"), (before, change))
 
     def on_final(self, stack: Stack, x: Tensor, out: Tensor) -> Tensor:
         """Show the stream after the final norm."""

@@ -31,9 +31,8 @@ from rankscope.paths.reading import COORDINATES, PathReader
 from rankscope.paths.task import PathTask
 from rankscope.runs.rows import RowWriter
 from rankscope.runs.run import Run
-from rankscope.stream.attention_calls import AttentionCall
 from rankscope.stream.sites import SiteRef, SiteSelection
-from rankscope.stream.tracer import trace
+from rankscope.stream.tracer import Observed, trace
 from rankscope.stream.viewing import need_plain_stream, undisturbed
 from rankscope.surgery.refusals import check_carries
 from rankscope.verbs.decompose import EXECUTION
@@ -290,7 +289,7 @@ def planned_memory(
     sizes: dict[str, torch.Size] = {}
     itemsize = 4
 
-    def observe(ref: SiteRef, seen: Tensor | AttentionCall) -> None:
+    def observe(ref: SiteRef, seen: Observed) -> None:
         nonlocal itemsize
         if isinstance(seen, Tensor):
             itemsize = max(4, seen.element_size()) if dtype is None else dtype.itemsize
@@ -349,7 +348,7 @@ def check_reads_the_stream(owner: nn.Module, view: ModelView, batch: Batch) -> N
     last: list[Tensor] = []
     read: list[Tensor] = []
 
-    def observe(ref: SiteRef, seen: Tensor | AttentionCall) -> None:
+    def observe(ref: SiteRef, seen: Observed) -> None:
         if isinstance(seen, Tensor):
             last.append(seen.detach().clone())
 
