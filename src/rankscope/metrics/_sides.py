@@ -14,6 +14,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from torch import Tensor
 
 from rankscope.linalg.attention import AttentionMatrix
+from rankscope.linalg.attention_scores import AttentionScores
 from rankscope.linalg.attention_view import AttentionView
 from rankscope.linalg.tokens import Tokens
 from rankscope.linalg.update import Update
@@ -73,8 +74,9 @@ ATTENTION: Side[AttentionView] = Side(
     has_heads=True,
 )
 UPDATE = Side("update", Update, Update, ("before (*batch, tokens, dim)", "change (*batch, tokens, dim)"))
+SCORES = Side("scores", AttentionScores, AttentionScores, ("scores (*batch, heads, query, key)",), has_heads=True)
 
-SIDES: dict[str, Side[Any]] = {side.name: side for side in (TOKENS, ATTENTION, UPDATE)}
+SIDES: dict[str, Side[Any]] = {side.name: side for side in (TOKENS, ATTENTION, SCORES, UPDATE)}
 """Every side by name."""
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rankscope._citations import Cite
 from rankscope._registry import Registry
-from rankscope.metrics._sides import ATTENTION, TOKENS, UPDATE, Side, V, View
+from rankscope.metrics._sides import ATTENTION, SCORES, TOKENS, UPDATE, Side, V, View
 
 Needs = Literal["norms", "order", "gram", "spectrum"]
 MetricFunction = Callable[..., Tensor]
@@ -120,6 +120,8 @@ token_metric = partial(metric, TOKENS)
 """Register a function of :class:`Tokens`; the result also accepts a plain tensor ``(*batch, tokens, dim)``."""
 attention_metric = partial(metric, ATTENTION)
 """Register a function of :class:`AttentionView`; the result also accepts ``(*batch, heads, query, key)``."""
+score_metric = partial(metric, SCORES)
+"""Register a function of :class:`AttentionScores`; the result also accepts ``(*batch, heads, query, key)``."""
 update_metric = partial(metric, UPDATE)
 """Register a function of :class:`Update`; the result also accepts the stream and what is added to it."""
 

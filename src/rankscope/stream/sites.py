@@ -22,6 +22,8 @@ SITES: Mapping[str, str] = {
     "block.out": "the residual stream as it leaves a block, after any post-norm",
     "attention.probs": "the attention probabilities of each head",
     "cross_attention.probs": "the cross-attention probabilities of each head",
+    "attention.scores": "the attention scores of each head as they enter the softmax",
+    "cross_attention.scores": "the cross-attention scores of each head as they enter the softmax",
     "attention.mixed": "the values as each head has mixed them, P V, before the output projection; fused kernels only",
     "cross_attention.mixed": "the same of cross-attention",
     "final": "the stream after the stack's final norm",
@@ -33,7 +35,7 @@ SITES: Mapping[str, str] = {
     "block.update": "the stream as it enters a block, and how much the block changes it",
 }
 
-_SIDES: Mapping[str, str] = {"probs": "attention", "update": "update"}
+_SIDES: Mapping[str, str] = {"probs": "attention", "scores": "scores", "update": "update"}
 """Last word of a site's name to the side of the metrics that read it; all other sites show tokens."""
 
 DEFAULT_SITES = ("block.in@0", "block.out", "final", "attention.probs")
@@ -113,4 +115,4 @@ class SiteSelection:
     @property
     def wants_attention(self) -> bool:
         """Whether attention calls are needed at all."""
-        return any(site.endswith((".probs", ".mixed")) for site in self.layers)
+        return any(site.endswith((".probs", ".scores", ".mixed")) for site in self.layers)

@@ -97,13 +97,16 @@ class Tracer(SiteMode):
 
     def on_fused(self, ref: SiteRef, args: Sequence[Any], kwargs: Mapping[str, Any], perform: Perform) -> Any:
         """Show fused attention, and its output."""
-        named, shown = sdpa_arguments(args, kwargs), ref in self._selection
+        named = sdpa_arguments(args, kwargs)
+        scores = replace(ref, site=ref.site.replace(".probs", ".scores"))
+        shown = ref in self._selection
         watch = watching_kernel(named["query"], named["key"]) if shown else nullcontext()
         with listening() as heard, watch as told:
             out = perform(*args, **kwargs)
         seen = heard[-1] if heard else from_sdpa(args, kwargs, None if told is None else told.log_sums)
-        if seen is not None and shown:
-            self.show(ref, seen)
+        for site in (ref, scores):
+            if seen is not None and site in self._selection:
+                self.show(site, seen)
         mixed = replace(ref, site=ref.site.replace(".probs", ".mixed"))
         if mixed in self._selection:
             self.show(mixed, out)
@@ -113,8 +116,10 @@ class Tracer(SiteMode):
         """Show attention at its softmax."""
         out = perform(*args, **kwargs)
         assert self._open is not None
-        if ref in self._selection:
-            self.show(ref, from_softmax(out, self._open.batch_and_tokens()[1]))
+        seen = from_softmax(out, self._open.batch_and_tokens()[1], args[0])
+        for site in (ref, replace(ref, site=ref.site.replace(".probs", ".scores"))):
+            if site in self._selection:
+                self.show(site, seen)
         return out
 
     def on_enter(self, call: ActiveBlock, entry: Tensor) -> None:

@@ -233,6 +233,9 @@ class SiteReader:
     def _read_attention(self, ref: SiteRef, specs: list[MetricSpec], call: AttentionCall) -> None:
         if self._is_in_parts(ref, call.sequences, call.lengths[0]):
             return
+        if side_shown(ref.site) == "scores":
+            self._read_scores(ref, specs, call)
+            return
         spectrum = any(spec.needs == "spectrum" for spec in specs)
         view, dtype = self._attention.view(call, self._keep, spectrum=spectrum)
         self._write(ref, specs, view, float_floor(dtype), head_axis=True)

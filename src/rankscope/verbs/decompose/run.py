@@ -31,6 +31,7 @@ from rankscope.paths.reading import COORDINATES, PathReader
 from rankscope.paths.task import PathTask
 from rankscope.runs.rows import RowWriter
 from rankscope.runs.run import Run
+from rankscope.stream.attention_calls import AttentionCall
 from rankscope.stream.sites import SiteRef, SiteSelection
 from rankscope.stream.tracer import Observed, trace
 from rankscope.stream.viewing import need_plain_stream, undisturbed
@@ -294,10 +295,11 @@ def planned_memory(
         if isinstance(seen, Tensor):
             itemsize = max(4, seen.element_size()) if dtype is None else dtype.itemsize
             sizes.setdefault("stream", seen.shape)
-        elif seen.weights is not None:
-            sizes.setdefault("heads", seen.weights.shape)
-        elif seen.query is not None:
-            sizes.setdefault("heads", seen.query.shape)
+            return
+        assert isinstance(seen, AttentionCall)
+        heads = seen.query if seen.weights is None else seen.weights
+        if heads is not None:
+            sizes.setdefault("heads", heads.shape)
 
     with trace(view, SiteSelection.parse(["block.in@0", "attention.probs@0"]), observe):
         prepared[0].run(view.model)

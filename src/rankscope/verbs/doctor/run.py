@@ -136,10 +136,11 @@ class _Witness:
             self.row_sums.append((float(sums.min()), float(sums.max())))
             self.mismatch = max(self.mismatch, seen.mismatch())
             return
+        tensors = seen if isinstance(seen, tuple) else (seen,)
         if ref.site == "block.in":
-            self.shapes.setdefault(ref.stack, seen.shape)
-        self.eps = max(self.eps, torch.finfo(seen.dtype).eps)
-        if self.not_finite is None and not bool(torch.isfinite(seen).all()):
+            self.shapes.setdefault(ref.stack, tensors[0].shape)
+        self.eps = max(self.eps, torch.finfo(tensors[0].dtype).eps)
+        if self.not_finite is None and not all(bool(torch.isfinite(tensor).all()) for tensor in tensors):
             self.not_finite = ref
 
 
