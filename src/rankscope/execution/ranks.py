@@ -251,7 +251,7 @@ class RankObserver:
             return whole(seen)
         if isinstance(seen, tuple):
             return tuple(map(whole, seen))
-        names = ("weights", "query", "key", "value", "mask")
+        names = ("weights", "query", "key", "value", "mask", "scores")
         spread: dict[str, Any] = {
             name: whole(tensor) for name in names if is_distributed(tensor := getattr(seen, name))
         }

@@ -99,7 +99,7 @@ class SupportRows:
     @cached_property
     def sees_itself(self) -> Bool[Tensor, "matrices query"]:
         """Whether a row may see the key at its own position."""
-        batch, heads, queries, keys = self._shape
+        queries, keys = self._shape[2:]
         seen = torch.full((1, 1, queries), queries == keys, dtype=torch.bool, device=self._device)
         if self._mask is not None and queries == keys:
             seen = _visible(self._mask.diagonal(dim1=-2, dim2=-1))

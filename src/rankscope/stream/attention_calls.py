@@ -36,8 +36,9 @@ class AttentionCall:
 
     Either ``weights`` is the model's own softmax output, or ``query``, ``key`` and the rest are the
     arguments of the fused kernel, from which the same probabilities follow; ``log_sums`` are the logarithms of its
-    sums of exponentials, one per row, if the kernel returned them. ``scores`` is the input of the model's own softmax. ``edits`` are the changes that surgery makes to the
-    probabilities afterwards, each a function of them and of the support.
+    sums of exponentials, one per row, if the kernel returned them. ``scores`` is the input of the model's own softmax,
+    with the column of a learned sink if it has one. ``edits`` are the changes that surgery makes to the probabilities
+    afterwards, each a function of them and of the support.
     """
 
     weights: Tensor | None = None
@@ -103,6 +104,7 @@ class AttentionCall:
             assert self.query is not None
             assert self.key is not None
             return blockwise_scores(self.query, self.key, mask=self.mask, is_causal=self.is_causal, scale=self.scale)
+        assert self.weights is not None
         largest = self.scores.amax(-1, keepdim=True)
         sees = largest > HIDES
         lowest = self.scores.masked_fill(self.scores <= HIDES, 0.0).amin()
@@ -111,7 +113,7 @@ class AttentionCall:
                 "the largest score of every row is exactly 0: the model subtracts it before its softmax, and the "
                 "scores themselves are not seen. Load the model with another attn_implementation."
             )
-        return largest
+        return self.scores[..., : self.weights.shape[-1]].amax(-1, keepdim=True)
 
     def probs(self) -> Tensor:
         """Attention probabilities, ``batch heads query key``; zero in the row of a query that sees no key."""
