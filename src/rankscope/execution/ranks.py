@@ -29,10 +29,9 @@ from rankscope.models.spread import Spread, in_group, is_distributed, spread_of,
 from rankscope.models.stream import Stream
 from rankscope.models.view import ModelView
 from rankscope.runs.rows import Piece, rows_from_bytes
-from rankscope.stream.attention_calls import AttentionCall
 from rankscope.stream.operators import is_attention
 from rankscope.stream.sites import SiteRef
-from rankscope.stream.tracer import Observed, Observer
+from rankscope.stream.tracer import Observed, Observer, Unreadable
 from rankscope.stream.viewing import view_of
 
 
@@ -217,7 +216,7 @@ class RankObserver:
         if self._muted or self._error is not None:
             return
         try:
-            if self._spread and not isinstance(seen, AttentionCall):
+            if self._spread and isinstance(seen, (Tensor, tuple)):
                 self._need_all_tokens(ref, seen[0] if isinstance(seen, tuple) else seen)
             self._observe(ref, seen)
         except Exception as error:  # noqa: BLE001  (raised by settle, when no rank waits for this one any more)
@@ -251,6 +250,8 @@ class RankObserver:
             return whole(seen)
         if isinstance(seen, tuple):
             return tuple(map(whole, seen))
+        if isinstance(seen, Unreadable):
+            return seen
         names = ("weights", "query", "key", "value", "mask", "scores")
         spread: dict[str, Any] = {
             name: whole(tensor) for name in names if is_distributed(tensor := getattr(seen, name))

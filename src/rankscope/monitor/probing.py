@@ -30,7 +30,7 @@ from rankscope.runs.readings import LayerValue
 from rankscope.runs.rows import RowWriter
 from rankscope.stream.attention_calls import AttentionCall
 from rankscope.stream.sites import SiteRef, SiteSelection, sites_of_sides
-from rankscope.stream.tracer import Observed, trace
+from rankscope.stream.tracer import Observed, Unreadable, trace
 from rankscope.stream.viewing import view_of
 from rankscope.verbs.reader import SiteReader
 
@@ -85,6 +85,8 @@ class ProbeBattery:
 
     def observe(self, ref: SiteRef, seen: Observed) -> None:
         """Reduce what is observed at a site, immediately."""
+        if isinstance(seen, Unreadable):
+            return
         with full_precision(_a_tensor_of(seen)):
             self._reader(ref, seen)
 
@@ -96,7 +98,7 @@ class ProbeBattery:
         return layer_values(table)
 
 
-def _a_tensor_of(seen: Observed) -> Tensor:
+def _a_tensor_of(seen: Tensor | tuple[Tensor, ...] | AttentionCall) -> Tensor:
     if isinstance(seen, AttentionCall):
         tensor = seen.weights if seen.weights is not None else seen.query
         assert tensor is not None

@@ -130,6 +130,10 @@ class ActiveBlock(StreamFrame):
             tensor = tensor.reshape(shape)
         return self.stack.stream.canonical(tensor, self._sequences)
 
+    def per_token(self, rows: Tensor) -> Tensor:
+        """Numbers per token, in the order of the tokens of this call, as ``batch tokens width``."""
+        return self.stack.stream.canonical(rows.reshape(*self.entry_shape[:-1], -1), self._sequences)
+
     def native(self, x: Tensor, like: Tensor) -> Tensor:
         """A stream ``batch tokens dim`` in the order and flattening of ``like``, a tensor of this call."""
         return self.stack.stream.native(x, self.entry_shape, self._sequences).reshape(like.shape)

@@ -32,10 +32,11 @@ SITES: Mapping[str, str] = {
     "mixer.update": "the stream, and what a token mixer that is not attention adds to it",
     "mlp.update": "the stream, and what the MLP or mixture-of-experts branch adds to it",
     "both.update": "the stream, and what attention and MLP of a parallel block add to it at once",
+    "mlp.router": "the router of a mixture of experts: its probabilities, and the experts each token was sent to",
     "block.update": "the stream as it enters a block, and how much the block changes it",
 }
 
-_SIDES: Mapping[str, str] = {"probs": "attention", "scores": "scores", "update": "update"}
+_SIDES: Mapping[str, str] = {"probs": "attention", "scores": "scores", "router": "router", "update": "update"}
 """Last word of a site's name to the side of the metrics that read it; all other sites show tokens."""
 
 DEFAULT_SITES = ("block.in@0", "block.out", "final", "attention.probs")

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rankscope.linalg.precision import float64_home
@@ -24,6 +24,8 @@ from rankscope.models.inputs import sequences_in_pass
 from rankscope.models.view import Label, ModelView, Stack
 from rankscope.stream.attention_calls import AttentionCall, from_sdpa, from_softmax, listening, sdpa_arguments
 from rankscope.stream.mode import ActiveBlock, Perform, SiteMode, unseen
+from rankscope.stream.operators import SOFTMAXES
+from rankscope.stream.routers import TOP_K, Mixture, RouterWatch, mixtures_in
 from rankscope.stream.sites import SiteRef, SiteSelection
 
 _KERNEL = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
@@ -60,7 +62,14 @@ def watching_kernel(query: Tensor, key: Tensor) -> AbstractContextManager[Kernel
     return KernelSums() if entries >= _WORTH_ENTRIES else nullcontext()
 
 
-Observed = Tensor | tuple[Tensor, ...] | AttentionCall
+@dataclass(frozen=True)
+class Unreadable:
+    """Shown at a site that exists but could not be read, with the reason."""
+
+    why: str
+
+
+Observed = Tensor | tuple[Tensor, ...] | AttentionCall | Unreadable
 """What a site shows: a tensor, the tensors of which a side makes its view, or an attention call."""
 
 Observer = Callable[[SiteRef, Observed], None]
@@ -85,6 +94,56 @@ class Tracer(SiteMode):
     def __init__(self, view: ModelView, selection: SiteSelection, observe: Observer) -> None:
         super().__init__(view, selection)
         self._observe = observe
+        self._routers: list[RouterWatch] = []
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        out = super().__torch_function__(func, types, args, kwargs)
+        if self._routers and (func in TOP_K or func in SOFTMAXES):
+            with unseen():
+                self._routers[-1].see_call(func, args, kwargs or {}, out)
+        return out
+
+    def _inner_hooks(self, block: nn.Module) -> Iterator[torch.utils.hooks.RemovableHandle]:
+        yield from super()._inner_hooks(block)
+        if not self._selection.wants("mlp.router"):
+            return
+        mixtures = mixtures_in(block)
+        for mixture in mixtures:
+            owner = block.get_submodule(mixture.owner)
+            yield owner.register_forward_pre_hook(self._enter_mixture(mixture))
+            for name in mixture.experts:
+                yield block.get_submodule(name).register_forward_pre_hook(self._enter_experts, with_kwargs=True)
+            yield owner.register_forward_hook(self._leave_mixture(alone=len(mixtures) == 1), always_call=True)
+
+    def _enter_mixture(self, mixture: Mixture) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+        def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
+            batch, tokens = (0, 0) if self._open is None else self._open.batch_and_tokens()
+            self._routers.append(RouterWatch(mixture, batch * tokens))
+
+        return hook
+
+    def _enter_experts(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._routers:
+            self._routers[-1].see_experts(args, kwargs)
+
+    def _leave_mixture(self, *, alone: bool) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
+        def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            watch, call = self._routers.pop(), self._open
+            if call is None or output is None or (ref := call.ref("mlp.router")) not in self._selection:
+                return
+            with unseen():
+                found = watch.routing() if alone else None
+            if found is None:
+                why = watch.refused or "the block has several mixtures of experts"
+                self.show(ref, Unreadable(f"the router of {type(module).__name__} cannot be read, because {why}"))
+                return
+            with unseen():
+                canonical = tuple(map(call.per_token, found))
+            self.show(ref, canonical)
+
+        return hook
 
     def reads_attention(self) -> bool:
         """Whether attention was selected."""

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from rankscope.errors import InputError
 from rankscope.linalg.attention import AttentionMatrix
+from rankscope.linalg.attention_scores import AttentionScores
 from rankscope.linalg.attention_view import AttentionView
 from rankscope.linalg.blockwise_attention import BlockwiseAttention
 from rankscope.linalg.precision import float_floor
@@ -21,7 +22,7 @@ from rankscope.models.inputs import Batch, TokensPolicy
 from rankscope.runs.rows import RowWriter
 from rankscope.stream.attention_calls import AttentionCall
 from rankscope.stream.sites import SiteRef, side_shown
-from rankscope.stream.tracer import Observed
+from rankscope.stream.tracer import Observed, Unreadable
 
 DENSE_BYTES = 1 << 29
 """By default, if the probabilities of one block would take more memory than this, they are computed in tiles."""
@@ -144,7 +145,9 @@ class SiteReader:
         specs = self._of_side.get(side_shown(ref.site))
         if not specs:
             return
-        if isinstance(seen, AttentionCall):
+        if isinstance(seen, Unreadable):
+            self.refused.setdefault(str(ref), seen.why)
+        elif isinstance(seen, AttentionCall):
             self._read_attention(ref, specs, seen)
         elif isinstance(seen, tuple):
             self._read_several(ref, specs, seen)
@@ -239,6 +242,15 @@ class SiteReader:
         spectrum = any(spec.needs == "spectrum" for spec in specs)
         view, dtype = self._attention.view(call, self._keep, spectrum=spectrum)
         self._write(ref, specs, view, float_floor(dtype), head_axis=True)
+
+    def _read_scores(self, ref: SiteRef, specs: list[MetricSpec], call: AttentionCall) -> None:
+        try:
+            rows = call.largest_scores()
+        except InputError as error:
+            self.refused.setdefault(str(ref), str(error))
+            return
+        keep = self._keep(rows.shape[0], rows.shape[2], rows.device)
+        self._write(ref, specs, AttentionScores(rows, keep), float_floor(rows.dtype), head_axis=True)
 
     def _write(self, ref: SiteRef, specs: list[MetricSpec], view: View, floor: float, *, head_axis: bool) -> None:
         assert self._batch is not None

@@ -23,7 +23,7 @@ from rankscope.stream.attention_calls import AttentionCall
 from rankscope.stream.frames import tensors_in
 from rankscope.stream.operators import without_fastpath
 from rankscope.stream.sites import SITES, SiteRef, SiteSelection
-from rankscope.stream.tracer import Observed, trace
+from rankscope.stream.tracer import Observed, Unreadable, trace
 from rankscope.stream.viewing import undisturbed, view_of
 from rankscope.verbs.measure.run import metrics_named, sites_for
 from rankscope.verbs.reader import SiteReader
@@ -130,6 +130,8 @@ class _Witness:
         self.shapes: dict[str | None, torch.Size] = {}
 
     def __call__(self, ref: SiteRef, seen: Observed) -> None:
+        if isinstance(seen, Unreadable):
+            return
         self.fired[ref.site] += 1
         if isinstance(seen, AttentionCall):
             sums = seen.probs().double().sum(-1)
