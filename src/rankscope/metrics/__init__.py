@@ -6,7 +6,9 @@ from rankscope.linalg.tokens import Tokens
 from rankscope.linalg.update import Update
 from rankscope.metrics._evaluate import (
     DEFAULT_ATTENTION_METRICS,
+    DEFAULT_ROUTER_METRICS,
     DEFAULT_TOKEN_METRICS,
+    DEFAULT_UPDATE_METRICS,
     NORM_METRICS,
     PAIR_METRICS,
     MetricValues,
@@ -25,6 +27,8 @@ from rankscope.metrics._spec import (
     attention_metric,
     metric,
     metric_alias,
+    router_metric,
+    score_metric,
     token_metric,
     update_metric,
 )
@@ -32,7 +36,9 @@ from rankscope.metrics._spec import (
 __all__ = [
     "CHANNEL_ORDER",
     "DEFAULT_ATTENTION_METRICS",
+    "DEFAULT_ROUTER_METRICS",
     "DEFAULT_TOKEN_METRICS",
+    "DEFAULT_UPDATE_METRICS",
     "METRICS",
     "NORM_METRICS",
     "PAIR_METRICS",
@@ -54,6 +60,8 @@ __all__ = [
     "evaluate",
     "metric",
     "metric_alias",
+    "router_metric",
+    "score_metric",
     "token_metric",
     "update_metric",
 ]

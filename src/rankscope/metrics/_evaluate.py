@@ -51,6 +51,7 @@ DEFAULT_TOKEN_METRICS: tuple[str, ...] = (
     "centred_energy_rank_99",
     "least_singular_value",
     "centred_least_singular_value",
+    "stream_rms",
 )
 """With pairs and both spectra: the metrics that a verdict is based on."""
 
@@ -61,6 +62,9 @@ DEFAULT_ATTENTION_METRICS: tuple[str, ...] = (
 )
 """Sums only; ``attention_contraction`` needs a spectrum per head and is computed only if named."""
 
+DEFAULT_UPDATE_METRICS: tuple[str, ...] = ("write_ratio", "block_influence")
+DEFAULT_ROUTER_METRICS: tuple[str, ...] = ("router_entropy", "effective_experts", "largest_expert_share")
+"""Sums over tokens; routers are read only in models that have experts."""
 
 _CODE = {status: code for code, status in enumerate(Status)}
 

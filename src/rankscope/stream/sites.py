@@ -39,7 +39,7 @@ SITES: Mapping[str, str] = {
 _SIDES: Mapping[str, str] = {"probs": "attention", "scores": "scores", "router": "router", "update": "update"}
 """Last word of a site's name to the side of the metrics that read it; all other sites show tokens."""
 
-DEFAULT_SITES = ("block.in@0", "block.out", "final", "attention.probs")
+DEFAULT_SITES = ("block.in@0", "block.out", "final", "attention.probs", "block.update", "mlp.router")
 
 
 def side_shown(site: str) -> str:

@@ -16,6 +16,7 @@ from rankscope.linalg.attention_scores import AttentionScores
 from rankscope.linalg.attention_view import AttentionView
 from rankscope.linalg.blockwise_attention import BlockwiseAttention
 from rankscope.linalg.precision import float_floor
+from rankscope.linalg.routing import Routing
 from rankscope.linalg.tokens import Tokens
 from rankscope.metrics import SIDES, MetricSpec, View, evaluate
 from rankscope.models.inputs import Batch, TokensPolicy
@@ -134,6 +135,7 @@ class SiteReader:
         self.lengths: dict[str | None, dict[int, int]] = {}
         self.in_parts: dict[str, str] = {}
         self.refused: dict[str, str] = {}
+        self.routers: dict[tuple[str | None, int], tuple[int, int]] = {}
 
     def start(self, batch: Batch) -> None:
         """Announce the batch of the next forward pass."""
@@ -181,11 +183,16 @@ class SiteReader:
             "lengths": lengths,
             "in_parts": self.in_parts,
             "refused": self.refused,
+            "routers": [[*place, *sizes] for place, sizes in self.routers.items()],
         }
 
     def notes(self) -> list[str]:
         """Notes about what was observed but not measured."""
-        notes = [f"not measured at {where}: {why}" for where, why in self.refused.items()]
+        notes = []
+        for why in dict.fromkeys(self.refused.values()):
+            where = [site for site, reason in self.refused.items() if reason == why]
+            more = f" and {len(where) - 2} more" if len(where) > 2 else ""
+            notes.append(f"not measured at {', '.join(where[:2])}{more}: {why}")
         if self.in_parts:
             where = ", ".join(self.in_parts)
             why = next(iter(self.in_parts.values()))
@@ -200,6 +207,7 @@ class SiteReader:
             self.lengths.setdefault(stack, {})[sequence] = count
         self.in_parts |= seen.get("in_parts", {})
         self.refused |= seen.get("refused", {})
+        self.routers |= {(stack, layer): (experts, k) for stack, layer, experts, k in seen.get("routers", ())}
 
     def _read_tokens(self, ref: SiteRef, specs: list[MetricSpec], x: Tensor) -> None:
         self.note(ref, x)
@@ -215,6 +223,8 @@ class SiteReader:
         except InputError as error:
             self.refused.setdefault(str(ref), str(error))
             return
+        if isinstance(view, Routing):
+            self.routers[ref.stack, ref.layer] = view.experts, seen[1].shape[-1]
         self._write(ref, specs, view, float_floor(first.dtype), head_axis=False)
 
     def _is_in_parts(self, ref: SiteRef, rows: int, queries: int) -> bool:

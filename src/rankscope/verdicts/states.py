@@ -25,6 +25,8 @@ ALIGNED_COSINE = 0.9
 TREND_FALL = 3.0
 MAJORITY = 0.5
 LEAST_TOKENS = 8
+IDLE_WRITE = 0.1
+IDLE_EXPERTS = 0.1
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,10 @@ THRESHOLDS: tuple[Threshold, ...] = (
               "a common vector that grows by the same amount in every block halves the residual there, and no more"),
     Threshold("collapsed", "relative residual and typical residual at most", COLLAPSED_RESIDUAL,
               "a thousandth of the energy is left to tell tokens apart; bfloat16 (4 eps = 0.031) does not resolve it"),
+    Threshold("depth", "change of the stream by a block (write ratio) below", IDLE_WRITE,
+              "a token then keeps its direction to within six degrees"),
+    Threshold("experts", "share of the experts in use beyond those of one token, (e^H - k)/(E - k), at most", IDLE_EXPERTS,
+              "nearly every token then goes to the same k experts"),
 )  # fmt: skip
 """Chosen before the confusion matrix was drawn, except for the mean cosine; see ``docs/verdicts.md``."""
 

@@ -28,7 +28,7 @@ from rankscope.runs.rows import of_stack, only
 from rankscope.runs.run import Run
 from rankscope.runs.similarity import Similarity, similarities_in
 from rankscope.runs.summary import Summary, stacks_of, summarise
-from rankscope.verbs.measure.show import grid_table, lines_by_stack
+from rankscope.verbs.measure.show import grid_table, lines_by_stack, outlier_table
 from rankscope.views import Section, Table
 
 MOST_COLUMNS = 9
@@ -102,6 +102,17 @@ def _places(rows: pa.Table) -> list[tuple[str, str | None]]:
 
 def _place_name(site: str, stack: str | None) -> str:
     return f"{stack} {site}" if stack else site
+
+
+def outliers_section(run: Run, detail: int) -> Section | None:
+    """The massive activations of a run; None if there are none."""
+    table = outlier_table(run)
+    if table is None:
+        return None
+    lead = (
+        "Single entries of the stream that dwarf all others. They dominate norms, ranks and residuals of their block."
+    )
+    return Section("Massive activations", lead, (table,))
 
 
 MOST_BLOCKS = 64

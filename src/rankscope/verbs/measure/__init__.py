@@ -49,6 +49,7 @@ MEASURE = verb(
                 "depth": "reporting.page.measure_sections:depth_section",
                 "ledger": "reporting.page.ledger:ledger_section",
                 "heads": "reporting.page.measure_sections:heads_section",
+                "outliers": "reporting.page.measure_sections:outliers_section",
                 "similarity": "reporting.page.measure_sections:similarity_section",
             }
         ),

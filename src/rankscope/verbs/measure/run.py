@@ -18,7 +18,15 @@ from rankscope.execution.passes import Execution, declared_or_offloaded, executi
 from rankscope.execution.support import Parallel
 from rankscope.linalg.precision import float_floor
 from rankscope.linalg.tokens import Tokens
-from rankscope.metrics import DEFAULT_ATTENTION_METRICS, DEFAULT_TOKEN_METRICS, METRICS, MetricSpec, evaluate
+from rankscope.metrics import (
+    DEFAULT_ATTENTION_METRICS,
+    DEFAULT_ROUTER_METRICS,
+    DEFAULT_TOKEN_METRICS,
+    DEFAULT_UPDATE_METRICS,
+    METRICS,
+    MetricSpec,
+    evaluate,
+)
 from rankscope.models.inputs import InputPlan, Padding, Prepared, TokensPolicy, prepare_planned
 from rankscope.models.stream import Stream
 from rankscope.models.view import ModelView
@@ -31,10 +39,13 @@ from rankscope.stream.tracer import trace
 from rankscope.verbs.locating import where_it_breaks
 from rankscope.verbs.measure import EXECUTION
 from rankscope.verbs.measure.judge import notes_on_estimates
+from rankscope.verbs.measure.outliers import OutlierReader
 from rankscope.verbs.measure.similarity import SITE, SimilarityReader, labels_of
 from rankscope.verbs.origin import about_inputs, floor_of, provenance_of, spec_of
 from rankscope.verbs.reader import SiteReader, parse_attention_algorithm
 from rankscope.verdicts import AxisFinding, across_axes, judge
+from rankscope.verdicts.depth import depth_findings
+from rankscope.verdicts.experts import experts_findings
 
 
 def measure(
@@ -146,7 +157,7 @@ def measure(
         dim=min((width for _, width in passes.reader.shapes), default=None),
         model=spec_of(model),
     )
-    findings: list[AxisFinding] = []
+    findings: list[AxisFinding] = [*experts_findings(table, passes.reader.routers), *depth_findings(table)]
     verdict = across_axes(verdict, findings)
     lost = execution.is_in_memory and verdict.code == CODE
     broken = where_it_breaks(loaded.model, passes.prepared) if lost else []
@@ -183,20 +194,24 @@ class MeasuringPasses:
         self._view: ModelView | None = None
         self.prepared = prepared
         self.reader = choice.reader(self._writer)
-        self._similarity: SimilarityReader | None = None
-        if choice.similarity:
-            labels = labels_of(prepared, prepared.tokenizer or execution.loaded.tokenizer)
-            self._similarity = SimilarityReader(self.reader, labels)
+        self._labels = labels_of(prepared, prepared.tokenizer or execution.loaded.tokenizer)
+        self._similarity = SimilarityReader(self.reader, self._labels) if choice.similarity else None
+        self._outliers = OutlierReader(self._similarity or self.reader, self.reader)
         self.finished = Finished(self._writer, prepared.sequences, "sequences")
 
     def run(self, blocks: str | Sequence[str] | None, stream: Stream | None) -> None:
         """All batches."""
         execution, selection = self._execution, self._choice.selection
         self._view = execution.plan(self.prepared, self._choice.identity(), blocks=blocks, stream=stream)
-        findings = Findings(self._writer, {"": self.reader}, rest=self._similar, learn_rest=self._learn_similar)
+        findings = Findings(
+            self._writer,
+            {"": self.reader, "outliers": self._outliers},
+            rest=self._similar,
+            learn_rest=self._learn_similar,
+        )
         with execution.stages(findings, final=selection.wants("final")) as stages:
             for stage in stages:
-                watched = execution.watch(self._similarity or self.reader)
+                watched = execution.watch(self._outliers)
                 kept = self.finished.kept(alone=execution.ends_batch_by_batch)
                 with kept, trace(stage.view, selection, watched):
                     for part in execution.batches():
@@ -210,7 +225,9 @@ class MeasuringPasses:
     @property
     def extra(self) -> dict[str, Any]:
         """Further entries of the run, besides the rows."""
-        return {} if self._similarity is None else {"similarity": self._similarity.stored()}
+        similarity = {} if self._similarity is None else {"similarity": self._similarity.stored()}
+        outliers = self._outliers.rows(self.prepared.sequences, self._labels)
+        return {**similarity, **({"outliers": outliers} if outliers else {})}
 
     def _similar(self) -> Any:
         return None if self._similarity is None else self._similarity.stored()
@@ -275,9 +292,17 @@ class BatteryChoice:
         )
 
 
+DEFAULT_METRICS = (
+    *DEFAULT_TOKEN_METRICS,
+    *DEFAULT_ATTENTION_METRICS,
+    *DEFAULT_UPDATE_METRICS,
+    *DEFAULT_ROUTER_METRICS,
+)
+
+
 def metrics_named(names: Sequence[str] | None) -> tuple[MetricSpec, ...]:
     """The metrics of these names, without duplicates; by default those that verdicts use."""
-    chosen = (*DEFAULT_TOKEN_METRICS, *DEFAULT_ATTENTION_METRICS) if names is None else tuple(names)
+    chosen = DEFAULT_METRICS if names is None else tuple(names)
     return tuple(METRICS[name] for name in dict.fromkeys(chosen))
 
 

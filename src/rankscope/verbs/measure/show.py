@@ -27,7 +27,32 @@ RELATIVE = ("relative_", "residual")
 def document(run: Run) -> Document:
     """A table of headline metrics by block, for each stack."""
     grids = summarise(run.table) if run.table.num_rows else []
-    return run_document(run, tuple(grid_table(grid) for grid in grids))
+    outliers = outlier_table(run)
+    return run_document(run, (*map(grid_table, grids), *(() if outliers is None else (outliers,))))
+
+
+def outlier_table(run: Run) -> Table | None:
+    """Massive activations: where they are, and after which blocks; None if the run has none."""
+    found: Sequence[Mapping[str, Any]] = run.extra.get("outliers", ())
+    if not found:
+        return None
+    several = any(entry["stack"] for entry in found)
+    rows = [
+        [
+            *([str(entry["stack"] or "")] if several else []),
+            f"{entry['token']} {entry['text']!r}" if entry["text"] is not None else str(entry["token"]),
+            str(entry["channel"]),
+            str(entry["born"]),
+            "the end" if entry["to_the_end"] else str(entry["last"]),
+            f"{number(entry['value'])} after block {entry['block']}",
+            number(entry["times"]),
+            f"{entry['sequences']} of {entry['of_sequences']}",
+        ]
+        for entry in found
+    ]
+    heads = ["token", "channel", "born in block", "lasts to block", "largest value", "times the median", "sequences"]
+    caption = "Massive activations: entries above 1000 times the median of their sequence"
+    return Table(["stack", *heads] if several else heads, rows, caption=caption)
 
 
 def grid_table(grid: Summary) -> Table:

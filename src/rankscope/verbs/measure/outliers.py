@@ -1,0 +1,148 @@
+"""Massive activations: single entries of the stream that are thousands of times larger than the others.
+
+An entry is an outlier if its absolute value is more than :data:`TIMES_MEDIAN` times the median absolute value of its
+sequence after the same block (Sun et al. 2024 also ask for more than 100, which depends on the scale of a model and is
+left out). The table says at which token and channel it sits, after which block it first appears and after which last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rankscope.stream.sites import SiteRef
+from rankscope.stream.tracer import Observed, Observer
+from rankscope.verbs.reader import SiteReader
+
+SITE = "block.out"
+TIMES_MEDIAN = 1000.0
+MOST_PER_BLOCK = 8
+MOST_ROWS = 8
+_SAMPLE = 4096
+
+Place = tuple[str | None, int, int, int]
+"""Stack, sequence, token and channel."""
+
+
+@dataclass
+class Life:
+    """The blocks after which an entry was an outlier, and its largest value.
+
+    Attributes:
+        born: the first of these blocks.
+        last: the last of them.
+        value: the value with the largest absolute value.
+        block: the block after which it had that value.
+        times: that value over the median absolute value there.
+    """
+
+    born: int
+    last: int
+    value: float
+    block: int
+    times: float
+
+    def extend(self, other: Life) -> None:
+        """Merge what was seen of the same entry after other blocks."""
+        self.born, self.last = min(self.born, other.born), max(self.last, other.last)
+        if abs(other.value) > abs(self.value):
+            self.value, self.block, self.times = other.value, other.block, other.times
+
+
+class OutlierReader:
+    """An observer that also records the outliers after each block.
+
+    Args:
+        observe: the observer it extends.
+        reader: knows the batch and which tokens count.
+    """
+
+    def __init__(self, observe: Observer, reader: SiteReader) -> None:
+        self._observe, self._reader = observe, reader
+        self._lives: dict[Place, Life] = {}
+        self._last: dict[str | None, int] = {}
+
+    def __call__(self, ref: SiteRef, seen: Observed) -> None:
+        """Look for outliers in the stream after a block."""
+        self._observe(ref, seen)
+        if ref.site == SITE and isinstance(seen, Tensor):
+            self._look(ref, seen)
+
+    def rows(self, sequences: int, labels: list[str]) -> list[dict[str, Any]]:
+        """Entries of the run: the largest outliers, those of the same token and channel of all sequences together.
+
+        Args:
+            sequences: number of sequences that were finished; others are left out.
+            labels: the tokens of sequence 0, or empty.
+        """
+        groups: dict[tuple[str | None, int, int], tuple[Life, int]] = {}
+        for (stack, sequence, token, channel), life in self._lives.items():
+            if sequence < sequences:
+                known, count = groups.setdefault((stack, token, channel), (Life(**asdict(life)), 0))
+                known.extend(life)
+                groups[stack, token, channel] = known, count + 1
+        ranked = sorted(groups.items(), key=lambda item: -abs(item[1][0].value))
+        return [
+            {
+                "stack": stack,
+                "token": token,
+                "text": labels[token] if token < len(labels) else None,
+                "channel": channel,
+                **asdict(life),
+                "to_the_end": life.last == self._last[stack],
+                "sequences": count,
+                "of_sequences": sequences,
+            }
+            for (stack, token, channel), (life, count) in ranked[:MOST_ROWS]
+        ]
+
+    def seen(self) -> dict[str, Any]:
+        """What was found, as JSON."""
+        return {
+            "lives": [[list(place), asdict(life)] for place, life in self._lives.items()],
+            "last": [[stack, layer] for stack, layer in self._last.items()],
+        }
+
+    def learn(self, seen: Mapping[str, Any]) -> None:
+        """Merge what another reader found."""
+        for (stack, sequence, token, channel), life in seen["lives"]:
+            self._add((stack, sequence, token, channel), Life(**life))
+        for stack, layer in seen["last"]:
+            self._last[stack] = max(layer, self._last.get(stack, 0))
+
+    def _add(self, place: Place, life: Life) -> None:
+        self._lives.setdefault(place, life).extend(life)
+
+    def _look(self, ref: SiteRef, x: Tensor) -> None:
+        self._last[ref.stack] = max(ref.layer, self._last.get(ref.stack, 0))
+        if x.shape[1] == 0:
+            return
+        keep = self._reader.kept(x)
+        size = x.detach().abs()
+        if keep is not None:
+            size = size.masked_fill(~keep.unsqueeze(-1), 0.0)
+        # The median over all entries costs more than the battery: take it only where a sample lets an outlier hope.
+        entries = size.flatten(1)
+        step = max(1, entries.shape[1] // _SAMPLE)
+        some = (
+            entries[:, ::step] if keep is None else entries[:, ::step].masked_fill(entries[:, ::step] == 0, torch.nan)
+        )
+        hopeful = entries.amax(-1) > TIMES_MEDIAN / 4 * some.nanmedian(-1).values
+        for row in hopeful.nonzero().flatten().tolist():
+            counted = size[row] if keep is None else size[row][keep[row]]
+            median = float(counted.median())
+            if median > 0 and bool(counted.isfinite().all()):
+                self._note(ref, x[row], size[row], self._reader.first_sequence + row, median)
+
+    def _note(self, ref: SiteRef, x: Tensor, size: Tensor, sequence: int, median: float) -> None:
+        values, places = size.flatten().topk(min(MOST_PER_BLOCK, size.numel()))
+        for value, place in zip(values.tolist(), places.tolist(), strict=True):
+            if value > TIMES_MEDIAN * median:
+                token, channel = divmod(place, size.shape[1])
+                signed = float(x[token, channel])
+                life = Life(ref.layer, ref.layer, signed, ref.layer, value / median)
+                self._add((ref.stack, sequence, token, channel), life)

@@ -1,0 +1,88 @@
+"""What each block changes of the stream, in one sentence."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from rankscope.runs.curves import Curve, curve, names_in
+from rankscope.runs.rows import of_stack, only
+from rankscope.runs.summary import stacks_of
+from rankscope.verdicts.axes import AxisFinding
+from rankscope.verdicts.states import COLLAPSED_RESIDUAL, IDLE_WRITE, MAJORITY, State
+
+METRIC, SITE = "write_ratio", "block.update"
+FEWEST_BLOCKS = 2
+
+
+def depth_findings(table: pa.Table) -> list[AxisFinding]:
+    """One finding per stack in which consecutive blocks change the stream by little; none otherwise.
+
+    Blocks are compared by ``write_ratio`` at ``block.update``, averaged over sequences. The code is ``collapsed`` if
+    half of the blocks or more change the stream by less than the residual at which tokens count as collapsed.
+    """
+    here = only(table, metric=METRIC, site=SITE)
+    if here.num_rows == 0:
+        return []
+    found = []
+    stacks = stacks_of(here)
+    for stack in stacks:
+        rows = of_stack(here, stack)
+        if METRIC in names_in(rows, "metric"):
+            found += _of_stack(curve(rows, METRIC, SITE), stack if len(stacks) > 1 else None)
+    return found
+
+
+def _of_stack(line: Curve, stack: str | None) -> list[AxisFinding]:
+    first, last = longest_run(line.mean < IDLE_WRITE)
+    if last - first < FEWEST_BLOCKS:
+        return []
+    inside = np.zeros(line.layers.size, dtype=np.bool_)
+    inside[first:last] = True
+    where = f" of the {stack}" if stack else ""
+    sentence = (
+        f"Depth: blocks {line.layers[first]} to {line.layers[last - 1]}{where} change the stream by "
+        f"{_percent(line.mean[inside])} each"
+    )
+    others = line.mean[~inside]
+    others = others[np.isfinite(others)]
+    sentence += f", the others by {_percent(others)}." if others.size else "."
+    idle = int((line.mean < COLLAPSED_RESIDUAL).sum())
+    code = State.COLLAPSED if idle >= MAJORITY * line.layers.size else State.HEALTHY
+    evidence = tuple(
+        {"code": code.code, "axis": "depth", "metric": METRIC, "site": SITE, "stack": stack, "layer": int(layer),
+         "value": float(value)}
+        for layer, value in zip(line.layers[inside], line.mean[inside], strict=True)
+    )  # fmt: skip
+    return [AxisFinding("depth", code.code, sentence, evidence)]
+
+
+def longest_run(flags: NDArray[np.bool_]) -> tuple[int, int]:
+    """Start and end of the longest run of True, the first of several; ``(0, 0)`` if there is none.
+
+    Example:
+        >>> longest_run(np.array([True, False, True, True]))
+        (2, 4)
+    """
+    best, start = (0, 0), None
+    for place, flag in enumerate([*flags.tolist(), False]):
+        if flag:
+            start = place if start is None else start
+        elif start is not None:
+            best = max(best, (start, place), key=lambda run: run[1] - run[0])
+            start = None
+    return best
+
+
+def _percent(values: NDArray[np.float64]) -> str:
+    """The range of values in percent.
+
+    Example:
+        >>> _percent(np.array([0.031, 0.049])), _percent(np.array([0.0004]))
+        ('3 to 5%', '0.04%')
+    """
+    low, high = (
+        f"{100 * value:.0f}" if value >= 0.0095 else f"{100 * value:.1g}" for value in (values.min(), values.max())
+    )
+    return f"{low}%" if low == high else f"{low} to {high}%"

@@ -1,0 +1,59 @@
+"""Whether routers use their experts, in one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pyarrow as pa
+
+from rankscope.runs.curves import curve
+from rankscope.runs.rows import of_stack, only
+from rankscope.verdicts.axes import AxisFinding
+from rankscope.verdicts.states import IDLE_EXPERTS, State
+from rankscope.views import number
+
+METRIC, SITE = "effective_experts", "mlp.router"
+
+Routers = Mapping[tuple[str | None, int], tuple[int, int]]
+"""Stack and layer of a router to its number of experts, and how many of them each token goes to."""
+
+
+def experts_findings(table: pa.Table, routers: Routers) -> list[AxisFinding]:
+    r"""One finding about all routers; none without routers that have a choice.
+
+    A router that sends every token to the same k of its E experts has k effective experts. It counts as collapsed if
+    the experts in use beyond these, :math:`(e^H - k)/(E - k)`, are at most a tenth.
+    """
+    here = only(table, metric=METRIC, site=SITE)
+    uses: dict[tuple[str | None, int], float] = {}
+    for stack in {stack for stack, _ in routers}:
+        rows = of_stack(here, stack)
+        if rows.num_rows:
+            line = curve(rows, METRIC, SITE)
+            uses |= {(stack, int(layer)): float(mean) for layer, mean in zip(line.layers, line.mean, strict=True)}
+    uses = {place: used for place, used in uses.items() if np.isfinite(used) and routers[place][0] > routers[place][1]}
+    if not uses:
+        return []
+    spare = {
+        place: (used - routers[place][1]) / (routers[place][0] - routers[place][1]) for place, used in uses.items()
+    }
+    worst = min(spare, key=lambda place: spare[place])
+    experts, chosen = routers[worst]
+    idle = [place for place in spare if spare[place] <= IDLE_EXPERTS]
+    code = State.COLLAPSED if idle else State.HEALTHY
+    each = f"{chosen} per token"
+    if idle:
+        sentence = (
+            f"Experts: {len(idle)} of {len(spare)} routers send nearly every token to the same experts; block "
+            f"{worst[1]} uses {number(uses[worst])} of {experts} ({each})."
+        )
+    else:
+        low, high = number(min(uses.values())), number(max(uses.values()))
+        used = low if low == high else f"{low} to {high}"
+        sentence = f"Experts: routers use {used} of {experts} experts in effect ({each})."
+    evidence = (
+        {"code": code.code, "axis": "experts", "metric": METRIC, "site": SITE, "stack": worst[0], "layer": worst[1],
+         "value": uses[worst]},
+    )  # fmt: skip
+    return [AxisFinding("experts", code.code, sentence, evidence)]
