@@ -102,7 +102,7 @@ class RouterWatch:
             self.given = numbers[0]
 
     def routing(self) -> tuple[Tensor, Tensor] | None:
-        """Probabilities ``rows experts``, zero if the router has none, and expert numbers ``rows k``; None if refused."""
+        """Probabilities ``rows experts`` (zero if the router has none), expert numbers ``rows k``; None if refused."""
         count, chosen = self.mixture.count, self.given
         if count is None:
             self.refused = "the number of experts cannot be told from their weights"

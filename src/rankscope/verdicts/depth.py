@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from rankscope.runs.curves import Curve, curve, names_in
+from rankscope.runs.curves import Curve, curve
 from rankscope.runs.rows import of_stack, only
 from rankscope.runs.summary import stacks_of
 from rankscope.verdicts.axes import AxisFinding
@@ -17,45 +17,49 @@ FEWEST_BLOCKS = 2
 
 
 def depth_findings(table: pa.Table) -> list[AxisFinding]:
-    """One finding per stack in which consecutive blocks change the stream by little; none otherwise.
+    """One finding per stack of at least two blocks: by how much blocks change the stream.
 
     Blocks are compared by ``write_ratio`` at ``block.update``, averaged over sequences. The code is ``collapsed`` if
     half of the blocks or more change the stream by less than the residual at which tokens count as collapsed.
     """
     here = only(table, metric=METRIC, site=SITE)
-    if here.num_rows == 0:
-        return []
-    found = []
     stacks = stacks_of(here)
+    found = []
     for stack in stacks:
         rows = of_stack(here, stack)
-        if METRIC in names_in(rows, "metric"):
-            found += _of_stack(curve(rows, METRIC, SITE), stack if len(stacks) > 1 else None)
+        line = curve(rows, METRIC, SITE) if rows.num_rows else None
+        if line is not None and np.isfinite(line.mean).sum() >= FEWEST_BLOCKS:
+            found.append(_of_stack(line, stack if len(stacks) > 1 else None))
     return found
 
 
-def _of_stack(line: Curve, stack: str | None) -> list[AxisFinding]:
-    first, last = longest_run(line.mean < IDLE_WRITE)
-    if last - first < FEWEST_BLOCKS:
-        return []
-    inside = np.zeros(line.layers.size, dtype=np.bool_)
-    inside[first:last] = True
+def _of_stack(line: Curve, stack: str | None) -> AxisFinding:
+    known = np.isfinite(line.mean)
+    layers, change = line.layers[known], line.mean[known]
+    first, last = longest_run(change < IDLE_WRITE)
     where = f" of the {stack}" if stack else ""
-    sentence = (
-        f"Depth: blocks {line.layers[first]} to {line.layers[last - 1]}{where} change the stream by "
-        f"{_percent(line.mean[inside])} each"
-    )
-    others = line.mean[~inside]
-    others = others[np.isfinite(others)]
-    sentence += f", the others by {_percent(others)}." if others.size else "."
-    idle = int((line.mean < COLLAPSED_RESIDUAL).sum())
-    code = State.COLLAPSED if idle >= MAJORITY * line.layers.size else State.HEALTHY
+    if last - first >= FEWEST_BLOCKS:
+        cited = np.arange(first, last)
+        others = np.delete(change, cited)
+        sentence = (
+            f"Depth: blocks {layers[first]} to {layers[last - 1]}{where} change the stream by {_percent(change[cited])} "
+            f"each{f', the others by {_percent(others)}' if others.size else ''}."
+        )
+    else:
+        cited = np.array([change.argmin(), change.argmax()])
+        least, most = (f"{_percent(change[[place]])} in block {layers[place]}" for place in cited)
+        sentence = (
+            f"Depth: a block{where} changes the stream by {_percent(np.array([np.median(change)]))} (median over "
+            f"blocks), from {least} to {most}."
+        )
+    idle = int((change < COLLAPSED_RESIDUAL).sum())
+    code = State.COLLAPSED if idle >= MAJORITY * change.size else State.HEALTHY
     evidence = tuple(
-        {"code": code.code, "axis": "depth", "metric": METRIC, "site": SITE, "stack": stack, "layer": int(layer),
-         "value": float(value)}
-        for layer, value in zip(line.layers[inside], line.mean[inside], strict=True)
+        {"code": code.code, "axis": "depth", "metric": METRIC, "site": SITE, "stack": stack,
+         "layer": int(layers[place]), "value": float(change[place])}
+        for place in cited
     )  # fmt: skip
-    return [AxisFinding("depth", code.code, sentence, evidence)]
+    return AxisFinding("depth", code.code, sentence, evidence)
 
 
 def longest_run(flags: NDArray[np.bool_]) -> tuple[int, int]:

@@ -49,7 +49,7 @@ def experts_findings(table: pa.Table, routers: Routers) -> list[AxisFinding]:
             f"{worst[1]} uses {number(uses[worst])} of {experts} ({each})."
         )
     else:
-        low, high = number(min(uses.values())), number(max(uses.values()))
+        low, high = (number(pick(uses[place] for place in spare)) for pick in (min, max))
         used = low if low == high else f"{low} to {high}"
         sentence = f"Experts: routers use {used} of {experts} experts in effect ({each})."
     evidence = (

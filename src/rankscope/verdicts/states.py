@@ -64,7 +64,7 @@ THRESHOLDS: tuple[Threshold, ...] = (
               "a thousandth of the energy is left to tell tokens apart; bfloat16 (4 eps = 0.031) does not resolve it"),
     Threshold("depth", "change of the stream by a block (write ratio) below", IDLE_WRITE,
               "a token then keeps its direction to within six degrees"),
-    Threshold("experts", "share of the experts in use beyond those of one token, (e^H - k)/(E - k), at most", IDLE_EXPERTS,
+    Threshold("experts", "experts in use beyond the k of one token, (e^H - k)/(E - k), at most", IDLE_EXPERTS,
               "nearly every token then goes to the same k experts"),
 )  # fmt: skip
 """Chosen before the confusion matrix was drawn, except for the mean cosine; see ``docs/verdicts.md``."""

@@ -8,7 +8,7 @@ left out). The table says at which token and channel it sits, after which block 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -79,25 +79,25 @@ class OutlierReader:
             sequences: number of sequences that were finished; others are left out.
             labels: the tokens of sequence 0, or empty.
         """
-        groups: dict[tuple[str | None, int, int], tuple[Life, int]] = {}
+        groups: dict[tuple[str | None, int, int], tuple[Life, set[int]]] = {}
         for (stack, sequence, token, channel), life in self._lives.items():
             if sequence < sequences:
-                known, count = groups.setdefault((stack, token, channel), (Life(**asdict(life)), 0))
+                known, members = groups.setdefault((stack, token, channel), (replace(life), set()))
                 known.extend(life)
-                groups[stack, token, channel] = known, count + 1
+                members.add(sequence)
         ranked = sorted(groups.items(), key=lambda item: -abs(item[1][0].value))
         return [
             {
                 "stack": stack,
                 "token": token,
-                "text": labels[token] if token < len(labels) else None,
+                "text": labels[token] if 0 in members and token < len(labels) else None,
                 "channel": channel,
                 **asdict(life),
                 "to_the_end": life.last == self._last[stack],
-                "sequences": count,
+                "sequences": len(members),
                 "of_sequences": sequences,
             }
-            for (stack, token, channel), (life, count) in ranked[:MOST_ROWS]
+            for (stack, token, channel), (life, members) in ranked[:MOST_ROWS]
         ]
 
     def seen(self) -> dict[str, Any]:

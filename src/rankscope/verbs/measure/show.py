@@ -51,7 +51,10 @@ def outlier_table(run: Run) -> Table | None:
         for entry in found
     ]
     heads = ["token", "channel", "born in block", "lasts to block", "largest value", "times the median", "sequences"]
-    caption = "Massive activations: entries above 1000 times the median of their sequence"
+    caption = (
+        "Massive activations: entries above 1000 times the median of their sequence; the text of a token is that of "
+        "sequence 0"
+    )
     return Table(["stack", *heads] if several else heads, rows, caption=caption)
 
 
