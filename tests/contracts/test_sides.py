@@ -39,23 +39,29 @@ def test_every_side_has_sites_an_example_and_metrics() -> None:
     assert set(REFERENCE) == set(OTHER)
 
 
+def has_heads(name: str) -> bool:
+    return SIDES[METRICS[name].side].has_heads
+
+
 @pytest.mark.parametrize("name", OTHER)
 @pytest.mark.parametrize("seed", range(3))
 def test_it_is_its_definition(name: str, seed: int) -> None:
     tensors = example(name, seed)
+    got = METRICS[name].function(*tensors)
+    heads = zip(*tensors, strict=True) if has_heads(name) else [tensors]
     with mp.workdps(DIGITS):
-        want = float(REFERENCE[name](*map(exact_rows, tensors)))
-    assert METRICS[name].function(*tensors).item() == pytest.approx(want, rel=1e-12, abs=1e-14)
+        want = [float(REFERENCE[name](*map(exact_rows, one))) for one in heads]
+    assert got.flatten().tolist() == pytest.approx(want, rel=1e-12, abs=1e-14)
 
 
 @pytest.mark.parametrize("name", OTHER)
 def test_a_batch_is_its_sequences(name: str) -> None:
     tensors = example(name, 1, 2, 3)
     together = METRICS[name].function(*tensors)
-    assert together.shape == (2, 3)
+    assert together.shape == ((2, 3, 2) if has_heads(name) else (2, 3))
     assert together.dtype == torch.float64
     flat = [tensor.flatten(0, 1) for tensor in tensors]
-    alone = torch.stack([METRICS[name].function(*one) for one in zip(*flat, strict=True)]).reshape(2, 3)
+    alone = torch.stack([METRICS[name].function(*one) for one in zip(*flat, strict=True)]).reshape(together.shape)
     torch.testing.assert_close(together, alone, rtol=1e-13, atol=1e-15)
 
 
@@ -64,9 +70,11 @@ def test_a_dropped_token_was_never_there(name: str) -> None:
     tensors = example(name, 2, 4)
     keep = torch.rand(4, 7, generator=torch.Generator().manual_seed(0)) < 0.6
     keep[:, :3] = True
-    want = torch.stack([METRICS[name].function(*(t[b][keep[b]] for t in tensors)) for b in range(4)])
+    of = (lambda t, b: t[b][:, keep[b]]) if has_heads(name) else (lambda t, b: t[b][keep[b]])
+    want = torch.stack([METRICS[name].function(*(of(t, b) for t in tensors)) for b in range(4)])
     for tensor in tensors:
-        tensor[~keep] = math.nan if tensor.is_floating_point() else 0
+        rows = tensor.transpose(1, 2) if has_heads(name) else tensor
+        rows[~keep] = math.nan if tensor.is_floating_point() else 0
     got = METRICS[name].function(SIDES[METRICS[name].side].view(*tensors, keep))
     torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-13)
 
@@ -75,14 +83,14 @@ def test_a_dropped_token_was_never_there(name: str) -> None:
 def test_range_and_what_has_no_value_says_so(name: str) -> None:
     spec = METRICS[name]
     tensors = example(name, 3, 4)
-    tensors[0][1, 2, 0] = math.nan
-    tensors[0][2, 0, 1] = math.inf
+    tensors[0][1, ..., 2, 0] = math.nan
+    tensors[0][2, ..., 1, 1] = math.inf
     keep = torch.ones(4, 7, dtype=torch.bool)
     keep[3] = False
     reading = evaluate([spec], SIDES[spec.side].view(*tensors, keep), float_floor(torch.float64))
-    got = [STATUS[code] for code in reading.statuses[0].tolist()]
-    assert got == [Status.OK, Status.NOT_FINITE, Status.NOT_FINITE, Status.UNDEFINED]
-    assert spec.range[0] <= reading.values[0, 0] <= spec.range[1]
+    got = [{STATUS[code] for code in codes.flatten().tolist()} for codes in reading.statuses[0]]
+    assert got == [{Status.OK}, {Status.NOT_FINITE}, {Status.NOT_FINITE}, {Status.UNDEFINED}]
+    assert ((spec.range[0] <= reading.values[0, 0]) & (reading.values[0, 0] <= spec.range[1])).all()
     assert not torch.isfinite(spec.function(*tensors)[1:3]).any(), "called by itself it makes no number either"
 
 
@@ -145,6 +153,22 @@ def test_a_block_that_nearly_erases_its_input(erased: float) -> None:
     # The inputs hold y to 16 digits of x: that many of its own are lost.
     digits = 1e-15 * float((x.norm(dim=-1) / y.norm(dim=-1)).max())
     assert METRICS["block_influence"].function(x, u).item() == pytest.approx(want, abs=10 * digits)
+
+
+def test_a_router_without_probabilities_has_a_load_and_no_entropy() -> None:
+    probs, chosen = EXAMPLES["router"](1)
+    assert METRICS["router_entropy"].function(0 * probs, chosen).isnan()
+    for name in ("effective_experts", "largest_expert_share"):
+        assert METRICS[name].function(0 * probs, chosen) == METRICS[name].function(probs, chosen)
+    same = torch.zeros_like(chosen)
+    assert METRICS["effective_experts"].function(probs, same).item() == 1.0
+    assert METRICS["largest_expert_share"].function(probs, same).item() == 1.0
+
+
+def test_a_hidden_key_and_a_row_that_sees_none_are_not_scores() -> None:
+    scores = torch.tensor([[[-2.0, torch.finfo(torch.float32).min], [-1e9, -1e9]]])
+    assert METRICS["max_attention_logit"].function(scores).item() == -2.0
+    assert METRICS["max_attention_logit"].function(scores[:, 1:]).isnan().all()
 
 
 def test_zero_tokens_are_left_out_and_no_change_is_no_influence() -> None:

@@ -36,7 +36,15 @@ def rank_one_distance(P: np.ndarray, support: np.ndarray, keep: np.ndarray) -> f
     return float(np.linalg.norm(rows - rows.mean(0)) / np.linalg.norm(rows))
 
 
+def diagonal_mass(P: np.ndarray, support: np.ndarray, keep: np.ndarray) -> float:
+    if P.shape[0] != P.shape[1]:
+        return math.nan
+    found = [P[i, i] for i in range(len(P)) if keep[i] and support[i, i] and support[i].sum() > 1]
+    return float(sum(found) / len(found)) if found else math.nan
+
+
 REFERENCE = {
+    "diagonal_mass": diagonal_mass,
     "attention_entropy": entropy,
     "first_token_sink_rate": sink_rate,
     "attention_contraction": contraction,

@@ -15,7 +15,18 @@ def gaussian(seed: int, *shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
+def _routing(seed: int, *batch: int) -> tuple[Tensor, Tensor]:
+    probs = (2 * gaussian(seed, *batch, 7, 5)).softmax(-1)
+    return probs, probs.topk(2, dim=-1).indices
+
+
+def _causal(scores: Tensor) -> Tensor:
+    return scores.masked_fill(torch.ones(7, 7, dtype=torch.bool).triu(1), -torch.inf)
+
+
 EXAMPLES: dict[str, Callable[..., tuple[Tensor, ...]]] = {
+    "router": lambda seed, *batch: _routing(seed, *batch),
+    "scores": lambda seed, *batch: (_causal(3 * gaussian(seed, *batch, 2, 7, 7)),),
     "update": lambda seed, *batch: (gaussian(seed, *batch, 7, 5) + 0.5, gaussian(seed + 1, *batch, 7, 5) / 3),
 }
 """Tensors of 7 tokens per sequence, from a seed and the batch axes."""
@@ -43,7 +54,20 @@ def write_ratio(x: Rows, u: Rows) -> mpf:
     return median(ratios) if ratios else mp.nan
 
 
+def entropy(p) -> mpf:
+    return -sum(v * mp.log(v) for v in p if v > 0)
+
+
+def load(probs: Rows, chosen: Rows) -> list[mpf]:
+    every = [int(e) for row in chosen for e in row]
+    return [mpf(every.count(e)) / len(every) for e in range(len(probs[0]))]
+
+
 REFERENCE: dict[str, Callable[..., mpf]] = {
+    "router_entropy": lambda p, c: mean_of_known(entropy([v / sum(r) for v in r]) / mp.log(len(r)) for r in p),
+    "effective_experts": lambda p, c: mp.exp(entropy(load(p, c))),
+    "largest_expert_share": lambda p, c: max(load(p, c)),
+    "max_attention_logit": lambda s: max(v for row in s for v in row),
     "write_ratio": write_ratio,
     "block_influence": lambda x, u: 1 - mean_of_known(cosine(a, plus(a, b)) for a, b in zip(x, u, strict=True)),
     "update_alignment": lambda x, u: mean_of_known(cosine(a, b) for a, b in zip(x, u, strict=True)),

@@ -190,9 +190,9 @@ class SiteReader:
         """Notes about what was observed but not measured."""
         notes = []
         for why in dict.fromkeys(self.refused.values()):
-            where = [site for site, reason in self.refused.items() if reason == why]
-            more = f" and {len(where) - 2} more" if len(where) > 2 else ""
-            notes.append(f"not measured at {', '.join(where[:2])}{more}: {why}")
+            places = [site for site, reason in self.refused.items() if reason == why]
+            more = f" and {len(places) - 2} more" if len(places) > 2 else ""
+            notes.append(f"not measured at {', '.join(places[:2])}{more}: {why}")
         if self.in_parts:
             where = ", ".join(self.in_parts)
             why = next(iter(self.in_parts.values()))

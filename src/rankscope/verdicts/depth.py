@@ -42,8 +42,8 @@ def _of_stack(line: Curve, stack: str | None) -> AxisFinding:
         cited = np.arange(first, last)
         others = np.delete(change, cited)
         sentence = (
-            f"Depth: blocks {layers[first]} to {layers[last - 1]}{where} change the stream by {_percent(change[cited])} "
-            f"each{f', the others by {_percent(others)}' if others.size else ''}."
+            f"Depth: blocks {layers[first]} to {layers[last - 1]}{where} change the stream by "
+            f"{_percent(change[cited])} each{f', the others by {_percent(others)}' if others.size else ''}."
         )
     else:
         cited = np.array([change.argmin(), change.argmax()])
