@@ -17,18 +17,20 @@ from tests.hostile.twin import Cut, Twin
 
 CORE = {"doctor", "skip0", "exact", "ablate"}
 put = partial(case, core=CORE)
+LONG = ALL - {"one_block", "exact"}
+"""Long skips can be scaled with all of the blocks they go around, and not in exact arithmetic."""
 
 
 class LongSkips(Net):
-    """A U-Net: the second half reads again what the first half gave, in reverse order."""
+    """A U-Net: the blocks behind the middle read again what those before it gave, in reverse order."""
 
     def __init__(self) -> None:
-        super().__init__(Block, depth=4)
+        super().__init__(Block, depth=5)
 
     def forward(self, ids: Tensor) -> Tensor:
         x, saved = self.start(ids), []
         for layer, block in enumerate(self.blocks):
-            if layer >= 2:
+            if layer > 2:
                 x = self.meet(x, saved.pop(), layer)
             x = block(x)
             if layer < 2:
@@ -45,8 +47,8 @@ class LongSkips(Net):
         x, states = self.start_twin(ids), []
         for layer, block in enumerate(self.blocks):
             now = cut.at(layer)
-            if layer >= 2:
-                x = self.met(x, states[3 - layer], layer, now.skip)
+            if layer > 2:
+                x = self.met(x, states[4 - layer], layer, now.skip)
             x = block.twin(x, now)
             states.append(x)
         return Twin(self.close_twin(x), states)
@@ -58,10 +60,10 @@ class LongSkipsByCat(LongSkips):
         self.project = nn.ModuleList(nn.Linear(2 * DIM, DIM) for _ in range(2))
 
     def meet(self, x: Tensor, old: Tensor, layer: int) -> Tensor:
-        return self.project[layer - 2](torch.cat([x, old], dim=-1))
+        return self.project[layer - 3](torch.cat([x, old], dim=-1))
 
     def met(self, x: Tensor, old: Tensor, layer: int, gain: float) -> Tensor:
-        return plain.linear(self.project[layer - 2], torch.cat([x, gain * old], dim=-1))
+        return plain.linear(self.project[layer - 3], torch.cat([x, gain * old], dim=-1))
 
 
 class BackToTheInput(Net):
@@ -98,7 +100,9 @@ class _ReadsTheInput(Block):
         return super().forward(self.mix[0] * x + self.mix[1] * first)
 
     def twin(self, x: Tensor, cut: Cut, first: Tensor) -> Tensor:
-        return super().twin(self.mix[0] * x + cut.skip * self.mix[1] * first, cut)
+        # In the first block both terms are its own stream, which goes around nothing there.
+        gain = 1.0 if x is first else cut.skip
+        return super().twin(self.mix[0] * x + gain * self.mix[1] * first, cut)
 
 
 class InputAsArgument(Net):
@@ -397,7 +401,7 @@ class AttributeOfTheModel(LongSkips):
     def forward(self, ids: Tensor) -> Tensor:
         x = self.start(ids)
         for layer, block in enumerate(self.blocks):
-            if layer >= 2:
+            if layer > 2:
                 x = x + self.saved.pop()
             x = block(x)
             if layer < 2:
@@ -610,23 +614,23 @@ def around() -> object:
     return rs.Stream(skips="around")
 
 
-put("long_skips", LongSkips, equal=READS)
-put("long_skips_by_cat", LongSkipsByCat, equal=READS)
+put("long_skips", LongSkips, equal=LONG)
+put("long_skips_by_cat", LongSkipsByCat, equal=LONG)
 put("back_to_the_input", BackToTheInput, equal=READS)
-put("input_as_argument", InputAsArgument, equal=READS)
-put("injected", Injected, equal=READS)
-put("injected_by_cat", InjectedByCat, equal=READS)
+put("input_as_argument", InputAsArgument, equal=LONG)
+put("injected", Injected, equal=LONG)
+put("injected_by_cat", InjectedByCat, equal=LONG)
 put("bottleneck", Bottleneck, equal=READS)
 put("loop_skip", LoopSkip, equal=frozenset(), declared={"stream": around, "blocks": "blocks.*"})
 put("loop_skips", LoopSkips, equal=frozenset())
 put("loop_skips_alpha", LoopSkipsAlpha, equal=frozenset())
 put("around_two", AroundTwo, equal=frozenset())
-put("around_two_with_own", AroundTwoWithOwn, equal=READS)
-put("embedding_at_the_end", EmbeddingAtTheEnd, equal=READS)
+put("around_two_with_own", AroundTwoWithOwn, equal=LONG)
+put("embedding_at_the_end", EmbeddingAtTheEnd, equal=LONG)
 put("sum_of_all_blocks", SumOfAllBlocks, equal=READS)
 put("value_residual", ValueResidual, equal=READS)
 put("checkpointed", Checkpointed)
-put("attribute_of_the_model", AttributeOfTheModel, equal=READS)
+put("attribute_of_the_model", AttributeOfTheModel, equal=LONG)
 put("sum_of_branches", SumOfBranches, equal=frozenset())
 put("depth_weighted", DepthWeighted, equal=READS)
 put("reversible", Reversible, equal=frozenset())

@@ -294,6 +294,15 @@ def carries_of(tape: Tape, calls: Mapping[int, KnownCall], stacks: int) -> Carri
     )
 
 
+def long_skips_of(tape: Tape, key: int, found: Sequence[tuple[int, int, int]]) -> list[Carry]:
+    """The long skips of one stack, from what was noted of each: the blocks it goes around, and the calls begun."""
+    ops = {add: op for op in tape.events if isinstance(op, Op) for call, add, _ in op.adds if call == key}
+    return [
+        Carry(ops[number].module, ops[number].name, first, last, calls_begun)
+        for number, (first, last, calls_begun) in enumerate(found)
+    ]
+
+
 def _located(replay: _Replay, met: list[_Meeting], stacks: int, *, inside: bool = False) -> list[list[Carry]]:
     found: list[dict[tuple[str, str], Carry]] = [{} for _ in range(stacks)]
     for meeting in met:
