@@ -84,7 +84,8 @@ class BackToTheInput(Net):
         states = []
         for layer, block in enumerate(self.blocks):
             now = cut.at(layer)
-            x = block.twin(self.mix[layer, 0] * x + now.skip * self.mix[layer, 1] * first, now)
+            gain = 1.0 if layer == 0 else now.skip
+            x = block.twin(self.mix[layer, 0] * x + gain * self.mix[layer, 1] * first, now)
             states.append(x)
         return Twin(self.close_twin(x), states)
 
@@ -616,7 +617,7 @@ def around() -> object:
 
 put("long_skips", LongSkips, equal=LONG)
 put("long_skips_by_cat", LongSkipsByCat, equal=LONG)
-put("back_to_the_input", BackToTheInput, equal=READS)
+put("back_to_the_input", BackToTheInput, equal=LONG)
 put("input_as_argument", InputAsArgument, equal=LONG)
 put("injected", Injected, equal=LONG)
 put("injected_by_cat", InjectedByCat, equal=LONG)

@@ -228,6 +228,10 @@ class StreamFrame:
                 self._follow_gated(source, out)
         elif self._any_form and (func in DIVISIONS or func in NEGATIONS or _adds_nothing(func, args)):
             self._follow_gated(source, out)
+        elif (
+            self._any_form and func in ADDS and len(args) == 2 and all(self._is_in(self._aliases, arg) for arg in args)
+        ):
+            self.follow(out)  # a x + b x: a gain, in two terms
 
     def _follow_gated(self, gated: object, out: Tensor) -> None:
         """Follow the stream through any gain, including computed ones."""

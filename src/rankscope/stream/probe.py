@@ -269,6 +269,7 @@ class LongSkips:
         self._calls = calls
         self._begun = 0
         self._states: States | None = None
+        self._before: list[weakref.ref[Tensor]] = []
         self._frame: ProbeFrame | None = None
 
     def enter(self, number: int, entry: Tensor, frame: ProbeFrame) -> None:
@@ -276,7 +277,7 @@ class LongSkips:
         if number not in self._calls:
             return
         if self._states is None:
-            self._states = States(entry)
+            self._states = States(entry, self._before)
         elif self._states.number_of(entry) is None:
             self.is_lost |= bool(self.found) and self.found[-1][2] == self._begun
             self._states.reach(entry, self._calls[number].first)
@@ -306,6 +307,7 @@ class LongSkips:
     ) -> None:
         """A call has run."""
         if self._states is None:
+            self._before += map(weakref.ref, tensors_in(out))
             return
         # Inside a block, the result has to be what the block goes on with, and not a gate or a further branch.
         if self._states.see(func, args, kwargs, out, found) and self._frame is not None:

@@ -9,7 +9,7 @@ followed through the whole pass, by tensor identity.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,12 +42,17 @@ class States(StreamFrame):
 
     Args:
         entry: what the first block takes.
+        before: what was computed before the first block. A tensor of the same shape among it is the first state too:
+            the embedding that is added again in every round may never enter a block by itself.
     """
 
-    def __init__(self, entry: Tensor) -> None:
+    def __init__(self, entry: Tensor, before: Iterable[weakref.ref[Tensor]] = ()) -> None:
         self._number = self._joined_number = 0
         self._numbers: dict[int, tuple[weakref.ref[Tensor], int]] = {}
         super().__init__(entry, "joined")
+        for reference in before:
+            if (tensor := reference()) is not None and tensor.shape == entry.shape:
+                self.follow(tensor)
 
     def reach(self, tensor: Tensor, blocks_run: int) -> None:
         """This tensor is the stream now, and so many blocks have run."""

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from rankscope.errors import SiteError, UnsupportedOperationError
 from rankscope.models.view import Label, ModelView, Stack
 from rankscope.stream.attention_calls import announce, from_sdpa, sdpa_arguments
-from rankscope.stream.frames import first_tensor, output_tensor, with_output_tensor
+from rankscope.stream.frames import first_tensor, output_tensor, tensors_in, with_output_tensor
 from rankscope.stream.mode import ActiveBlock, Perform, StreamMode, in_backward, observing
 from rankscope.stream.operators import IN_PLACE_SUMS, SOFTMAXES, is_attention, is_mixer, is_norm
 from rankscope.stream.sites import SiteRef
@@ -90,6 +90,7 @@ class SurgeryMode(StreamMode):
         self._touched: set[tuple[str, int]] = set()
         """What was changed in the current call, and in which block."""
         self._states: dict[str | None, States] = {}
+        self._before: list[weakref.ref[Tensor]] = []
         self._long_skips_met: dict[str | None, int] = {}
         self._has_long_skips = any(stack.long_skips for stack in view.stacks)
 
@@ -132,6 +133,8 @@ class SurgeryMode(StreamMode):
             out = args[0].copy_(out)
         for name, states in self._states.items():
             states.see(func, args, kwargs, out, found[name])
+        if len(self._states) < len(self.view.stacks):
+            self._before += map(weakref.ref, tensors_in(out))
         return out
 
     def _long_gain(self, name: str | None, found: LongSum) -> float:
@@ -207,7 +210,9 @@ class SurgeryMode(StreamMode):
             self._touched.clear()
         if self._has_long_skips and call.block == 0:
             self._check_long_skips(call.stack, call.number + 1 if self._in_pass else len(call.stack.calls) + 1)
-            states = self._states.setdefault(call.stack.name, States(entry))
+            if call.stack.name not in self._states:
+                self._states[call.stack.name] = States(entry, self._before)
+            states = self._states[call.stack.name]
             if states.number_of(entry) is None:
                 states.reach(entry, call.call.first_layer)
 
@@ -340,6 +345,7 @@ class SurgeryMode(StreamMode):
     def _begin_pass(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         super()._begin_pass(module, args)
         self._states.clear()
+        self._before.clear()
         self._long_skips_met.clear()
         self._norm_depth = 0
         self._dispatcher.reset()
