@@ -286,6 +286,153 @@ class CatProjection(Block):
         return plain.linear(self.project, torch.cat([gain * x, branch], dim=-1))
 
 
+class CatBranchFirst(CatProjection):
+    """The branch in front, and a product with the parameter itself."""
+
+    def join(self, x: Tensor, branch: Tensor) -> Tensor:
+        return torch.concat((branch, x), -1) @ self.project.weight.T + self.project.bias
+
+    def joined(self, x: Tensor, branch: Tensor, gain: float) -> Tensor:
+        return plain.linear(self.project, torch.cat([branch, gain * x], dim=-1))
+
+
+class CatInTheBranch(CatProjection):
+    """The projection of both is a branch: the stream is carried by the sum as well."""
+
+    def join(self, x: Tensor, branch: Tensor) -> Tensor:
+        return x + self.project(torch.cat([x, branch], dim=-1))
+
+    def joined(self, x: Tensor, branch: Tensor, gain: float) -> Tensor:
+        return gain * x + plain.linear(self.project, torch.cat([gain * x, branch], dim=-1))
+
+
+class CatAsGate(CatProjection):
+    """What reads both is a gate."""
+
+    def join(self, x: Tensor, branch: Tensor) -> Tensor:
+        return x + torch.sigmoid(self.project(torch.cat([x, branch], dim=-1))) * branch
+
+    def joined(self, x: Tensor, branch: Tensor, gain: float) -> Tensor:
+        gate = 1 / (1 + (-plain.linear(self.project, torch.cat([x, branch], dim=-1))).exp())
+        return gain * x + gate * branch
+
+
+class CatMlp(Block):
+    """Stream and branch go through an MLP together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(2 * DIM, DIM), nn.Linear(DIM, DIM)
+
+    def join(self, x: Tensor, branch: Tensor) -> Tensor:
+        return self.down(F.gelu(self.up(torch.cat([x, branch], dim=-1))))
+
+    def joined(self, x: Tensor, branch: Tensor, gain: float) -> Tensor:
+        inner = plain.linear(self.up, torch.cat([gain * x, branch], dim=-1))
+        return plain.linear(self.down, plain.gelu(inner))
+
+
+class CatOfThree(Block):
+    """Both branches of a parallel block beside the stream."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(3 * DIM, DIM)
+
+    def forward(self, x: Tensor, hidden: Tensor | None = None) -> Tensor:
+        read = self.norm1(x)
+        return self.project(torch.cat([x, self.attention(read, hidden), self.mlp(read)], dim=-1))
+
+    def twin(self, x: Tensor, cut: Cut, hidden: Tensor | None = None) -> Tensor:
+        read = plain.norm(self.norm1, x, cut)
+        mlp = self.mlp.by_hand(read) if cut.mlp else torch.zeros_like(x)
+        return plain.linear(self.project, torch.cat([cut.skip * x, self.attention.by_hand(read, cut, hidden), mlp], -1))
+
+
+class CatConvolution(Block):
+    """Channels first for a moment, side by side along them, and a convolution of width one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Conv1d(2 * DIM, DIM, 1)
+
+    def join(self, x: Tensor, branch: Tensor) -> Tensor:
+        return self.project(torch.cat([x.transpose(1, 2), branch.transpose(1, 2)], dim=1)).transpose(1, 2)
+
+    def joined(self, x: Tensor, branch: Tensor, gain: float) -> Tensor:
+        both = torch.cat([gain * x, branch], dim=-1)
+        return both @ self.project.weight[..., 0].T + self.project.bias
+
+
+class StackMean(Block):
+    def join(self, x: Tensor, branch: Tensor) -> Tensor:
+        return torch.stack([branch, x], dim=2).mean(dim=2)
+
+    def joined(self, x: Tensor, branch: Tensor, gain: float) -> Tensor:
+        return (gain * x + branch) / 2
+
+
+class StackLast(Block):
+    def join(self, x: Tensor, branch: Tensor) -> Tensor:
+        return torch.sum(torch.stack((x, branch), -1), -1)
+
+
+class EinsumReversed(EinsumMix):
+    def join(self, x: Tensor, branch: Tensor) -> Tensor:
+        return torch.einsum("kbtd, k -> btd", torch.stack([x, branch]), self.mix)
+
+
+class EinsumOverTokens(EinsumMix):
+    """One weight per token of each, which is no weight per tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Parameter(torch.empty(2, 16))
+
+    def join(self, x: Tensor, branch: Tensor) -> Tensor:
+        return torch.einsum("st,sbtd->btd", self.mix[:, : x.shape[1]], torch.stack([x, branch]))
+
+    def joined(self, x: Tensor, branch: Tensor, gain: float) -> Tensor:
+        mix = self.mix[:, : x.shape[1], None]
+        return gain * mix[0] * x + mix[1] * branch
+
+
+class LerpGate(Gated):
+    """A gate of the input between stream and branch, as one call."""
+
+    def join(self, x: Tensor, branch: Tensor) -> Tensor:
+        return x.lerp(branch, torch.sigmoid(self.gate(x)))
+
+    def joined(self, x: Tensor, branch: Tensor, gain: float) -> Tensor:
+        t = 1 / (1 + (-plain.linear(self.gate, x)).exp())
+        return gain * (1 - t) * x + t * branch
+
+
+class WhereMethod(Block):
+    def join(self, x: Tensor, branch: Tensor) -> Tensor:
+        return branch.where(branch.abs() > 0.4, x)
+
+    def joined(self, x: Tensor, branch: Tensor, gain: float) -> Tensor:
+        taken = (branch.abs() > 0.4).to(x.dtype)
+        return taken * branch + gain * (1 - taken) * x
+
+
+class IndexAddInPlace(Block):
+    def join(self, x: Tensor, branch: Tensor) -> Tensor:
+        out = x.clone()
+        out.index_add_(1, torch.arange(x.shape[1]), branch)
+        return out
+
+
+class StochasticDepth(Block):
+    """A branch is left out at random in training, and kept whole in evaluation."""
+
+    def join(self, x: Tensor, branch: Tensor) -> Tensor:
+        if self.training:
+            branch = branch * torch.empty(x.shape[0], 1, 1).bernoulli_(0.5).div_(0.5)
+        return x + branch
+
+
 class ProjectedSkip(Block):
     """The skip goes through a matrix of its own, as where a ResNet changes width."""
 
@@ -754,6 +901,20 @@ put_block("stack_sum", StackSum)
 put_block("sum_of_list", SumOfList)
 put_block("einsum_mix", EinsumMix)
 put_block("cat_projection", CatProjection)
+put_block("cat_branch_first", CatBranchFirst)
+put_block("cat_in_the_branch", CatInTheBranch, equal=READS)
+put_block("cat_as_gate", CatAsGate, equal=READS)
+put_block("cat_mlp", CatMlp, equal=READS)
+put_block("cat_of_three", CatOfThree, equal=READS)
+put_block("cat_convolution", CatConvolution, equal=READS - {"exact_whole"})
+put_block("stack_mean", StackMean)
+put_block("stack_last", StackLast)
+put_block("einsum_reversed", EinsumReversed)
+put_block("einsum_over_tokens", EinsumOverTokens, equal=READS)
+put_block("lerp_gate", LerpGate, equal=READS - {"exact_whole"})
+put_block("where_method", WhereMethod)
+put_block("index_add_in_place", IndexAddInPlace)
+put_block("stochastic_depth", StochasticDepth)
 put_block("projected_skip", ProjectedSkip, equal=READS)
 put_block("baddbmm", Baddbmm, equal=READS)
 put_block("addmm", Addmm, equal=READS)

@@ -279,7 +279,7 @@ class LongSkips:
         if self._states is None:
             self._states = States(entry, self._before)
         elif self._states.number_of(entry) is None:
-            self.is_lost |= bool(self.found) and self.found[-1][2] == self._begun
+            self._check(entry)
             self._states.reach(entry, self._calls[number].first)
         self._begun += 1
         self._frame = frame
@@ -290,10 +290,17 @@ class LongSkips:
             self._states.reach(out, self._calls[number].last + 1)
             self._frame = None
 
-    def note_sum(self, number: int, add: int, out: Tensor) -> None:
+    def note_sum(self, number: int, add: int, stream: Tensor, out: Tensor) -> None:
         """A branch was added to the stream in a module call, as its add of that number."""
         if number in self._calls and self._states is not None:
+            self._check(stream)
             self._states.reach(out, self._calls[number].adds[add][0])
+
+    def _check(self, stream: Tensor) -> None:
+        """Since the last long skip, if one has just been met, what goes on as the stream must be its result."""
+        assert self._states is not None
+        if self.found and self.found[-1][2] == self._begun and self._states.number_of(stream) is None:
+            self.is_lost = True
 
     def match(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> LongSum | None:
         """The long skip that this call is."""
@@ -389,7 +396,7 @@ class _Probe(TorchFunctionMode):
             elif stream is not None:
                 frame.follow(out)
                 for found in self._long_skips.values():
-                    found.note_sum(self.numbers[id(frame.record)], len(frame.record.adds) - 1, out)
+                    found.note_sum(self.numbers[id(frame.record)], len(frame.record.adds) - 1, stream, out)
         for key, found in self._long_skips.items():
             found.see(func, args, kwargs, out, long_sums[key])
         return out

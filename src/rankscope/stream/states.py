@@ -110,10 +110,14 @@ class States(StreamFrame):
         Returns:
             Whether ``out`` is the sum of two states, which counts as the later one.
         """
+        if found is not None and func in JOINS:
+            self._joined_number = found.last + 1
+            self.follow_joined(func, args, kwargs, out)
+            return False
         if found is not None:
-            self._number = found.last + 1
-            self.follow_joined(func, args, kwargs, out) if func in JOINS else self.follow(out)
-            return func not in JOINS
+            self._joined_number = found.last + 1
+            self.supersede(out)
+            return True
         made = self.makes_one_stream(func, args, kwargs, out)
         if not made:
             numbers = {number for value in tensors_in(args) if (number := self.number_of(value)) is not None}
@@ -122,13 +126,10 @@ class States(StreamFrame):
                 self.pass_on(func, args, out)
         return made
 
-    def follow_joined(
-        self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], out: Tensor
-    ) -> None:
-        """This object holds two states side by side."""
-        self._joined_number = self._number
-        super().follow_joined(func, args, kwargs, out)
-
     def supersede(self, tensor: Tensor) -> None:
-        """This object is the later of two states; the earlier ones stay known."""
+        """From now on this object alone is the later of the two states; earlier ones stay known.
+
+        A model that goes on with the state from before the sum has used the sum for something else, as a gate does.
+        """
+        self._numbers = {key: entry for key, entry in self._numbers.items() if entry[1] != self._joined_number}
         self.reach(tensor, self._joined_number)
