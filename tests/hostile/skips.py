@@ -364,6 +364,26 @@ class CatConvolution(Block):
         return both @ self.project.weight[..., 0].T + self.project.bias
 
 
+class CatConvolutionOnce(CatConvolution):
+    """The same around the MLP alone, after a plain sum."""
+
+    def forward(self, x: Tensor, hidden: Tensor | None = None) -> Tensor:
+        x = x + self.attention(self.norm1(x), hidden)
+        return self.join(x, self.mlp(self.norm2(x)))
+
+    def twin(self, x: Tensor, cut: Cut, hidden: Tensor | None = None) -> Tensor:
+        x = cut.skip * x + self.attention.by_hand(plain.norm(self.norm1, x, cut), cut, hidden)
+        return self.mlp_twin(x, cut)
+
+
+class CatTurned(CatProjection):
+    """Side by side along channels that come second, and a projection once they are last again."""
+
+    def join(self, x: Tensor, branch: Tensor) -> Tensor:
+        both = torch.cat([x.transpose(1, 2), branch.transpose(1, 2)], dim=1)
+        return self.project(both.transpose(1, 2))
+
+
 class StackMean(Block):
     def join(self, x: Tensor, branch: Tensor) -> Tensor:
         return torch.stack([branch, x], dim=2).mean(dim=2)
@@ -410,10 +430,10 @@ class LerpGate(Gated):
 
 class WhereMethod(Block):
     def join(self, x: Tensor, branch: Tensor) -> Tensor:
-        return branch.where(branch.abs() > 0.4, x)
+        return branch.where(x.abs() > 0.4, x)
 
     def joined(self, x: Tensor, branch: Tensor, gain: float) -> Tensor:
-        taken = (branch.abs() > 0.4).to(x.dtype)
+        taken = (x.abs() > 0.4).to(x.dtype)
         return taken * branch + gain * (1 - taken) * x
 
 
@@ -907,6 +927,8 @@ put_block("cat_as_gate", CatAsGate, equal=READS)
 put_block("cat_mlp", CatMlp, equal=READS)
 put_block("cat_of_three", CatOfThree, equal=READS)
 put_block("cat_convolution", CatConvolution, equal=READS - {"exact_whole"})
+put_block("cat_convolution_once", CatConvolutionOnce, equal=READS - {"exact_whole"})
+put_block("cat_turned", CatTurned, equal=READS)
 put_block("stack_mean", StackMean)
 put_block("stack_last", StackLast)
 put_block("einsum_reversed", EinsumReversed)

@@ -120,7 +120,8 @@ def _stacks(
         )
         for position, stack in enumerate(found)
     )
-    return complete, records, seen.all_true and not any(search.is_lost for search in searches.values())
+    is_lost = any(search.is_lost for search in searches.values()) or any(record.is_lost for record in chosen)
+    return complete, records, seen.all_true and not is_lost
 
 
 def _known(stack: int, call: BlockCall) -> KnownCall:

@@ -81,6 +81,7 @@ class CallRecord:
         ends_with_norm: whether the call ends with a final norm that the skips inside do not go through.
         post_norm: whether a branch is added to a norm of the stream.
         fed_by: the calls that returned the exact tensor that this one received.
+        is_lost: whether the stream was read together with a branch, and what came of it is not what was returned.
     """
 
     name: str
@@ -97,6 +98,7 @@ class CallRecord:
     attention: list[tuple[int, Literal["attention", "cross_attention"]]] = field(default_factory=list)
     final_norm: str | None = None
     fed_by: list[CallRecord] = field(default_factory=list)
+    is_lost: bool = False
 
     @property
     def labels(self) -> list[Label]:
@@ -129,6 +131,7 @@ class ProbeFrame(StreamFrame):
         self.record = record
         self.names_since_add: list[str] = []
         self.adds_to_normed = False
+        self.has_superseded = False
         self.joined: Tensor | None = None
         self._attention_depth = attention_depth
         self._ancestries: dict[int, tuple[weakref.ref[Tensor], Ancestry]] = {}
@@ -142,6 +145,11 @@ class ProbeFrame(StreamFrame):
         """This object is a norm of the stream."""
         super().follow_normed(tensor)
         self._newest[id(tensor)] = weakref.ref(tensor)
+
+    def supersede(self, tensor: Tensor) -> None:
+        """From now on this object alone is the stream."""
+        super().supersede(tensor)
+        self.has_superseded = True
 
     def tokens(self, batch: int, stream: Stream | None = None) -> int:
         """Number of tokens in the stream of this frame; -1 if its axes are not the declared ones."""
@@ -498,6 +506,7 @@ class _Probe(TorchFunctionMode):
                         found.leave(self.numbers[id(frame.record)], out)
                     frame.record.output_shape = out.shape
                     frame.record.post_norm = frame.adds_to_normed
+                    frame.record.is_lost = frame.has_superseded and not frame.is_stream(out)
                     frame.record.ends_with_norm = frame.is_normed(out) and not frame.adds_to_normed
                     self._note_norm(name, module, first_tensor(args, kwargs), out)
                     self._returned.setdefault(id(out), []).append((weakref.ref(out), frame.record))
