@@ -17,18 +17,20 @@ from tests.hostile.twin import Cut, Twin
 
 CORE = {"doctor", "skip0", "exact", "ablate"}
 put = partial(case, core=CORE)
+LONG = ALL - {"one_block", "exact"}
+"""Long skips can be scaled with all of the blocks they go around, and not in exact arithmetic."""
 
 
 class LongSkips(Net):
-    """A U-Net: the second half reads again what the first half gave, in reverse order."""
+    """A U-Net: the blocks behind the middle read again what those before it gave, in reverse order."""
 
     def __init__(self) -> None:
-        super().__init__(Block, depth=4)
+        super().__init__(Block, depth=5)
 
     def forward(self, ids: Tensor) -> Tensor:
         x, saved = self.start(ids), []
         for layer, block in enumerate(self.blocks):
-            if layer >= 2:
+            if layer > 2:
                 x = self.meet(x, saved.pop(), layer)
             x = block(x)
             if layer < 2:
@@ -45,8 +47,8 @@ class LongSkips(Net):
         x, states = self.start_twin(ids), []
         for layer, block in enumerate(self.blocks):
             now = cut.at(layer)
-            if layer >= 2:
-                x = self.met(x, states[3 - layer], layer, now.skip)
+            if layer > 2:
+                x = self.met(x, states[4 - layer], layer, now.skip)
             x = block.twin(x, now)
             states.append(x)
         return Twin(self.close_twin(x), states)
@@ -58,10 +60,136 @@ class LongSkipsByCat(LongSkips):
         self.project = nn.ModuleList(nn.Linear(2 * DIM, DIM) for _ in range(2))
 
     def meet(self, x: Tensor, old: Tensor, layer: int) -> Tensor:
-        return self.project[layer - 2](torch.cat([x, old], dim=-1))
+        return self.project[layer - 3](torch.cat([x, old], dim=-1))
 
     def met(self, x: Tensor, old: Tensor, layer: int, gain: float) -> Tensor:
-        return plain.linear(self.project[layer - 2], torch.cat([x, gain * old], dim=-1))
+        return plain.linear(self.project[layer - 3], torch.cat([x, gain * old], dim=-1))
+
+
+class LongSkipsWeighted(LongSkips):
+    """One learned weight for each, as the fastest trainers of small language models write it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.Parameter(torch.empty(2))
+
+    def meet(self, x: Tensor, old: Tensor, layer: int) -> Tensor:
+        return x + self.weights[layer - 3] * old
+
+    def met(self, x: Tensor, old: Tensor, layer: int, gain: float) -> Tensor:
+        return x + gain * self.weights[layer - 3] * old
+
+
+class LongSkipsNormed(LongSkips):
+    """What is brought back is normalised first, and interpolated with what is there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(DIM) for _ in range(2))
+
+    def meet(self, x: Tensor, old: Tensor, layer: int) -> Tensor:
+        return torch.lerp(x, self.norms[layer - 3](old), 0.3)
+
+    def met(self, x: Tensor, old: Tensor, layer: int, gain: float) -> Tensor:
+        return 0.7 * x + gain * 0.3 * plain.norm(self.norms[layer - 3], old)
+
+
+class LongSkipsInPlace(LongSkips):
+    """The sum is written over the state that is brought back."""
+
+    def meet(self, x: Tensor, old: Tensor, layer: int) -> Tensor:
+        old += x
+        return old
+
+
+class LongSkipsStacked(LongSkips):
+    def meet(self, x: Tensor, old: Tensor, layer: int) -> Tensor:
+        return torch.stack([old, x]).sum(0)
+
+
+class LongSkipsAsGate(LongSkips):
+    """What is brought back only controls a gate, and is not carried."""
+
+    def meet(self, x: Tensor, old: Tensor, layer: int) -> Tensor:
+        return x * torch.sigmoid(x + old)
+
+    def met(self, x: Tensor, old: Tensor, layer: int, gain: float) -> Tensor:
+        return x / (1 + (-x - old).exp())
+
+
+class LongSkipsProjected(LongSkips):
+    """What is brought back goes through a matrix of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.ModuleList(nn.Linear(DIM, DIM, bias=False) for _ in range(2))
+
+    def meet(self, x: Tensor, old: Tensor, layer: int) -> Tensor:
+        return x + self.project[layer - 3](old)
+
+    def met(self, x: Tensor, old: Tensor, layer: int, gain: float) -> Tensor:
+        return x + gain * plain.linear(self.project[layer - 3], old)
+
+
+class _TakesASkip(Block):
+    """As in U-ViT: a block behind the middle takes the state that is brought back as an argument."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.skip_linear = nn.Linear(2 * DIM, DIM)
+
+    def forward(self, x: Tensor, skip: Tensor | None = None) -> Tensor:
+        if skip is not None:
+            x = self.skip_linear(torch.cat([x, skip], dim=-1))
+        return super().forward(x)
+
+    def twin(self, x: Tensor, cut: Cut, skip: Tensor | None = None) -> Tensor:
+        if skip is not None:
+            x = plain.linear(self.skip_linear, torch.cat([x, cut.skip * skip], dim=-1))
+        return super().twin(x, cut)
+
+
+class LongSkipsAsArguments(Net):
+    def __init__(self) -> None:
+        super().__init__(_TakesASkip, depth=5)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x, saved = self.start(ids), []
+        for layer, block in enumerate(self.blocks):
+            x = block(x, saved.pop() if layer > 2 else None)
+            if layer < 2:
+                saved.append(x)
+        return self.close(x)
+
+    def twin(self, cut: Cut, ids: Tensor) -> Twin:
+        x, states = self.start_twin(ids), []
+        for layer, block in enumerate(self.blocks):
+            x = block.twin(x, cut.at(layer), states[4 - layer] if layer > 2 else None)
+            states.append(x)
+        return Twin(self.close_twin(x), states)
+
+
+class BesideAnAdapter(Net):
+    """A skip around a matrix between the blocks, outside of any."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.adapters = nn.ModuleList(nn.Linear(DIM, DIM) for _ in range(3))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.start(ids)
+        for block, adapter in zip(self.blocks, self.adapters, strict=True):
+            x = block(x)
+            x = x + torch.tanh(adapter(x))
+        return self.close(x)
+
+    def twin(self, cut: Cut, ids: Tensor) -> Twin:
+        x, states = self.start_twin(ids), []
+        for layer, (block, adapter) in enumerate(zip(self.blocks, self.adapters, strict=True)):
+            x = block.twin(x, cut.at(layer))
+            states.append(x)
+            x = cut.at(layer).skip * x + torch.tanh(plain.linear(adapter, x))
+        return Twin(self.close_twin(x), states)
 
 
 class BackToTheInput(Net):
@@ -82,7 +210,8 @@ class BackToTheInput(Net):
         states = []
         for layer, block in enumerate(self.blocks):
             now = cut.at(layer)
-            x = block.twin(self.mix[layer, 0] * x + now.skip * self.mix[layer, 1] * first, now)
+            gain = 1.0 if layer == 0 else now.skip
+            x = block.twin(self.mix[layer, 0] * x + gain * self.mix[layer, 1] * first, now)
             states.append(x)
         return Twin(self.close_twin(x), states)
 
@@ -98,7 +227,9 @@ class _ReadsTheInput(Block):
         return super().forward(self.mix[0] * x + self.mix[1] * first)
 
     def twin(self, x: Tensor, cut: Cut, first: Tensor) -> Tensor:
-        return super().twin(self.mix[0] * x + cut.skip * self.mix[1] * first, cut)
+        # In the first block both terms are its own stream, which goes around nothing there.
+        gain = 1.0 if x is first else cut.skip
+        return super().twin(self.mix[0] * x + gain * self.mix[1] * first, cut)
 
 
 class InputAsArgument(Net):
@@ -397,7 +528,7 @@ class AttributeOfTheModel(LongSkips):
     def forward(self, ids: Tensor) -> Tensor:
         x = self.start(ids)
         for layer, block in enumerate(self.blocks):
-            if layer >= 2:
+            if layer > 2:
                 x = x + self.saved.pop()
             x = block(x)
             if layer < 2:
@@ -610,23 +741,31 @@ def around() -> object:
     return rs.Stream(skips="around")
 
 
-put("long_skips", LongSkips, equal=READS)
-put("long_skips_by_cat", LongSkipsByCat, equal=READS)
-put("back_to_the_input", BackToTheInput, equal=READS)
-put("input_as_argument", InputAsArgument, equal=READS)
-put("injected", Injected, equal=READS)
-put("injected_by_cat", InjectedByCat, equal=READS)
+put("long_skips", LongSkips, equal=LONG)
+put("long_skips_by_cat", LongSkipsByCat, equal=LONG)
+put("long_skips_weighted", LongSkipsWeighted, equal=LONG)
+put("long_skips_normed", LongSkipsNormed, equal=LONG - {"exact_whole"})
+put("long_skips_in_place", LongSkipsInPlace, equal=frozenset())
+put("long_skips_stacked", LongSkipsStacked, equal=LONG)
+put("long_skips_as_gate", LongSkipsAsGate, equal=READS)
+put("long_skips_projected", LongSkipsProjected, equal=READS)
+put("long_skips_as_arguments", LongSkipsAsArguments, equal=LONG)
+put("beside_an_adapter", BesideAnAdapter, equal=READS)
+put("back_to_the_input", BackToTheInput, equal=LONG)
+put("input_as_argument", InputAsArgument, equal=LONG)
+put("injected", Injected, equal=LONG)
+put("injected_by_cat", InjectedByCat, equal=LONG)
 put("bottleneck", Bottleneck, equal=READS)
 put("loop_skip", LoopSkip, equal=frozenset(), declared={"stream": around, "blocks": "blocks.*"})
 put("loop_skips", LoopSkips, equal=frozenset())
 put("loop_skips_alpha", LoopSkipsAlpha, equal=frozenset())
 put("around_two", AroundTwo, equal=frozenset())
-put("around_two_with_own", AroundTwoWithOwn, equal=READS)
-put("embedding_at_the_end", EmbeddingAtTheEnd, equal=READS)
+put("around_two_with_own", AroundTwoWithOwn, equal=LONG)
+put("embedding_at_the_end", EmbeddingAtTheEnd, equal=LONG)
 put("sum_of_all_blocks", SumOfAllBlocks, equal=READS)
 put("value_residual", ValueResidual, equal=READS)
 put("checkpointed", Checkpointed)
-put("attribute_of_the_model", AttributeOfTheModel, equal=READS)
+put("attribute_of_the_model", AttributeOfTheModel, equal=LONG)
 put("sum_of_branches", SumOfBranches, equal=frozenset())
 put("depth_weighted", DepthWeighted, equal=READS)
 put("reversible", Reversible, equal=frozenset())

@@ -242,14 +242,14 @@ class SubStream(Block):
 
 
 class Where(Block):
-    """Half of the channels are replaced, the others carried."""
+    """Some entries are replaced, the others carried; the stream itself decides which."""
 
     def join(self, x: Tensor, branch: Tensor) -> Tensor:
-        return torch.where(torch.arange(DIM) % 2 == 0, x, branch)
+        return torch.where(x > 0.1, x, branch)
 
     def joined(self, x: Tensor, branch: Tensor, gain: float) -> Tensor:
-        even = (torch.arange(DIM) % 2 == 0).to(x.dtype)
-        return gain * x * even + branch * (1 - even)
+        kept = (x > 0.1).to(x.dtype)
+        return gain * x * kept + branch * (1 - kept)
 
 
 class StackSum(Block):
@@ -284,6 +284,173 @@ class CatProjection(Block):
 
     def joined(self, x: Tensor, branch: Tensor, gain: float) -> Tensor:
         return plain.linear(self.project, torch.cat([gain * x, branch], dim=-1))
+
+
+class CatBranchFirst(CatProjection):
+    """The branch in front, and a product with the parameter itself."""
+
+    def join(self, x: Tensor, branch: Tensor) -> Tensor:
+        return torch.concat((branch, x), -1) @ self.project.weight.T + self.project.bias
+
+    def joined(self, x: Tensor, branch: Tensor, gain: float) -> Tensor:
+        return plain.linear(self.project, torch.cat([branch, gain * x], dim=-1))
+
+
+class CatInTheBranch(CatProjection):
+    """The projection of both is a branch: the stream is carried by the sum as well."""
+
+    def join(self, x: Tensor, branch: Tensor) -> Tensor:
+        return x + self.project(torch.cat([x, branch], dim=-1))
+
+    def joined(self, x: Tensor, branch: Tensor, gain: float) -> Tensor:
+        return gain * x + plain.linear(self.project, torch.cat([gain * x, branch], dim=-1))
+
+
+class CatAsGate(CatProjection):
+    """What reads both is a gate."""
+
+    def join(self, x: Tensor, branch: Tensor) -> Tensor:
+        return x + torch.sigmoid(self.project(torch.cat([x, branch], dim=-1))) * branch
+
+    def joined(self, x: Tensor, branch: Tensor, gain: float) -> Tensor:
+        gate = 1 / (1 + (-plain.linear(self.project, torch.cat([x, branch], dim=-1))).exp())
+        return gain * x + gate * branch
+
+
+class CatMlp(Block):
+    """Stream and branch go through an MLP together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(2 * DIM, DIM), nn.Linear(DIM, DIM)
+
+    def join(self, x: Tensor, branch: Tensor) -> Tensor:
+        return self.down(F.gelu(self.up(torch.cat([x, branch], dim=-1))))
+
+    def joined(self, x: Tensor, branch: Tensor, gain: float) -> Tensor:
+        inner = plain.linear(self.up, torch.cat([gain * x, branch], dim=-1))
+        return plain.linear(self.down, plain.gelu(inner))
+
+
+class CatOfThree(Block):
+    """Both branches of a parallel block beside the stream."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(3 * DIM, DIM)
+
+    def forward(self, x: Tensor, hidden: Tensor | None = None) -> Tensor:
+        read = self.norm1(x)
+        return self.project(torch.cat([x, self.attention(read, hidden), self.mlp(read)], dim=-1))
+
+    def twin(self, x: Tensor, cut: Cut, hidden: Tensor | None = None) -> Tensor:
+        read = plain.norm(self.norm1, x, cut)
+        mlp = self.mlp.by_hand(read) if cut.mlp else torch.zeros_like(x)
+        return plain.linear(self.project, torch.cat([cut.skip * x, self.attention.by_hand(read, cut, hidden), mlp], -1))
+
+
+class CatConvolution(Block):
+    """Channels first for a moment, side by side along them, and a convolution of width one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Conv1d(2 * DIM, DIM, 1)
+
+    def join(self, x: Tensor, branch: Tensor) -> Tensor:
+        return self.project(torch.cat([x.transpose(1, 2), branch.transpose(1, 2)], dim=1)).transpose(1, 2)
+
+    def joined(self, x: Tensor, branch: Tensor, gain: float) -> Tensor:
+        both = torch.cat([gain * x, branch], dim=-1)
+        return both @ self.project.weight[..., 0].T + self.project.bias
+
+
+class CatConvolutionOnce(CatConvolution):
+    """The same around the MLP alone, after a plain sum."""
+
+    def forward(self, x: Tensor, hidden: Tensor | None = None) -> Tensor:
+        x = x + self.attention(self.norm1(x), hidden)
+        return self.join(x, self.mlp(self.norm2(x)))
+
+    def twin(self, x: Tensor, cut: Cut, hidden: Tensor | None = None) -> Tensor:
+        x = cut.skip * x + self.attention.by_hand(plain.norm(self.norm1, x, cut), cut, hidden)
+        return self.mlp_twin(x, cut)
+
+
+class CatTurned(CatProjection):
+    """Side by side along channels that come second, and a projection once they are last again."""
+
+    def join(self, x: Tensor, branch: Tensor) -> Tensor:
+        both = torch.cat([x.transpose(1, 2), branch.transpose(1, 2)], dim=1)
+        return self.project(both.transpose(1, 2))
+
+
+class StackMean(Block):
+    def join(self, x: Tensor, branch: Tensor) -> Tensor:
+        return torch.stack([branch, x], dim=2).mean(dim=2)
+
+    def joined(self, x: Tensor, branch: Tensor, gain: float) -> Tensor:
+        return (gain * x + branch) / 2
+
+
+class StackLast(Block):
+    def join(self, x: Tensor, branch: Tensor) -> Tensor:
+        return torch.sum(torch.stack((x, branch), -1), -1)
+
+
+class EinsumReversed(EinsumMix):
+    def join(self, x: Tensor, branch: Tensor) -> Tensor:
+        return torch.einsum("kbtd, k -> btd", torch.stack([x, branch]), self.mix)
+
+
+class EinsumOverTokens(EinsumMix):
+    """One weight per token of each, which is no weight per tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Parameter(torch.empty(2, 16))
+
+    def join(self, x: Tensor, branch: Tensor) -> Tensor:
+        return torch.einsum("st,sbtd->btd", self.mix[:, : x.shape[1]], torch.stack([x, branch]))
+
+    def joined(self, x: Tensor, branch: Tensor, gain: float) -> Tensor:
+        mix = self.mix[:, : x.shape[1], None]
+        return gain * mix[0] * x + mix[1] * branch
+
+
+class LerpGate(Gated):
+    """A gate of the input between stream and branch, as one call."""
+
+    def join(self, x: Tensor, branch: Tensor) -> Tensor:
+        return x.lerp(branch, torch.sigmoid(self.gate(x)))
+
+    def joined(self, x: Tensor, branch: Tensor, gain: float) -> Tensor:
+        t = 1 / (1 + (-plain.linear(self.gate, x)).exp())
+        return gain * (1 - t) * x + t * branch
+
+
+class WhereMethod(Block):
+    def join(self, x: Tensor, branch: Tensor) -> Tensor:
+        return branch.where(x.abs() > 0.4, x)
+
+    def joined(self, x: Tensor, branch: Tensor, gain: float) -> Tensor:
+        taken = (x.abs() > 0.4).to(x.dtype)
+        return taken * branch + gain * (1 - taken) * x
+
+
+class IndexAddInPlace(Block):
+    def join(self, x: Tensor, branch: Tensor) -> Tensor:
+        out = x.clone()
+        out.index_add_(1, torch.arange(x.shape[1]), branch)
+        return out
+
+
+class StochasticDepth(Block):
+    """A branch is left out at random in training, and kept whole in evaluation."""
+
+    def join(self, x: Tensor, branch: Tensor) -> Tensor:
+        if self.training:
+            branch = branch * torch.empty(x.shape[0], 1, 1).bernoulli_(0.5).div_(0.5)
+        return x + branch
 
 
 class ProjectedSkip(Block):
@@ -732,7 +899,7 @@ put_block("input_keyword", InputKeyword)
 put_block("in_place", InPlace)
 put_block("in_place_alpha", InPlaceAlpha)
 put_block("into_the_branch", IntoTheBranch)
-put_block("out_buffer", OutBuffer, equal=READS)
+put_block("out_buffer", OutBuffer)
 put_block("scalar_gain", ScalarGain)
 put_block("divided_gain", DividedGain, equal=READS)
 put_block("divided_stream", DividedStream, equal=READS)
@@ -749,11 +916,27 @@ put_block("addcmul_carries", AddcmulCarries, equal=READS)
 put_block("lerp", Lerp, equal=READS - {"exact_whole"})
 put_block("sub_negative", SubNegative)
 put_block("sub_stream", SubStream, equal=READS)
-put_block("where", Where, equal=READS)
-put_block("stack_sum", StackSum, equal=READS)
+put_block("where", Where)
+put_block("stack_sum", StackSum)
 put_block("sum_of_list", SumOfList)
-put_block("einsum_mix", EinsumMix, equal=READS)
-put_block("cat_projection", CatProjection, equal=READS)
+put_block("einsum_mix", EinsumMix)
+put_block("cat_projection", CatProjection)
+put_block("cat_branch_first", CatBranchFirst)
+put_block("cat_in_the_branch", CatInTheBranch, equal=READS)
+put_block("cat_as_gate", CatAsGate, equal=READS)
+put_block("cat_mlp", CatMlp, equal=READS)
+put_block("cat_of_three", CatOfThree, equal=READS)
+put_block("cat_convolution", CatConvolution, equal=READS - {"exact_whole"})
+put_block("cat_convolution_once", CatConvolutionOnce, equal=READS - {"exact_whole"})
+put_block("cat_turned", CatTurned, equal=READS)
+put_block("stack_mean", StackMean)
+put_block("stack_last", StackLast)
+put_block("einsum_reversed", EinsumReversed)
+put_block("einsum_over_tokens", EinsumOverTokens, equal=READS)
+put_block("lerp_gate", LerpGate, equal=READS - {"exact_whole"})
+put_block("where_method", WhereMethod)
+put_block("index_add_in_place", IndexAddInPlace)
+put_block("stochastic_depth", StochasticDepth)
 put_block("projected_skip", ProjectedSkip, equal=READS)
 put_block("baddbmm", Baddbmm, equal=READS)
 put_block("addmm", Addmm, equal=READS)
@@ -761,7 +944,7 @@ put_block("dropout", Dropout)
 put_block("views", Views, equal=READS)
 put_block("chunks", Chunks, equal=READS)
 put_block("slice_add", SliceAdd, equal=READS)
-put_block("index_add", IndexAdd, equal=READS)
+put_block("index_add", IndexAdd)
 put_block("scripted", Scripted, equal=READS - {"exact_whole"})
 put_block("own_function", OwnFunction, equal=READS - {"exact_whole"})
 put_block("activated", Activated, equal=READS)

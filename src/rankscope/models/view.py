@@ -11,7 +11,7 @@ from torch import nn
 from rankscope.models.stream import Stream
 
 Label = Literal["attention", "cross_attention", "mixer", "mlp", "both"]
-Sums = Literal["plain", "any"]
+Sums = Literal["plain", "any", "joined"]
 
 
 @dataclass(frozen=True)
@@ -65,12 +65,15 @@ class Carry:
         operation: as the author wrote it.
         first: the first block it bypasses, or the block it is in.
         last: the last one.
+        calls_begun: for a long skip that surgery can scale, how many block calls have begun when it happens; None for
+            everything that it cannot.
     """
 
     module: str
     operation: str
     first: int
     last: int
+    calls_begun: int | None = None
 
     @property
     def where(self) -> str:
@@ -93,7 +96,8 @@ class Stack:
         is_declared: whether the user declared the order of its axes.
         carries: what else carries the stream around its blocks; removing the skips would leave it in place.
         own_norms: norms of the stream that are written out instead of being a norm module or function.
-        sums: ``"any"`` if its skips are not all written as ``x + f(x)``: computed gains, differences, ...
+        sums: ``"any"`` if its skips are not all written as ``x + f(x)``: computed gains, differences, ...;
+            ``"joined"`` if the stream is also put beside a branch and read together with it: ``proj(cat([x, f(x)]))``.
     """
 
     name: str | None
@@ -115,6 +119,11 @@ class Stack:
     def layout(self) -> str:
         """The order of axes inside the blocks."""
         return self.stream.axes or "batch tokens dim"
+
+    @property
+    def long_skips(self) -> tuple[Carry, ...]:
+        """The long skips that surgery can scale, in the order of the forward pass."""
+        return tuple(carry for carry in self.carries if carry.calls_begun is not None)
 
     @property
     def plans(self) -> tuple[BlockPlan, ...]:

@@ -224,6 +224,11 @@ class Recorder(StreamMode):
         self, call: ActiveBlock, label: Label | None, stream: Tensor, branch: Tensor, perform: Perform
     ) -> Tensor:
         """Turn an add into a step; the gain on the skip (surgery) is read off its result."""
+        if call.sum is not None and call.sum.join is not None:
+            raise UnsupportedConfigError(
+                f"{call.ref('block.in')}: {call.call.module_name} reads its stream and a branch side by side, which is "
+                "not a sum of paths. Only blocks made of skips, norms, attention and MLPs can be decomposed."
+            )
         with unseen():
             s, b = call.canonical(stream).clone(), call.canonical(branch).clone()
         out: Tensor = perform()

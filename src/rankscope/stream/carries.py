@@ -90,6 +90,8 @@ class _Replay:
     """For each active block call: points it received unchanged, or through matrices, and the axes of its tokens."""
     cuts: dict[tuple[int, int, int], tuple[int, int]] = field(default_factory=dict)
     """For each removed skip: the points of its stream, and those its branch was computed from."""
+    beside: dict[int, tuple[int, list[_Sets]]] = field(default_factory=dict)
+    """For values that hold others side by side along another axis than the last: its length, and the others."""
     met: list[_Meeting] = field(default_factory=list)
     gated: list[_Meeting] = field(default_factory=list)
     normed: list[_Meeting] = field(default_factory=list)
@@ -149,6 +151,7 @@ class _Replay:
             self.of(v for v in op.carried if v not in dropped),
             self.of(v for v in op.read if v not in dropped),
         )
+        self._follow_beside(op, carried)
         sets = self._result(op, carried, read)
         if op.is_statistic or (op.kind in ("carries", "bends") and self._is_statistic(op)):
             self.statistics |= set(op.out)
@@ -175,6 +178,25 @@ class _Replay:
                 carried_by, reached_by = self.cuts.get(key, (0, 0))
                 own = self.sets.get(stream, _NOTHING).carried
                 self.cuts[key] = carried_by | own, reached_by | sets.reached
+
+    def _follow_beside(self, op: Op, carried: list[_Sets]) -> None:
+        """Note a sum over channels that lie along another axis than the last, such as a convolution's.
+
+        Values side by side along the tokens are summed over by no map of their channels. Axes are told apart by their
+        length alone: an equal number of tokens and channels can only find too much.
+        """
+        if op.beside:
+            found = op.beside, carried
+        else:
+            known = [self.beside[value] for value in op.carried if value in self.beside]
+            for length, parts in known if op.contracts else ():
+                if length == op.contracts:
+                    for one, other in permutations(parts, 2):
+                        self._note(one.carried & other.reached, op, self.met)
+            if not known or op.contracts or op.kind == "mixes":
+                return
+            found = known[0]
+        self.beside.update(dict.fromkeys(op.out, found))
 
     def _is_statistic(self, op: Op, *, some: bool = False) -> bool:
         values = [value for value in (*op.carried, *op.read) if self.sets.get(value, _NOTHING).all]
@@ -292,6 +314,15 @@ def carries_of(tape: Tape, calls: Mapping[int, KnownCall], stacks: int) -> Carri
     return CarriesFound(
         _located(replay, replay.met, stacks), norms, all(own & branch for own, branch in replay.cuts.values())
     )
+
+
+def long_skips_of(tape: Tape, key: int, found: Sequence[tuple[int, int, int]]) -> list[Carry]:
+    """The long skips of one stack, from what was noted of each: the blocks it goes around, and the calls begun."""
+    ops = {add: op for op in tape.events if isinstance(op, Op) for call, add, _ in op.adds if call == key}
+    return [
+        Carry(ops[number].module, ops[number].name, first, last, calls_begun)
+        for number, (first, last, calls_begun) in enumerate(found)
+    ]
 
 
 def _located(replay: _Replay, met: list[_Meeting], stacks: int, *, inside: bool = False) -> list[list[Carry]]:

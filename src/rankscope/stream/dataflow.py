@@ -61,6 +61,7 @@ _STATISTICS = {
 }
 _SORTED = {"max", "min", "topk", "sort", "median", "kthvalue", "logsumexp", "argmax", "argmin", "argsort"}
 _MATRIX_PRODUCTS = {"mm", "bmm", "addmm", "baddbmm", "addbmm", "linear", "mv", "addmv", "matmul"}
+_CONVOLUTIONS = {"convolution", "_convolution", "mkldnn_convolution"}
 _ADDED_PRODUCTS = {"addmm", "baddbmm", "addbmm", "addmv"}
 _CONDITIONED = {"where": 0, "masked_fill": 1, "masked_scatter": 1, "masked_select": 1}
 """Operations with an argument that only selects, and its position."""
@@ -95,6 +96,8 @@ class Op:
         module: qualified name of the module that ran it.
         tokens: the leading axes of the output.
         is_foreign: whether it is a custom kernel, unknown to torch.
+        beside: length of the axis along which it puts its inputs side by side, if that is not the last; else 0.
+        contracts: length of the axis over which a matrix product or a convolution sums; else 0.
     """
 
     kind: Kind
@@ -111,6 +114,8 @@ class Op:
     module: str
     tokens: tuple[int, ...]
     is_foreign: bool = False
+    beside: int = 0
+    contracts: int = 0
 
 
 def _view_of(sources: tuple[int, ...], value: int, tokens: tuple[int, ...]) -> Op:
@@ -277,6 +282,8 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 module,
                 tokens,
                 func.namespace not in ("aten", "prims", "prim"),
+                0 if merges or plain != "cat" else made[0].shape[_axis_of_cat(args, given)],
+                _contracted(plain, given),
             )
         )
 
@@ -308,7 +315,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
             # addmm(c, a, b) = c + a b: the first argument is added, not multiplied.
             added = int(name in _ADDED_PRODUCTS)
             return "matrix", tuple(before[added:]), tuple(before[:added]), False
-        if name in ("convolution", "_convolution", "mkldnn_convolution"):
+        if name in _CONVOLUTIONS:
             is_pointwise = all(length == 1 for length in given[1].shape[2:])
             return ("matrix" if is_pointwise else "mixes"), tuple(before), (), False
         if name in ("addcmul", "addcdiv"):
@@ -345,12 +352,23 @@ def _written_to(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Te
 def _merges(func: Any, name: str, args: Sequence[Any], given: list[Tensor]) -> bool:
     """Whether values end up in the same entries; tensors concatenated along the tokens do not."""
     if name == "cat":
-        dim = args[1] if len(args) > 1 else 0
-        ndim = given[-1].dim() if given else 1
-        return bool(dim % ndim == ndim - 1)
+        return not given or _axis_of_cat(args, given) == given[-1].dim() - 1
     if name == "stack":
         return True
     return name not in _PRODUCTS
+
+
+def _axis_of_cat(args: Sequence[Any], given: list[Tensor]) -> int:
+    return int(args[1] if len(args) > 1 else 0) % max(1, given[-1].dim())
+
+
+def _contracted(name: str, given: list[Tensor]) -> int:
+    """Length of the axis over which a product with a matrix sums; channels come second in a convolution."""
+    if name in _CONVOLUTIONS:
+        return given[0].shape[1]
+    if name in _MATRIX_PRODUCTS:
+        return given[int(name in _ADDED_PRODUCTS)].shape[-1]
+    return 0
 
 
 def _is_over_channels(args: Sequence[Any], given: list[Tensor], made: list[Tensor]) -> bool:

@@ -18,8 +18,8 @@ from torch import nn
 from rankscope.errors import DiscoveryError
 from rankscope.models.stream import Stream
 from rankscope.models.view import BlockCall, BlockPlan, Label, ModelView, Stack, Sums
-from rankscope.stream.carries import KnownCall, carries_of
-from rankscope.stream.probe import CallRecord, probe
+from rankscope.stream.carries import KnownCall, carries_of, long_skips_of
+from rankscope.stream.probe import CallRecord, LongSkips, probe
 
 _STACK_WORDS = ("encoder", "decoder", "vision", "text", "audio")
 
@@ -45,19 +45,31 @@ def discover(
         DiscoveryError: nothing in the model looks like a block; the message lists containers to choose from.
     """
     plain, records, _ = _stacks(model, run, batch, blocks, stream, "plain")
-    uncut = _uncut(plain)
-    if plain and not uncut:
+    if plain and not _uncut(plain):
         return ModelView(model, plain)
     # Some skips are not plain sums: probe again with every recognised form of a sum, and keep what explains more.
-    wide, _, all_true = _stacks(model, run, batch, blocks, stream, "any")
-    found = wide if wide and all_true and (not plain or _uncut(wide) < uncut) else plain
+    found = plain
+    wider: tuple[Sums, ...] = ("any", "joined")
+    for sums in wider:
+        wide, _, all_true = _stacks(model, run, batch, blocks, stream, sums)
+        if wide and all_true and (not found or _uncut(wide) < _uncut(found)):
+            found = wide
+        if found and not _uncut(found):
+            break
     if not found:
         raise DiscoveryError(_nothing_found(model, records, blocks))
+    if _uncut(found):
+        # What is left over may be long skips, which can be told once it is known which modules are blocks.
+        long, _, all_true = _stacks(model, run, batch, blocks, stream, found[0].sums, long_skips=True)
+        if all_true and _uncut(long) < _uncut(found):
+            found = long
     return ModelView(model, found)
 
 
 def _uncut(stacks: Sequence[Stack]) -> int:
-    return sum(1 + carry.last - carry.first for stack in stacks for carry in stack.carries)
+    """How much carries a stream around blocks that surgery could not scale."""
+    left = [carry for stack in stacks for carry in stack.carries if carry.calls_begun is None]
+    return sum(1 + carry.last - carry.first for carry in left)
 
 
 def _stacks(
@@ -67,8 +79,13 @@ def _stacks(
     blocks: str | Sequence[str] | None,
     stream: Stream | None,
     sums: Sums,
+    *,
+    long_skips: bool = False,
 ) -> tuple[tuple[Stack, ...], list[CallRecord], bool]:
-    """The stacks found in one pass (none if no module looks like a block), and whether all its skips are genuine."""
+    """The stacks found in one pass (none if no module looks like a block), and whether all its skips are genuine.
+
+    With ``long_skips``, the model runs once more with its blocks known.
+    """
     records, tape = probe(model, run, batch, stream, sums)
     chosen = _named(records, blocks) if blocks is not None else _found(records)
     stacks: dict[str, list[CallRecord]] = {}
@@ -83,12 +100,28 @@ def _stacks(
         for position, (stack, key) in enumerate(zip(found, stacks, strict=True))
         for call, record in zip(stack.calls, stacks[key], strict=True)
     }
+    # Module calls are numbered from 0; negative numbers stand for the long skips of a stack, which belong to none.
+    searches = {
+        -1 - position: LongSkips({number: call for number, call in calls.items() if call.stack == position})
+        for position in range(len(found) if long_skips else 0)
+    }
+    if searches:
+        _, tape = probe(model, run, batch, stream, sums, searches)
+    for key, search in searches.items():
+        calls[key] = KnownCall(-1 - key, key, key, tuple((last, True) for _, last, _ in search.found))
     seen = carries_of(tape, calls, len(found))
+    long = [long_skips_of(tape, -1 - position, search.found) for position, search in enumerate(searches.values())]
     complete = tuple(
-        replace(stack, sums=sums, carries=tuple(seen.carries[position]), own_norms=tuple(seen.norms[position]))
+        replace(
+            stack,
+            sums=sums,
+            carries=(*(long[position] if searches else ()), *seen.carries[position]),
+            own_norms=tuple(seen.norms[position]),
+        )
         for position, stack in enumerate(found)
     )
-    return complete, records, seen.all_true
+    is_lost = any(search.is_lost for search in searches.values()) or any(record.is_lost for record in chosen)
+    return complete, records, seen.all_true and not is_lost
 
 
 def _known(stack: int, call: BlockCall) -> KnownCall:

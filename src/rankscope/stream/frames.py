@@ -21,12 +21,18 @@ from rankscope.stream.operators import (
     ADDED_MATRIX_PRODUCTS,
     ADDED_PRODUCTS,
     ADDS,
+    CHOICES,
+    CONCATENATIONS,
     DIFFERENCES,
     DIVISIONS,
+    INDEXED_SUMS,
     INTERPOLATIONS,
+    JOINS,
     MULTIPLICATIONS,
     NEGATIONS,
     NORMS,
+    PRODUCTS,
+    REDUCTIONS,
     SAME_VALUES,
     SLICE,
     SUMS,
@@ -54,17 +60,36 @@ class SkipSum:
         branches: the tensors from which the branch is formed.
         own: the summand that contains the stream, including its gain.
         other: the branch.
+        join: puts the two side by side, the stream first, if the call does not add them; None for a sum.
     """
 
     carried: Tensor
     branches: tuple[Tensor, ...]
     own: Summand
     other: Summand
+    join: Callable[[Tensor, Tensor], Tensor] | None = None
 
     def summands(self) -> tuple[Tensor, Tensor]:
         """Stream and branch as they are added."""
         stream, branch = self.own.value(), self.other.value()
         return stream, branch if branch.shape == stream.shape else branch.expand(stream.shape)
+
+    def of(self, stream: Tensor | None, branch: Tensor | None) -> Tensor:
+        """The same call with another stream and branch, at most one of them left out.
+
+        What is left out is not multiplied by zero, which would turn an infinite entry into NaN. The result is a new
+        tensor, because the model may write to it in place.
+        """
+        if self.join is not None:
+            present = stream if stream is not None else branch
+            assert present is not None
+            zeros = torch.zeros_like(present)
+            return self.join(zeros if stream is None else stream, zeros if branch is None else branch)
+        if stream is None or branch is None:
+            present = stream if stream is not None else branch
+            assert present is not None
+            return present.clone()
+        return stream + branch
 
 
 class StreamFrame:
@@ -75,10 +100,11 @@ class StreamFrame:
 
     def __init__(self, entry: Tensor, sums: Sums = "plain") -> None:
         self.entry_shape = entry.shape
-        self.sums = ADDS if sums == "plain" else SUMS
-        self._any_form = sums == "any"
+        self.sums = {"plain": ADDS, "any": SUMS, "joined": SUMS | JOINS}[sums]
+        self._any_form = sums != "plain"
         self._aliases: dict[int, weakref.ref[Tensor]] = {}
         self._normed: dict[int, weakref.ref[Tensor]] = {}
+        self._joined: tuple[weakref.ref[Tensor], int | None, torch.Size] | None = None
         self.follow(entry)
 
     def follow(self, tensor: Tensor) -> None:
@@ -105,9 +131,9 @@ class StreamFrame:
 
     def match(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> SkipSum | None:
         """The sum, if this call to one of ``sums`` adds something to the stream."""
-        if not kwargs and not any(map(self.is_stream, args)):
+        if not kwargs and func not in JOINS and not any(map(self.is_stream, args)):
             return None  # most sums of a model: analysing them would cost more than the sum itself
-        terms = _terms(func, args, kwargs)
+        terms = terms_of(func, args, kwargs)
         if terms is None:
             return None
         holds = [
@@ -117,13 +143,53 @@ class StreamFrame:
         # Neither summand is the stream, or both are (x + x, x + norm(x)): not a skip.
         if (holds[0] is None) == (holds[1] is None):
             return None
-        own, other = terms if holds[0] is not None else terms[::-1]
-        carried = holds[0] if holds[0] is not None else holds[1]
+        at = 0 if holds[0] is not None else 1
+        carried = holds[at]
         assert isinstance(carried, Tensor)
-        branches = tuple(factor for factor in other.factors if isinstance(factor, Tensor))
+        branches = tuple(factor for factor in terms[1 - at].factors if isinstance(factor, Tensor))
         if not branches or not self._has_the_shape(func, carried, branches):
             return None
-        return SkipSum(carried, branches, own, other)
+        return SkipSum(carried, branches, terms[at], terms[1 - at], _join(func, args, kwargs, stream_first=at == 0))
+
+    def follow_joined(
+        self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], out: Tensor
+    ) -> None:
+        """This object holds the stream beside its branch; the call that makes one stream of both is still to come."""
+        parts = args[0] if args else kwargs["tensors"]
+        axis = None if func in CONCATENATIONS else (_axis(args, kwargs) or 0) % out.dim()
+        self._joined = weakref.ref(out), axis, parts[0].shape
+
+    def makes_one_stream(
+        self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], out: Any
+    ) -> bool:
+        """Whether this call reads the stream and its branch side by side and returns one stream of both.
+
+        From then on nothing else is the stream: a model that uses the older one again (a gated recurrent unit, whose
+        gates read both) has a second way around the branch, and must not pass for one that has not.
+        """
+        if self._joined is None or not isinstance(out, Tensor):
+            return False
+        reference, axis, shape = self._joined
+        joined = reference()
+        if joined is None or out.shape != shape or not any(value is joined for value in args):
+            return False
+        if axis is None:
+            made = func is torch.nn.functional.linear or (func in PRODUCTS and args[0] is joined)
+        elif func in REDUCTIONS:
+            over = _axis(args, kwargs)
+            made = args[0] is joined and over is not None and over % joined.dim() == axis
+        else:
+            made = func is torch.einsum and _weighs_the_first(args, joined, axis)
+        if made:
+            self._joined = None
+            self.supersede(out)
+        return made
+
+    def supersede(self, tensor: Tensor) -> None:
+        """From now on this object alone is the stream."""
+        self._aliases.clear()
+        self._normed.clear()
+        self.follow(tensor)
 
     def _has_the_shape(self, func: Callable[..., Any], carried: Tensor, branches: Sequence[Tensor]) -> bool:
         """Whether the sum has the shape of the stream."""
@@ -162,6 +228,10 @@ class StreamFrame:
                 self._follow_gated(source, out)
         elif self._any_form and (func in DIVISIONS or func in NEGATIONS or _adds_nothing(func, args)):
             self._follow_gated(source, out)
+        elif (
+            self._any_form and func in ADDS and len(args) == 2 and all(self._is_in(self._aliases, arg) for arg in args)
+        ):
+            self.follow(out)  # a x + b x: a gain, in two terms
 
     def _follow_gated(self, gated: object, out: Tensor) -> None:
         """Follow the stream through any gain, including computed ones."""
@@ -179,20 +249,33 @@ class StreamFrame:
             self.follow_normed(out)
 
 
-def _terms(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Summand, Summand] | None:
+def terms_of(
+    func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[Summand, Summand] | None:
     """The two summands of a call; None for forms that are not recognised."""
+    if func in JOINS:
+        return _parts(func, args, kwargs)
     named = dict(kwargs)
     factors = (*args, *(named.pop(name) for name in _ARGUMENTS if name in named))
-    out = named.pop("out", None)
-    if out is not None:
-        return None
+    named.pop("out", None)
     if (func in ADDS or func in DIFFERENCES) and len(factors) == 2 and named.keys() <= {"alpha"}:
         left, right = factors
         factor = named.get("alpha", 1) * (-1 if func in DIFFERENCES else 1)
         return Summand((left,), lambda: left), Summand((right,), lambda: right if factor == 1 else right * factor)
+    if func in INDEXED_SUMS and len(factors) == 4 and not named:
+        own, dim, index, source = factors
+        return Summand((own,), lambda: own), Summand(
+            (source,), lambda: torch.zeros_like(own).index_add(dim, index, source)
+        )
     if len(factors) != 3:
         return None
     first, second, third = factors
+    # where(c, x, y) = c x + (1 - c) y; as a method it is x.where(c, y).
+    if func in CHOICES and not named:
+        chosen, left = (second, first) if func is Tensor.where else (first, second)
+        return Summand((left,), lambda: torch.where(chosen, left, 0.0)), Summand(
+            (third,), lambda: torch.where(chosen, 0.0, third)
+        )
     if func in ADDED_PRODUCTS and named.keys() <= {"value"}:
         value = named.get("value", 1)
         return Summand((first,), lambda: first), Summand((second, third), lambda: value * second * third)
@@ -207,7 +290,48 @@ def _terms(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, A
     return None
 
 
+def _parts(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Summand, Summand] | None:
+    """The two tensors that a call puts side by side; None if it joins others, or tokens instead of channels."""
+    parts = args[0] if args else kwargs.get("tensors")
+    if not isinstance(parts, (tuple, list)) or len(parts) != 2 or kwargs.keys() - {"tensors", "dim"}:
+        return None
+    left, right = parts
+    if func in CONCATENATIONS and (_axis(args, kwargs) or 0) % left.dim() != left.dim() - 1:
+        return None
+    return Summand((left,), lambda: left), Summand((right,), lambda: right)
+
+
+def _join(
+    func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], *, stream_first: bool
+) -> Callable[[Tensor, Tensor], Tensor] | None:
+    """What puts a stream and a branch side by side as this call does, or None for a sum."""
+    if func not in JOINS:
+        return None
+    axis = _axis(args, kwargs) or 0
+    return lambda stream, branch: func((stream, branch) if stream_first else (branch, stream), axis)
+
+
+def _axis(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int | None:
+    """The one axis that a call names; None if it names none, or several."""
+    axis = args[1] if len(args) > 1 else kwargs.get("dim")
+    axis = axis[0] if isinstance(axis, (tuple, list)) and len(axis) == 1 else axis
+    return axis if isinstance(axis, int) else None
+
+
+def _weighs_the_first(args: Sequence[Any], joined: Tensor, axis: int) -> bool:
+    """``einsum("s,sbtd->btd", w, joined)``: a sum over the joined tensors with one weight for each."""
+    if len(args) != 3 or not isinstance(args[0], str) or axis != 0:
+        return False
+    given, arrow, kept = args[0].replace(" ", "").partition("->")
+    words = given.split(",")
+    if not arrow or len(words) != 2:
+        return False
+    at = 1 if args[2] is joined else 0
+    return words[1 - at] == words[at][:1] and words[at][1:] == kept
+
+
 _ARGUMENTS = ("input", "other", "end", "tensor1", "tensor2", "weight", "mat1", "mat2", "batch1", "batch2")
+"""Keywords of the sums, in the order of their positions; those of ``where`` and ``index_add`` are never given so."""
 
 
 def _broadcasts(shape: torch.Size, to: torch.Size) -> bool:

@@ -24,9 +24,18 @@ from rankscope.errors import SiteError
 from rankscope.models.inputs import sequences_in_pass
 from rankscope.models.view import BlockCall, Label, ModelView, Stack
 from rankscope.stream.attention_calls import from_sdpa, inside_multi_head, is_attention_shaped, is_over_keys
-from rankscope.stream.frames import StreamFrame, first_tensor, output_tensor, stream_in, stream_out, with_output_tensor
+from rankscope.stream.frames import (
+    SkipSum,
+    StreamFrame,
+    first_tensor,
+    output_tensor,
+    stream_in,
+    stream_out,
+    with_output_tensor,
+)
 from rankscope.stream.operators import (
     IN_PLACE_SUMS,
+    JOINS,
     MULTI_HEAD,
     NORMS,
     SDPA,
@@ -57,6 +66,8 @@ class ActiveBlock(StreamFrame):
         self.block = 0
         self.last_sum: Tensor | None = None
         self.entered: Tensor | None = None
+        self.sum: SkipSum | None = None
+        self.label: Label | None = None
         blocks = self.call.blocks
         self._adds = [(i, label) for i, plan in enumerate(blocks) for label in plan.adds]
         self._joins = [join for plan in blocks for join in plan.joins]
@@ -250,9 +261,13 @@ class StreamMode(TorchFunctionMode):
     def on_add(
         self, call: ActiveBlock, label: Label | None, stream: Tensor, branch: Tensor, perform: Perform
     ) -> Tensor:
-        """A branch is added to the stream; ``perform()`` is the model's own add."""
+        """A branch is added to the stream, or put beside it; ``perform()`` is the model's own call."""
         result: Tensor = perform()
         return result
+
+    def on_sum(self, call: ActiveBlock, label: Label, total: Tensor) -> Tensor:
+        """A branch with this label has become part of the stream, which is now ``total``."""
+        return total
 
     def on_fused(self, ref: SiteRef, args: Sequence[Any], kwargs: Mapping[str, Any], perform: Perform) -> Any:
         """Fused attention; ``perform(*args, **kwargs)`` is the kernel."""
@@ -308,8 +323,12 @@ class StreamMode(TorchFunctionMode):
             found = call.match(func, args, kwargs)
             if found is not None:
                 # For x += y the result must end up in the memory of x: other code may hold a reference to it.
-                target = args[0] if func in IN_PLACE_SUMS else None
-                return self._add(call, *found.summands(), lambda: func(*args, **kwargs), target)
+                target = args[0] if func in IN_PLACE_SUMS else kwargs.get("out")
+                out = self._add(call, found, lambda: func(*args, **kwargs))
+                if func not in JOINS:
+                    return self._summed(call, out, target)
+                call.follow_joined(func, args, kwargs, out)
+                return out
         elif (func is SDPA or func is MULTI_HEAD or func in SOFTMAXES) and self.reads_attention():
             return self._attention(call, func, args, kwargs)
         out = func(*args, **kwargs)
@@ -317,18 +336,24 @@ class StreamMode(TorchFunctionMode):
             x = args[0] if args else kwargs["input"]
             out = self.on_norm(call, x, out) if call.is_stream(x) else self.on_branch_norm(call, x, out)
         call.pass_on(func, args, out)
-        return out
+        return self._summed(call, out) if call.makes_one_stream(func, args, kwargs, out) else out
 
-    def _add(
-        self, call: ActiveBlock, stream: Tensor, branch: Tensor, perform: Perform, target: Tensor | None
-    ) -> Tensor:
+    def _add(self, call: ActiveBlock, found: SkipSum, perform: Perform) -> Tensor:
+        stream, branch = found.summands()
         block, label = call.next_add()
         # One module call may contain several blocks (a stack without block modules): this add starts the next one.
         if block != call.block:
             self.on_next_block(call, stream)
             call.block = block
             self.on_enter(call, stream)
+        call.label, call.sum = label, found
         out = self.on_add(call, label, stream, branch, perform)
+        call.sum = None  # it refers to the stream and the branch, and must not keep them alive
+        return out
+
+    def _summed(self, call: ActiveBlock, total: Tensor, target: Tensor | None = None) -> Tensor:
+        """The stream after an add: after the add itself, or after the map that reads stream and branch side by side."""
+        out = total if call.label is None else self.on_sum(call, call.label, total)
         if target is not None and out is not target:
             out = target.copy_(out)
         call.follow(out)
@@ -529,10 +554,13 @@ class SiteMode(StreamMode):
     def on_add(
         self, call: ActiveBlock, label: Label | None, stream: Tensor, branch: Tensor, perform: Perform
     ) -> Tensor:
-        """Show the branch and the sum."""
+        """Show the branch."""
         if label is not None:
             self._show(call, f"{label}.out", branch)
         out: Tensor = perform()
-        if label is not None:
-            self._show(call, f"{label}.sum", out)
         return out
+
+    def on_sum(self, call: ActiveBlock, label: Label, total: Tensor) -> Tensor:
+        """Show the sum."""
+        self._show(call, f"{label}.sum", total)
+        return total

@@ -26,10 +26,18 @@ INTERPOLATIONS: frozenset[Callable[..., Any]] = frozenset({torch.lerp, T.lerp, T
 ADDED_MATRIX_PRODUCTS: frozenset[Callable[..., Any]] = frozenset(
     {torch.addmm, T.addmm, T.addmm_, torch.baddbmm, T.baddbmm, T.baddbmm_}
 )
-SUMS: frozenset[Callable[..., Any]] = ADDS | DIFFERENCES | ADDED_PRODUCTS | INTERPOLATIONS | ADDED_MATRIX_PRODUCTS
+CHOICES: frozenset[Callable[..., Any]] = frozenset({torch.where, T.where})
+INDEXED_SUMS: frozenset[Callable[..., Any]] = frozenset({torch.index_add, T.index_add, T.index_add_})
+SUMS: frozenset[Callable[..., Any]] = (
+    ADDS | DIFFERENCES | ADDED_PRODUCTS | INTERPOLATIONS | ADDED_MATRIX_PRODUCTS | CHOICES | INDEXED_SUMS
+)
 """All calls that are a sum of two terms, one of which can be the stream."""
+CONCATENATIONS: frozenset[Callable[..., Any]] = frozenset({torch.cat, torch.concat, torch.concatenate})
+JOINS: frozenset[Callable[..., Any]] = CONCATENATIONS | {torch.stack}
+"""Calls that put the stream beside its branch; a later call (``REDUCTIONS``) makes one stream of the two."""
+REDUCTIONS: frozenset[Callable[..., Any]] = frozenset({T.sum, torch.sum, T.mean, torch.mean})
 IN_PLACE_SUMS: frozenset[Callable[..., Any]] = frozenset(
-    {T.add_, T.__iadd__, T.sub_, T.__isub__, T.subtract_, T.addcmul_, T.lerp_, T.addmm_, T.baddbmm_}
+    {T.add_, T.__iadd__, T.sub_, T.__isub__, T.subtract_, T.addcmul_, T.lerp_, T.addmm_, T.baddbmm_, T.index_add_}
 )
 
 SAME_VALUES: frozenset[Callable[..., Any]] = frozenset(

@@ -29,11 +29,13 @@ from rankscope.stream.attention_calls import (
     is_attention_shaped,
     is_over_keys,
 )
+from rankscope.stream.carries import KnownCall
 from rankscope.stream.dataflow import Tape
 from rankscope.stream.frames import StreamFrame, first_tensor, output_tensor, tensors_in
 from rankscope.stream.operators import (
     ADDS,
     CONSTANTS,
+    JOINS,
     MULTI_HEAD,
     NORMS,
     PRODUCTS,
@@ -45,6 +47,7 @@ from rankscope.stream.operators import (
     is_attention,
     is_norm,
 )
+from rankscope.stream.states import LongSum, States
 
 CROSS_NAME = re.compile(r"cross|encoder_?attn|enc_?dec", re.IGNORECASE)
 _MIXER_NAME = re.compile(r"mixer|mamba|ssm|fourier|recurrent|rwkv|rglru|hyena|lstm_?layer|conv", re.IGNORECASE)
@@ -78,6 +81,7 @@ class CallRecord:
         ends_with_norm: whether the call ends with a final norm that the skips inside do not go through.
         post_norm: whether a branch is added to a norm of the stream.
         fed_by: the calls that returned the exact tensor that this one received.
+        is_lost: whether the stream was read together with a branch, and what came of it is not what was returned.
     """
 
     name: str
@@ -94,6 +98,7 @@ class CallRecord:
     attention: list[tuple[int, Literal["attention", "cross_attention"]]] = field(default_factory=list)
     final_norm: str | None = None
     fed_by: list[CallRecord] = field(default_factory=list)
+    is_lost: bool = False
 
     @property
     def labels(self) -> list[Label]:
@@ -126,6 +131,7 @@ class ProbeFrame(StreamFrame):
         self.record = record
         self.names_since_add: list[str] = []
         self.adds_to_normed = False
+        self.has_superseded = False
         self.joined: Tensor | None = None
         self._attention_depth = attention_depth
         self._ancestries: dict[int, tuple[weakref.ref[Tensor], Ancestry]] = {}
@@ -139,6 +145,11 @@ class ProbeFrame(StreamFrame):
         """This object is a norm of the stream."""
         super().follow_normed(tensor)
         self._newest[id(tensor)] = weakref.ref(tensor)
+
+    def supersede(self, tensor: Tensor) -> None:
+        """From now on this object alone is the stream."""
+        super().supersede(tensor)
+        self.has_superseded = True
 
     def tokens(self, batch: int, stream: Stream | None = None) -> int:
         """Number of tokens in the stream of this frame; -1 if its axes are not the declared ones."""
@@ -252,11 +263,85 @@ class ProbeFrame(StreamFrame):
                 self.mark(tensor, union)
 
 
+class LongSkips:
+    """Finds the long skips of one stack while the probe runs, once it is known which module calls are its blocks.
+
+    Attributes:
+        found: for each long skip, the first and the last block that it goes around, and the block calls begun.
+        is_lost: whether the result of one did not become the stream that the next block takes.
+    """
+
+    def __init__(self, calls: Mapping[int, KnownCall]) -> None:
+        self.found: list[tuple[int, int, int]] = []
+        self.is_lost = False
+        self._calls = calls
+        self._begun = 0
+        self._states: States | None = None
+        self._before: list[weakref.ref[Tensor]] = []
+        self._frame: ProbeFrame | None = None
+
+    def enter(self, number: int, entry: Tensor, frame: ProbeFrame) -> None:
+        """A module call begins."""
+        if number not in self._calls:
+            return
+        if self._states is None:
+            self._states = States(entry, self._before)
+        elif self._states.number_of(entry) is None:
+            self._check(entry)
+            self._states.reach(entry, self._calls[number].first)
+        self._begun += 1
+        self._frame = frame
+
+    def leave(self, number: int, out: Tensor) -> None:
+        """A module call ends."""
+        if number in self._calls and self._states is not None:
+            self._states.reach(out, self._calls[number].last + 1)
+            self._frame = None
+
+    def note_sum(self, number: int, add: int, stream: Tensor, out: Tensor) -> None:
+        """A branch was added to the stream in a module call, as its add of that number."""
+        if number in self._calls and self._states is not None:
+            self._check(stream)
+            self._states.reach(out, self._calls[number].adds[add][0])
+
+    def _check(self, stream: Tensor) -> None:
+        """Since the last long skip, if one has just been met, what goes on as the stream must be its result."""
+        assert self._states is not None
+        if self.found and self.found[-1][2] == self._begun and self._states.number_of(stream) is None:
+            self.is_lost = True
+
+    def match(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> LongSum | None:
+        """The long skip that this call is."""
+        found = None if self._states is None else self._states.long_sum(func, args, kwargs)
+        if found is not None:
+            self.found.append((found.first, found.last, self._begun))
+        return found
+
+    def see(
+        self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], out: Any, found: LongSum | None
+    ) -> None:
+        """A call has run."""
+        if self._states is None:
+            self._before += map(weakref.ref, tensors_in(out))
+            return
+        # Inside a block, the result has to be what the block goes on with, and not a gate or a further branch.
+        if self._states.see(func, args, kwargs, out, found) and self._frame is not None:
+            self.is_lost |= not self._frame.is_stream(out)
+
+
 def probe(
-    model: nn.Module, run: Callable[[], object], batch: int, stream: Stream | None = None, sums: Sums = "plain"
+    model: nn.Module,
+    run: Callable[[], object],
+    batch: int,
+    stream: Stream | None = None,
+    sums: Sums = "plain",
+    long_skips: Mapping[int, LongSkips] | None = None,
 ) -> tuple[list[CallRecord], Tape]:
-    """Run the model once through ``run``: a record of each module call, in order of entry, and all operations."""
-    mode = _Probe(batch, stream, sums)
+    """Run the model once through ``run``: a record of each module call, in order of entry, and all operations.
+
+    ``long_skips`` look for long skips in the same pass, by the number under which the tape records them.
+    """
+    mode = _Probe(batch, stream, sums, long_skips or {})
     with ExitStack() as stack:
         for name, module in model.named_modules():
             stack.callback(module.register_forward_pre_hook(mode.enter(name), with_kwargs=True).remove)
@@ -267,9 +352,10 @@ def probe(
 
 
 class _Probe(TorchFunctionMode):
-    def __init__(self, batch: int, stream: Stream | None, sums: Sums) -> None:
+    def __init__(self, batch: int, stream: Stream | None, sums: Sums, long_skips: Mapping[int, LongSkips]) -> None:
         super().__init__()
         self._stream = stream
+        self._long_skips = long_skips
         self.tape = Tape()
         self._sums = sums
         self.records: list[CallRecord] = []
@@ -285,7 +371,7 @@ class _Probe(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if not self._frames:
+        if not self._frames and not self._long_skips:
             before = self.tape.begin_function(func, ())
             try:
                 return func(*args, **kwargs)
@@ -293,12 +379,19 @@ class _Probe(TorchFunctionMode):
                 self.tape.end_function(before)
         # Every active module call has a frame, from the model down to the innermost module; each one follows its own
         # input, because it is not yet known which of them are blocks.
-        added = [frame.see_add(func, args, kwargs) for frame in self._frames] if func in SUMS else []
+        is_sum = func in SUMS or func in JOINS
+        added = [frame.see_add(func, args, kwargs) for frame in self._frames] if is_sum else []
         inputs = tensors_in((args, kwargs), depth=3)
         skips = [
             (self.numbers[id(frame.record)], len(frame.record.adds) - 1, stream)
             for frame, stream in zip(self._frames, added, strict=False)
             if stream is not None
+        ]
+        long_sums = {key: found.match(func, args, kwargs) for key, found in self._long_skips.items()}
+        skips += [
+            (key, len(self._long_skips[key].found) - 1, found.carried)
+            for key, found in long_sums.items()
+            if found is not None
         ]
         before = self.tape.begin_function(func, skips)
         try:
@@ -306,8 +399,14 @@ class _Probe(TorchFunctionMode):
         finally:
             self.tape.end_function(before)
         for frame, stream in zip(self._frames, added, strict=False):
-            if stream is not None:
+            if stream is not None and func in JOINS:
+                frame.follow_joined(func, args, kwargs, out)
+            elif stream is not None:
                 frame.follow(out)
+                for found in self._long_skips.values():
+                    found.note_sum(self.numbers[id(frame.record)], len(frame.record.adds) - 1, stream, out)
+        for key, found in self._long_skips.items():
+            found.see(func, args, kwargs, out, long_sums[key])
         return out
 
     def _run(
@@ -324,6 +423,7 @@ class _Probe(TorchFunctionMode):
         for frame in self._frames:
             frame.spread(func, inputs, outputs, len(self._attention_modules))
             frame.pass_on(func, args, out)
+            frame.makes_one_stream(func, args, kwargs, out)
             if func in NORMS and frame.ancestry(inputs[0]):
                 frame.record.norms_at.append(len(frame.record.adds))
             if frame.joined is not None:
@@ -383,6 +483,8 @@ class _Probe(TorchFunctionMode):
                 self.records.append(record)
                 opened = ProbeFrame(entry, record, len(self._attention_modules), self._sums)
                 self._frames.append(opened)
+                for found in self._long_skips.values():
+                    found.enter(self.numbers[id(record)], entry, opened)
             self._open.append(opened)
             if is_attention(name, module):
                 self._attention_modules.append(own_name)
@@ -400,8 +502,11 @@ class _Probe(TorchFunctionMode):
                 self._frames.remove(frame)
                 self.tape.note_edge(self.numbers[id(frame.record)], name, out, begins=False)
                 if out is not None:
+                    for found in self._long_skips.values():
+                        found.leave(self.numbers[id(frame.record)], out)
                     frame.record.output_shape = out.shape
                     frame.record.post_norm = frame.adds_to_normed
+                    frame.record.is_lost = frame.has_superseded and not frame.is_stream(out)
                     frame.record.ends_with_norm = frame.is_normed(out) and not frame.adds_to_normed
                     self._note_norm(name, module, first_tensor(args, kwargs), out)
                     self._returned.setdefault(id(out), []).append((weakref.ref(out), frame.record))

@@ -12,13 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rankscope.errors import UnsupportedOperationError
-from rankscope.models.view import Label, ModelView
+from rankscope.errors import SiteError, UnsupportedOperationError
+from rankscope.models.view import Label, ModelView, Stack
 from rankscope.stream.attention_calls import announce, from_sdpa, sdpa_arguments
-from rankscope.stream.frames import first_tensor, output_tensor, with_output_tensor
+from rankscope.stream.frames import first_tensor, output_tensor, tensors_in, with_output_tensor
 from rankscope.stream.mode import ActiveBlock, Perform, StreamMode, in_backward, observing
-from rankscope.stream.operators import SOFTMAXES, is_attention, is_mixer, is_norm
+from rankscope.stream.operators import IN_PLACE_SUMS, SOFTMAXES, is_attention, is_mixer, is_norm
 from rankscope.stream.sites import SiteRef
+from rankscope.stream.states import LongSum, States
 from rankscope.surgery.attention_edits import (
     before_kernel,
     before_softmax,
@@ -60,6 +61,17 @@ def normed(x: Tensor, out: Tensor, choice: NormChoice) -> Tensor:
     return x * squared.masked_fill(peak == 0, 1.0).rsqrt()
 
 
+def _with_another(values: Any, old: Tensor, new: Tensor) -> Any:
+    """The same arguments with one tensor replaced, looking into lists, tuples and dicts."""
+    if values is old:
+        return new
+    if isinstance(values, (list, tuple)):
+        return type(values)(_with_another(value, old, new) for value in values)
+    if isinstance(values, dict):
+        return {name: _with_another(value, old, new) for name, value in values.items()}
+    return values
+
+
 class SurgeryMode(StreamMode):
     """Follows the stream and applies the operations to it, in order.
 
@@ -77,6 +89,10 @@ class SurgeryMode(StreamMode):
         self._norm_depth = 0
         self._touched: set[tuple[str, int]] = set()
         """What was changed in the current call, and in which block."""
+        self._states: dict[str | None, States] = {}
+        self._before: list[weakref.ref[Tensor]] = []
+        self._long_skips_met: dict[str | None, int] = {}
+        self._has_long_skips = any(stack.long_skips for stack in view.stacks)
 
     def reads_attention(self) -> bool:
         """True while an operation or a graft changes attention."""
@@ -91,6 +107,62 @@ class SurgeryMode(StreamMode):
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if self._has_long_skips and self._in_pass:
+            return self._between_states(func, types, args, kwargs or {})
+        return self._with_grafts(func, types, args, kwargs)
+
+    def _between_states(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """Run one call of a model with long skips, inside or outside of blocks, with the gain on the earlier state."""
+        found = {name: states.long_sum(func, args, kwargs) for name, states in self._states.items()}
+        given, named = args, kwargs
+        for name, long_sum in found.items():
+            if long_sum is not None:
+                gain = self._long_gain(name, long_sum)
+                if gain != 1.0:
+                    scaled = gain * long_sum.carried if gain else torch.zeros_like(long_sum.carried)
+                    given, named = (
+                        _with_another(given, long_sum.carried, scaled),
+                        _with_another(named, long_sum.carried, scaled),
+                    )
+        out = self._with_grafts(func, types, given, named)
+        # For old += x the result must end up in the memory of old, which was scaled in a copy.
+        if func in IN_PLACE_SUMS and given[0] is not args[0]:
+            out = args[0].copy_(out)
+        for name, states in self._states.items():
+            states.see(func, args, kwargs, out, found[name])
+        if len(self._states) < len(self.view.stacks):
+            self._before += map(weakref.ref, tensors_in(out))
+        return out
+
+    def _long_gain(self, name: str | None, found: LongSum) -> float:
+        stack = next(stack for stack in self.view.stacks if stack.name == name)
+        met = self._long_skips_met.get(name, 0)
+        self._long_skips_met[name] = met + 1
+        planned = stack.long_skips[met : met + 1]
+        if [(skip.first, skip.last) for skip in planned] != [(found.first, found.last)]:
+            raise SiteError(
+                f"A long skip goes around blocks {found.first} to {found.last}, and not where it did when the model "
+                "was probed. The model takes another path on this input: use inputs of the same kind."
+            )
+        # Both ends are meant, or neither: an operation on some of the blocks in between was refused.
+        return prod(operation.attention_skip for operation in self._for(name, found.first))
+
+    def _check_long_skips(self, stack: Stack, calls_begun: int) -> None:
+        """Raise unless every long skip that comes before a block has been met: otherwise it ran unchanged."""
+        expected = sum(skip.calls_begun < calls_begun for skip in stack.long_skips if skip.calls_begun is not None)
+        met = self._long_skips_met.get(stack.name, 0)
+        if met < expected and any(operation.attention_skip != 1.0 for operation in self._operations):
+            raise UnsupportedOperationError(
+                f"The long skip around {stack.long_skips[met].where} was found when the model was probed and is not "
+                "met in this pass, so that its gain cannot be changed. exact, and models that run blocks again in the "
+                "backward pass (gradient checkpointing), replace the tensors by which it is recognised."
+            )
+
+    def _with_grafts(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None
     ) -> Any:
         call = self._open
         if call is None or not self._dispatcher.grafts:
@@ -111,6 +183,7 @@ class SurgeryMode(StreamMode):
         self, call: ActiveBlock, label: Label | None, stream: Tensor, branch: Tensor, perform: Perform
     ) -> Tensor:
         """Apply the gain to the skip, or drop the MLP."""
+        assert call.sum is not None
         operations = self._for(call.stack.name, call.layer) if label is not None else []
         if label is None or not (operations or self._dispatcher.grafts):
             return super().on_add(call, label, stream, branch, perform)
@@ -120,23 +193,28 @@ class SurgeryMode(StreamMode):
         # parallel branch is still to come.
         if label == "mlp" and any(operation.mlp == "drop" for operation in operations):
             keeps_stream = gain == 1.0 or (gain == 0.0 and not call.is_joined)
-            return self._dispatcher.sum(call, label, stream.clone() if keeps_stream else gain * stream)
+            return call.sum.of(stream if keeps_stream else gain * stream, None)
         own, added = self._dispatcher.add(call, label, stream, branch)
         # If nothing changes, run the model's own add, so that the result is bit-identical.
         if gain == 1.0 and own is stream and added is branch:
-            total = super().on_add(call, label, stream, branch, perform)
-        elif gain == 0.0:
-            # Not 0 * stream + branch: that would turn an infinite stream into NaN. A clone, because the model may write
-            # to the sum in place.
-            total = added.clone()
-        else:
-            total = (own if gain == 1.0 else gain * own) + added
+            return super().on_add(call, label, stream, branch, perform)
+        return call.sum.of(None if gain == 0.0 else own if gain == 1.0 else gain * own, added)
+
+    def on_sum(self, call: ActiveBlock, label: Label, total: Tensor) -> Tensor:
+        """Apply the grafts on the stream after an add."""
         return self._dispatcher.sum(call, label, total)
 
     def on_enter(self, call: ActiveBlock, entry: Tensor) -> None:
         """Start recording what is changed."""
         if call.block == 0:
             self._touched.clear()
+        if self._has_long_skips and call.block == 0:
+            self._check_long_skips(call.stack, call.number + 1 if self._in_pass else len(call.stack.calls) + 1)
+            if call.stack.name not in self._states:
+                self._states[call.stack.name] = States(entry, self._before)
+            states = self._states[call.stack.name]
+            if states.number_of(entry) is None:
+                states.reach(entry, call.call.first_layer)
 
     def on_norm(self, call: ActiveBlock, x: Tensor, out: Tensor) -> Tensor:
         """Replace a norm of the stream."""
@@ -238,9 +316,17 @@ class SurgeryMode(StreamMode):
         probs = edit_probs(probs, visible, after)
         return probs if mixture is None else mixed_probs(probs, visible, mixture)
 
+    def _summed(self, call: ActiveBlock, total: Tensor, target: Tensor | None = None) -> Tensor:
+        out = super()._summed(call, total, target)
+        if call.stack.name in self._states:
+            self._states[call.stack.name].reach(out, call.layer)
+        return out
+
     def on_leave(self, call: ActiveBlock, out: Tensor) -> None:
         """Check that every requested change was made."""
         self._dispatcher.check_values()
+        if call.stack.name in self._states:
+            self._states[call.stack.name].reach(out, call.call.first_layer + len(call.call.blocks))
         for block, plan in enumerate(call.call.blocks):
             layer = call.call.first_layer + block
             for operation in self._for(call.stack.name, layer):
@@ -258,12 +344,18 @@ class SurgeryMode(StreamMode):
 
     def _begin_pass(self, module: nn.Module, args: tuple[Any, ...]) -> None:
         super()._begin_pass(module, args)
+        self._states.clear()
+        self._before.clear()
+        self._long_skips_met.clear()
         self._norm_depth = 0
         self._dispatcher.reset()
 
     def _end_pass(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         self._dispatcher.reset()
+        self._states.clear()
         super()._end_pass(module, args, output)
+        for stack in self.view.stacks if output is not None else ():
+            self._check_long_skips(stack, len(stack.calls) + 1)
 
     def _inner_hooks(self, block: nn.Module) -> Iterator[torch.utils.hooks.RemovableHandle]:
         yield from super()._inner_hooks(block)

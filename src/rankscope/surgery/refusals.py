@@ -60,7 +60,9 @@ def _check_inside(operation: Operation, view: ModelView) -> None:
     for stack in view.stacks:
         for call in stack.calls:
             inside = [
-                c for c in stack.carries if f"{c.module}.".startswith(f"{call.module_name}.") and call.module_name
+                c
+                for c in stack.carries
+                if c.calls_begun is None and f"{c.module}.".startswith(f"{call.module_name}.") and call.module_name
             ]
             if inside and operation.applies_to(stack.name, call.first_layer):
                 raise UnsupportedOperationError(
@@ -102,13 +104,39 @@ def check_carries(view: ModelView, what: str, operation: Operation | None = None
     Raises:
         UnsupportedOperationError: the change would be incomplete; the message says where.
     """
-    found = _in_meant(operation, [(stack, stack.carries) for stack in view.stacks])
+    if operation is not None:
+        _check_long_skips(view, operation)
+    left = [
+        (stack, tuple(c for c in stack.carries if operation is None or c.calls_begun is None)) for stack in view.stacks
+    ]
+    found = _in_meant(operation, left)
     if found:
         raise UnsupportedOperationError(
             f"The stream gets around blocks in a way that {what} would leave in place, so the result would not be what "
-            f"it is called. {_listed(found)}. What can be edited is a sum of the block's own stream and a branch "
-            "(x + f(x), with any gain); long skips, injected inputs, choices and stacks of tensors cannot."
+            f"it is called. {_listed(found)}. What can be edited is a sum of a stream and a branch (x + f(x), with any "
+            "gain), a projection of the two side by side, and a sum of two states of the stream (a long skip); a skip "
+            "through a matrix or an activation of its own, turned or cut channels and scripted sums cannot."
         )
+
+
+def _check_long_skips(view: ModelView, operation: Operation) -> None:
+    """A long skip goes around attention and MLP of several blocks alike, and is scaled only with all of them."""
+    for stack in view.stacks:
+        for skip in stack.long_skips:
+            meant = [operation.applies_to(stack.name, layer) for layer in range(skip.first, skip.last + 1)]
+            if not any(meant):
+                continue
+            name = f"{stack.name} " if stack.name else ""
+            if not all(meant):
+                raise UnsupportedOperationError(
+                    f"A long skip goes around {name}{skip.where}, and layers= names only some of these blocks, so that "
+                    "the stream would still get around them. Name all of them, or none."
+                )
+            if operation.attention_skip != operation.mlp_skip:
+                raise UnsupportedOperationError(
+                    f"A long skip goes around {name}{skip.where}: around attention and MLPs alike, so attention_skip "
+                    "and mlp_skip must agree."
+                )
 
 
 def check_own_norms(view: ModelView, what: str, operation: Operation | None = None) -> None:

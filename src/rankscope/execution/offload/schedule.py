@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -196,6 +196,7 @@ def plan_schedule(
     """
     view = _seen(meta_model, prepared, blocks, stream)
     stack = _only_stack(view)
+    view = _without_long_skips(view)
     names = list(dict.fromkeys(call.module_name for call in stack.calls))
     largest = max(sum(s.nbytes for s in slots) for slots in slots_of_blocks(meta_model, names).values())
     need = _need(meta_model, prepared, names, largest, variants=variants, widened=widened)
@@ -222,11 +223,21 @@ def _seen(
         ) from error
 
 
+def _without_long_skips(view: ModelView) -> ModelView:
+    """The same view with its long skips marked as such that surgery cannot scale: one block runs at a time."""
+    stacks = [
+        replace(stack, carries=tuple(replace(carry, calls_begun=None) for carry in stack.carries))
+        for stack in view.stacks
+    ]
+    return replace(view, stacks=tuple(stacks))
+
+
 def _only_stack(view: ModelView) -> Stack:
     """The stack of a model that can run block by block.
 
     Raises:
-        UnsupportedConfigError: there are several stacks, or blocks that are not separate modules.
+        UnsupportedConfigError: there are several stacks, blocks that are not separate modules, or a block that needs
+            the output of an earlier one besides that of the block before it.
     """
     name = type(view.model).__name__
     if len(view.stacks) > 1:
@@ -240,6 +251,13 @@ def _only_stack(view: ModelView) -> Stack:
         raise UnsupportedConfigError(
             f"The blocks of {name} are not separate modules, so none can be run without the others. Name the "
             "block modules with blocks='layers.*', or leave offload out."
+        )
+    # The states of earlier blocks are not kept: only what was there before the first block is computed again.
+    long = [c for c in stack.carries if c.first > 0 and (c.calls_begun is not None or c.last > c.first)]
+    if long:
+        raise UnsupportedConfigError(
+            f"{name} carries the output of a block around later ones ({long[0].where}), and offload keeps only that of "
+            "the last block. Leave offload out; for a model larger than memory use load(spec, device_map=...)."
         )
     return stack
 

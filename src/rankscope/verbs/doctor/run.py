@@ -94,8 +94,12 @@ def _structure(view: ModelView) -> list[Check]:
         kinds = Counter(" + ".join(skips) or "no skip" for skips in facts.skips)
         each = "; ".join(f"{kind} in {count}" for kind, count in kinds.items())
         checks.append(Check("skips", "pass" if any(facts.skips) else "info", f"{prefix}{each} of {stack.depth} blocks"))
-        if stack.carries:
-            where = "; ".join(carry.where for carry in stack.carries[:4])
+        if stack.long_skips:
+            where = "; ".join(skip.where for skip in stack.long_skips[:4])
+            checks.append(Check("long skips", "pass", f"{prefix}a gain on the skips scales them too: {where}"))
+        uncut = [carry for carry in stack.carries if carry.calls_begun is None]
+        if uncut:
+            where = "; ".join(carry.where for carry in uncut[:4])
             checks.append(
                 Check(
                     "uncut skips",
