@@ -11,6 +11,7 @@ import sys
 from functools import cache
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -254,3 +255,61 @@ def test_public_modules_have_what_they_promise(module: str) -> None:
 @pytest.mark.parametrize("script", ["dev", ".ci/run", ".ci/versions"])
 def test_scripts_can_be_run(script: str) -> None:
     assert (ROOT / script).stat().st_mode & 0o111
+
+
+def files_that_get(spec: str, *, holders: bool) -> list[str]:
+    """Files of rankscope with a function that is given the model, while ``measure`` runs, in the order of the walk.
+
+    The model is the spec until it is loaded, and the module afterwards, when the spec is only its name. A function that
+    takes any ``module`` (a hook, a predicate over submodules) and ``self`` are not counted: they do not pass it on.
+
+    Args:
+        spec: the model.
+        holders: also count functions that are given an object with the model as its attribute ``model``.
+    """
+    import torch
+
+    found: dict[str, None] = {}
+    source = str(ROOT / "src/rankscope")
+    kind = type(rankscope.load(spec).model)
+    is_loaded = False
+
+    def is_model(name: str, value: object) -> bool:
+        nonlocal is_loaded
+        if isinstance(value, torch.nn.Module):
+            is_loaded |= isinstance(value, kind)
+            return isinstance(value, kind)
+        if isinstance(value, str):
+            return value == spec and name == "model" and not is_loaded
+        return holders and isinstance(getattr(value, "model", None), kind)
+
+    def watch(frame: Any, event: str, _: object) -> None:
+        code = frame.f_code
+        if event != "call" or not code.co_filename.startswith(source):
+            return
+        names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        if any(is_model(name, frame.f_locals.get(name)) for name in names if name not in ("self", "module")):
+            found[code.co_filename.removeprefix(source + "/")] = None
+
+    before = sys.getprofile()
+    sys.setprofile(watch)
+    try:
+        rankscope.measure(spec, sequences=2, tokens=16)
+    finally:
+        sys.setprofile(before)
+    return list(found)
+
+
+def test_the_walk_of_a_model_through_measure_is_short() -> None:
+    """On the ordinary path at most twelve files pass the model on; objects that hold it add at most five.
+
+    Together these are the files one has to open to follow ``model`` from the call of ``measure`` to the last forward
+    pass.
+    """
+    walk = files_that_get("init:tiny-bert", holders=False)
+    assert walk[0] == "verbs/measure/run.py"
+    assert "models/loading/_load.py" in walk, "the watch sees nothing"
+    assert len(walk) <= 12, walk
+    whole = files_that_get("init:tiny-bert", holders=True)
+    assert set(walk) < set(whole)
+    assert len(whole) <= 17, whole

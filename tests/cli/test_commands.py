@@ -14,6 +14,7 @@ from rankscope.cli.environment import EXTRAS
 from rankscope.cli.verb_commands import split_names
 from rankscope.runs.checks import Check, DoctorReport, StackFacts
 from rankscope.runs.run import load_run
+from rankscope.verbs.selftest.run import PRINTED, SelfTest
 from tests.runs.builders import make_run, profile
 
 
@@ -27,17 +28,6 @@ class Fake:
     def __call__(self, *words: object, **options: object) -> object:
         self.given = (words, options)
         return self.answer
-
-
-@dataclass(frozen=True)
-class FakeSelfTest:
-    passed: bool
-
-    def __str__(self) -> str:
-        return "five rows"
-
-    def to_json(self) -> dict[str, Any]:
-        return {"passed": self.passed}
 
 
 @pytest.fixture
@@ -159,11 +149,16 @@ def test_doctor(cli, monkeypatch: pytest.MonkeyPatch, status: str, code: int) ->
 
 @pytest.mark.parametrize("passed", [True, False])
 def test_selftest(cli, monkeypatch: pytest.MonkeyPatch, passed: bool) -> None:
-    monkeypatch.setitem(vars(rankscope), "selftest", Fake(FakeSelfTest(passed)))
-    assert cli("selftest").out == "five rows\n"
+    as_expected = {kind: tuple(map(float, digits)) for kind, digits in PRINTED.items()}
+    wrong = {**as_expected, "iid Gaussian": (0.5,) * 8}
+    monkeypatch.setitem(vars(rankscope), "selftest", Fake(SelfTest(as_expected if passed else wrong)))
+    shown = cli("selftest").out
+    assert "iid Gaussian" in shown
+    assert ("All 40 values agree" in shown) == passed
     outcome = cli("selftest", "--json")
-    assert json.loads(outcome.out) == {"passed": passed}
+    assert json.loads(outcome.out)["passed"] is passed
     assert outcome.code == (0 if passed else 1)
+    assert cli("selftest", "--quiet") == type(outcome)(outcome.code, "", "")
 
 
 @pytest.mark.parametrize(

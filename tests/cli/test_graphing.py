@@ -17,4 +17,6 @@ def test_the_command_compares_masks(cli, tmp_path: Path) -> None:
     assert [entry["mask"] for entry in json.loads(outcome.out)["masks"]] == ["causal", "window(4)", "complete"]
     assert figure.stat().st_size > 10_000
     assert "causal: Tokens agree" in cli("masks", "causal", "--tokens", "64").out
+    brief = cli("masks", "causal", "complete", "--tokens", "64", "--quiet").out.splitlines()
+    assert [line.partition(":")[0] for line in brief] == ["causal", "complete"]
     assert cli("masks", "nonsense", "--tokens", "64").code == 2

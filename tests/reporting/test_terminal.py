@@ -8,8 +8,10 @@ import math
 import pytest
 from rich.console import Console
 
-from rankscope.reporting.terminal import print_doctor, print_entries, print_run
+from rankscope.reporting.terminal import print_entries, print_run
 from rankscope.runs.checks import Check, DoctorReport
+from rankscope.verbs.doctor.show import document
+from rankscope.views.terminal import print_document
 from rankscope.views.trends import sparkline
 from tests.runs.builders import SMOLLM2_RESIDUAL, SMOLLM2_TOKEN, make_run, profile
 
@@ -105,13 +107,13 @@ def test_checks() -> None:
         Check("heads", "refused", "why"),
     ]
     target, stream = console()
-    print_doctor(DoctorReport("m", "Model", (), tuple(checks)), target)
+    print_document(document(DoctorReport("m", "Model", (), tuple(checks))), target)
     text = written(stream)
     for words in ("ok", "FAIL", "refused", "1 of 2 [found]", "1 of 3 checks failed: skips"):
         assert words in text
     target, stream = console()
-    print_doctor(DoctorReport("m", "Model", (), (checks[0],)), target)
-    assert "no check failed" in written(stream)
+    print_document(document(DoctorReport("m", "Model", (), (checks[0],))), target)
+    assert "No check failed" in written(stream)
 
 
 def test_entries() -> None:

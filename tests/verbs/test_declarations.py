@@ -18,25 +18,27 @@ from rankscope._registry import Registry
 from rankscope.cli.app import command_line, main
 from rankscope.cli.examples import examples
 from rankscope.metrics import METRICS
-from rankscope.options import INPUTS, RESULT, SURGERY
+from rankscope.options import INPUTS, OUT, SURGERY
 from rankscope.remedies import REMEDIES
 from rankscope.runs.run import Run
 from rankscope.sweeps.plan import Inputs, PlanVariant, options_in_plans
 from rankscope.verbs._spec import VERBS, Verb, function_at, verbs_in_order
 
-WITH_RUNS = [verb for verb in verbs_in_order() if verb.makes_runs]
+ALL = verbs_in_order()
 ONLY_IN_PYTHON = {"progress", "padding"}
 """Of every model verb: a bar is decided by the terminal, and padding is about tensors of your own."""
 OTHERS_ONLY_IN_PYTHON = {
     "measure": {"attention"},  # the earlier name of attention_algorithm
     "decompose": {"arithmetic", "layers"},  # layers: the earlier name of at_layers
     "predict": {"changes"},  # its parts are options
+    "masks": {"mask"},  # one in Python, several on the command line
+    "doctor": {"inputs"},  # two short sequences of the sample text are enough
 }
 DEFAULT_IN_PYTHON = {"sequences": None}
 """None takes all that are given; only of a file or of the sample text it is the declared number."""
 
 
-@pytest.mark.parametrize("verb", WITH_RUNS, ids=lambda verb: verb.name)
+@pytest.mark.parametrize("verb", ALL, ids=lambda verb: verb.name)
 def test_the_signature_agrees_with_the_declaration(verb: Verb) -> None:
     parameters = dict(inspect.signature(function_at(verb.run)).parameters)
     assert not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
@@ -49,10 +51,10 @@ def test_the_signature_agrees_with_the_declaration(verb: Verb) -> None:
     assert set(parameters) <= ONLY_IN_PYTHON | OTHERS_ONLY_IN_PYTHON.get(verb.name, set())
 
 
-@pytest.mark.parametrize("verb", WITH_RUNS, ids=lambda verb: verb.name)
+@pytest.mark.parametrize("verb", ALL, ids=lambda verb: verb.name)
 def test_the_command_line_agrees_with_the_declaration(verb: Verb) -> None:
     command = typer.main.get_command(command_line()).commands[verb.name]  # type: ignore[attr-defined]
-    declared = {option.name: option for option in (*verb.options, *RESULT)}
+    declared = {option.name: option for option in (*verb.options, *verb.outputs)}
     assert [parameter.name for parameter in command.params if parameter.name != "help"] == list(declared)
     for parameter in command.params:
         option = declared.get(str(parameter.name))
@@ -60,7 +62,7 @@ def test_the_command_line_agrees_with_the_declaration(verb: Verb) -> None:
             assert parameter.default == option.default, option.name
 
 
-@pytest.mark.parametrize("verb", [verb for verb in WITH_RUNS if verb.in_plans], ids=lambda verb: verb.name)
+@pytest.mark.parametrize("verb", [verb for verb in ALL if verb.in_plans], ids=lambda verb: verb.name)
 def test_plans_agree_with_the_declaration(verb: Verb) -> None:
     fields = options_in_plans(verb).model_fields
     assert set(fields) - {"verb"} == {option.name for option in verb.options if option.in_plans}
@@ -82,10 +84,16 @@ def test_inputs_and_surgery_of_a_plan_are_the_declared_ones() -> None:
             assert set(option.choices) == set(PlanVariant.model_fields[option.name].annotation.__args__)  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("verb", ALL, ids=lambda verb: verb.name)
+def test_a_run_can_be_saved_and_an_answer_cannot(verb: Verb) -> None:
+    assert verb.makes_runs == (OUT in verb.outputs)
+    assert verb.makes_runs or not (verb.in_plans or verb.show.sections)
+
+
 def test_every_place_a_verb_names_exists() -> None:
     for verb in VERBS.values():
         show = verb.show
-        named = [verb.run, verb.judge, verb.call, verb.command, show.document, show.plot]
+        named = [verb.run, verb.judge, verb.call, show.document, show.plot]
         for place in [*named, *show.sections.values()]:
             assert place is None or callable(function_at(place)), place
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from rankscope.cli.streams import print_json, remarks_console, results_console
 from rankscope.errors import InputError, ResultError
+from rankscope.verbs._spec import Answer, Verb, function_at
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from matplotlib.figure import Figure
 
@@ -60,6 +61,31 @@ def show_run(run: Run, *, as_json: bool, quiet: bool, out: Path | None, figure: 
         remarks.print(f"saved in {out}", markup=False)
     if figure is not None:
         save_figure(run.plot(), figure)
+
+
+def show_answer(verb: Verb, answer: Answer, outputs: Mapping[str, Any]) -> None:
+    """Print and plot the result of a verb that makes no run; exit with code 1 if it did not pass.
+
+    Args:
+        verb: the declaration.
+        answer: the result.
+        outputs: values of the output options of the verb.
+    """
+    if outputs.get("figure") is not None:
+        from rankscope.views.figures import draw
+
+        save_figure(draw(function_at(verb.show.plot)(answer), f"The figure of {verb.name}"), outputs["figure"])
+    if outputs["as_json"]:
+        print_json(answer.to_json())
+    elif not outputs["quiet"]:
+        from rankscope.views.terminal import print_document
+
+        tone = "good" if answer.passed else "bad"
+        print_document(function_at(verb.show.document)(answer), results_console(), tone=tone)
+    elif answer.brief:
+        typer.echo(answer.brief)
+    if not answer.passed:
+        raise typer.Exit(1)
 
 
 def _saved(run: Run, out: Path) -> ResultError | None:

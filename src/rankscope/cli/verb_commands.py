@@ -12,8 +12,8 @@ import typer
 from rankscope.cli import processes
 from rankscope.cli.completing import complete_site, complete_spec
 from rankscope.cli.interrupting import keeping
-from rankscope.cli.showing import fail_where, show_run, wants_progress, work_of
-from rankscope.options import RESULT, Option
+from rankscope.cli.showing import fail_where, show_answer, show_run, wants_progress, work_of
+from rankscope.options import Option
 from rankscope.verbs._spec import Verb, function_at
 
 COMPLETIONS = {"models": complete_spec, "sites": complete_site}
@@ -21,13 +21,15 @@ COMPLETIONS = {"models": complete_spec, "sites": complete_site}
 
 def command_of(verb: Verb) -> Callable[..., None]:
     """The function that typer turns into a command: one parameter per declared option."""
-    if verb.command is not None:
-        return function_at(verb.command)
-    declared = (*verb.options, *RESULT)
+    declared = (*verb.options, *verb.outputs)
 
     def command(**given: Any) -> None:
         values = {option.name: _read(option, given[option.name]) for option in declared}
-        _run_and_show(verb, values)
+        if verb.makes_runs:
+            _run_and_show(verb, values)
+        else:
+            arguments = {option.name: values[option.name] for option in verb.options}
+            show_answer(verb, _called(verb, arguments), values)
 
     command.__name__ = f"{verb.name}_command"
     command.__doc__ = f"{verb.question} {verb.answer}"
@@ -85,7 +87,7 @@ def _run_and_show(verb: Verb, values: Mapping[str, Any]) -> None:
 
     conditions = [parse_condition(words) for words in values.get("fail_if") or ()]
     out, quiet = values["out"], values["quiet"]
-    shown = {option.name for option in RESULT} | {"fail_if"}
+    shown = {option.name for option in verb.outputs} | {"fail_if"}
     arguments = {name: value for name, value in values.items() if name not in shown}
     arguments["progress"] = wants_progress(quiet=quiet, no_progress=values["no_progress"])
     if verb.takes("work"):

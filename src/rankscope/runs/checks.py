@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
+
+from rankscope._deferred import resolve
+from rankscope.runs.provenance import SCHEMA
+from rankscope.views import Document
+from rankscope.views.text import document_text
 
 CheckStatus = Literal["pass", "fail", "refused", "info"]
 
@@ -61,14 +67,19 @@ class DoctorReport:
         """Whether no check failed. A refusal is reported and does not count as a failure."""
         return not any(check.status == "fail" for check in self.checks)
 
+    @property
+    def brief(self) -> str:
+        """The checks that failed, one per line."""
+        return "\n".join(f"{check.name}: {check.detail}" for check in self.checks if check.status == "fail")
+
     def __getitem__(self, name: str) -> Check:
         """The check of that name."""
         return next(check for check in self.checks if check.name == name)
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON types."""
-        return {**asdict(self), "passed": self.passed}
+        return {"schema": SCHEMA, "kind": "doctor", **asdict(self), "passed": self.passed}
 
     def __str__(self) -> str:
-        head = f"{self.model} ({self.architecture})"
-        return "\n".join([head, *(f"  {check.status:8s}{check.name}: {check.detail}" for check in self.checks)])
+        describe: Callable[[DoctorReport], Document] = resolve("verbs.doctor.show:document")
+        return document_text(describe(self))

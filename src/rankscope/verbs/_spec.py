@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from rankscope._deferred import resolve
 from rankscope._registry import Registry
 from rankscope.execution.support import ExecutionSupport
-from rankscope.options import Option
+from rankscope.options import RESULT, Option
 
 Place = str | Callable[..., Any]
 """A function, or ``module:name`` of one."""
@@ -40,6 +40,21 @@ class Show:
     sections: Mapping[str, Place] = field(default_factory=lambda: {"rows": "reporting.page.rows_section:rows_section"})
 
 
+class Answer(Protocol):
+    """What a verb returns if its result is not a run; the command line shows every answer in the same way."""
+
+    @property
+    def passed(self) -> bool:
+        """Whether the command exits with 0; otherwise it exits with 1."""
+
+    @property
+    def brief(self) -> str:
+        """What ``--quiet`` prints; empty for nothing."""
+
+    def to_json(self) -> dict[str, Any]:
+        """What ``--json`` prints."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Verb:
     """The declaration of a verb.
@@ -48,8 +63,10 @@ class Verb:
         name: name of the command, of the Python function, and of its runs (``Run.kind``).
         question: the question it answers; first sentence of its help and title of its chapter in a report.
         answer: one line on what it does.
-        run: the Python function; it returns a :class:`~rankscope.runs.run.Run`.
+        run: the Python function; it returns a :class:`~rankscope.runs.run.Run`, or an :class:`Answer`.
+        makes_runs: whether its result is a run, which can be saved, compared and rerun; False if it is an answer.
         options: options of the command line, in the order of the help; also those of a plan.
+        outputs: options that say what to do with the result; they come last in the help.
         judge: computes the verdict from the rows.
         show: how a run is printed and plotted.
         columns: further columns of its rows, with their types; ``query`` knows them.
@@ -62,16 +79,17 @@ class Verb:
         in_plans_always: arguments that every task of a sweep passes.
         execution: how it can be executed besides in memory; None for a verb that runs no model.
         is_float64: whether it keeps a float64 copy of the weights.
-        call: ``(rankscope, {option: value}) -> Run`` in place of calling ``run`` with the options of the command
+        call: ``(rankscope, {option: value}) -> result`` in place of calling ``run`` with the options of the command
             line.
-        command: a command written by hand, for a verb whose result is not a run.
     """
 
     name: str
     question: str
     answer: str
     run: Place
+    makes_runs: bool = True
     options: tuple[Option, ...] = ()
+    outputs: tuple[Option, ...] = RESULT
     judge: Place | None = None
     show: Show = field(default_factory=Show)
     columns: Mapping[str, Literal["string", "int64", "float64"]] = field(default_factory=dict)
@@ -85,12 +103,6 @@ class Verb:
     execution: ExecutionSupport | None = None
     is_float64: bool = False
     call: Place | None = None
-    command: Place | None = None
-
-    @property
-    def makes_runs(self) -> bool:
-        """Whether its result is a run, which can be saved, shown, compared and rerun."""
-        return self.command is None
 
     @property
     def is_shared(self) -> bool:

@@ -29,7 +29,8 @@ MARK_STYLES: dict[Mark, str] = {
 
 def print_document(document: Document, console: Console, *, tone: str = "plain") -> None:
     """Print the parts, the verdict in a frame coloured by ``tone``, then notes; the end is what stays visible."""
-    console.print(Text(document.title, style="bold"))
+    if document.title:
+        console.print(Text(document.title, style="bold"))
     for part in document.parts:
         print_part(part, console)
     for words in document.explained:

@@ -1,6 +1,7 @@
 """``doctor``: can the numbers be trusted on this model?"""
 
-from rankscope.verbs._spec import Verb, verb
+from rankscope import options
+from rankscope.verbs._spec import Show, Verb, verb
 
 DOCTOR = verb(
     Verb(
@@ -8,7 +9,17 @@ DOCTOR = verb(
         question="Can the numbers be trusted on this model?",
         answer="Checks that tracing leaves the outputs unchanged, and lists blocks, skips, sites and limits.",
         run="verbs.doctor.run:doctor",
-        command="cli.diagnosing:doctor_command",
+        makes_runs=False,
+        show=Show(document="verbs.doctor.show:document", sections={}),
+        options=(
+            options.MODEL,
+            options.SEED,
+            options.DTYPE,
+            options.BLOCKS,
+            options.LAYOUT,
+            options.TOKENIZER,
+        ),
+        outputs=(options.JSON, options.QUIET.but(help="Print only the checks that failed.")),
         examples=("doctor init:tiny-bert", "doctor init:tiny-llama --quiet"),
         order=90,
     )

@@ -116,6 +116,26 @@ class MaskGraph:
         return f"Tokens agree to 1e-3 after {ends} layers; {late}."
 
 
+class MaskGraphs(tuple[MaskGraph, ...]):
+    """Several masks side by side, as the command line prints them."""
+
+    __slots__ = ()
+
+    @property
+    def passed(self) -> bool:
+        """Always: a mask cannot fail."""
+        return True
+
+    @property
+    def brief(self) -> str:
+        """One sentence per mask."""
+        return "\n".join(f"{graph.mask}: {graph.verdict}" for graph in self)
+
+    def to_json(self) -> dict[str, Any]:
+        """The object of one mask, or a list of several."""
+        return self[0].to_json() if len(self) == 1 else {"kind": "masks", "masks": [graph.to_json() for graph in self]}
+
+
 def _equal(graph: MaskGraph) -> str:
     if graph.equal_after is None:
         return "equal after finitely many layers"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from rankscope.theory.graphs.second_eigenvalue import (
     second_eigenvalue,
     second_eigenvalue_of_intervals,
 )
-from rankscope.verbs.masks.facts import AGREEMENT_KEY, MaskGraph
+from rankscope.verbs.masks.facts import AGREEMENT_KEY, MaskGraph, MaskGraphs
 
 FEATURES = 1 << 14
 """Maximal size of the random tokens in all; each has at least two and at most sixteen features."""
@@ -67,6 +67,11 @@ def mask_graph(mask: Mask | str | Path, tokens: int | None = None, *, seed: int 
     if found.layers_to_agreement is None and AGREEMENT_KEY in found.ranges and tokens > 4 * SMALLER[-1]:
         found = _with_extrapolation(found, chosen, seed)
     return found
+
+
+def compared(rankscope: Any, options: Mapping[str, Any]) -> MaskGraphs:
+    """The masks named on the command line."""
+    return MaskGraphs(rankscope.mask_graph(mask, options["tokens"], seed=options["seed"]) for mask in options["masks"])
 
 
 def _chosen(mask: Mask | str | Path, tokens: int | None) -> tuple[Mask, int]:

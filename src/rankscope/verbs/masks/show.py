@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rankscope.verbs.masks.facts import MaskGraph
 
 COLUMNS = (
-    "tokens", "pairs", "centres", "connected", "radius", "diameter", "|lambda_2|", "gap", "transient", "to 1e-3",
+    "tokens", "pairs", "centres", "connected", "radius", "diameter", "lambda_2", "gap", "transient", "to 1e-3",
 )  # fmt: skip
 DEEPEST = -6.0
 AGREEMENT = -3.0

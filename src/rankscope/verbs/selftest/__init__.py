@@ -1,6 +1,7 @@
 """``selftest``: are the numbers right on this machine?"""
 
-from rankscope.verbs._spec import Verb, verb
+from rankscope import options
+from rankscope.verbs._spec import Show, Verb, verb
 
 SELFTEST = verb(
     Verb(
@@ -8,7 +9,9 @@ SELFTEST = verb(
         question="Are the numbers right on this machine?",
         answer="Recomputes a table of known values and compares every digit.",
         run="verbs.selftest.run:selftest",
-        command="cli.selftesting:selftest_command",
+        makes_runs=False,
+        show=Show(document="verbs.selftest.run:document", sections={}),
+        outputs=(options.JSON, options.QUIET.but(help="Print nothing; the exit code gives the result.")),
         examples=("selftest",),
         order=95,
     )

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from rankscope.linalg.tokens import Tokens
 from rankscope.metrics import METRICS
-from rankscope.views import Column, Table
-from rankscope.views.text import table_text
+from rankscope.views import Column, Document, Table
+from rankscope.views.text import document_text
 
 SEED = 1
 TOKENS, DIM = 128, 64
@@ -61,20 +61,18 @@ class SelfTest:
         """Whether every value has the printed digits."""
         return not self.differences
 
+    @property
+    def brief(self) -> str:
+        """Nothing: the exit code gives the result."""
+        return ""
+
     def to_json(self) -> dict[str, object]:
         """Plain data: passed, differences, and rows of metric values."""
         rows = [{"tokens": kind, **dict(zip(COLUMNS, row, strict=True))} for kind, row in self.values.items()]
         return {"passed": self.passed, "differences": list(self.differences), "rows": rows}
 
     def __str__(self) -> str:
-        rows = [
-            [kind, *(as_printed(v, digits) for v, digits in zip(self.values[kind], printed, strict=True))]
-            for kind, printed in PRINTED.items()
-        ]
-        lines = [table_text(Table([Column("", align="left"), *COLUMNS.values()], rows), rule=False)]
-        lines.append("No single number tells these five apart: a verdict needs the battery.")
-        lines.append("All 40 values agree with the published table." if self.passed else "\n".join(self.differences))
-        return "\n".join(lines)
+        return document_text(document(self))
 
 
 def selftest() -> SelfTest:
@@ -88,6 +86,18 @@ def selftest() -> SelfTest:
     """
     views = {kind: Tokens(x) for kind, x in confusing_tokens().items()}
     return SelfTest({kind: tuple(_measure(name, view) for name in COLUMNS) for kind, view in views.items()})
+
+
+def document(result: SelfTest) -> Document:
+    """The table, and whether its digits are those expected."""
+    rows = [
+        [kind, *(as_printed(v, digits) for v, digits in zip(result.values[kind], printed, strict=True))]
+        for kind, printed in PRINTED.items()
+    ]
+    verdict = "All 40 values agree with the published table." if result.passed else "\n".join(result.differences)
+    reading = "No single metric distinguishes these five; a verdict needs several."
+    table = Table([Column("tokens", align="left"), *COLUMNS.values()], rows)
+    return Document("selftest: five kinds of tokens", verdict, parts=(table, reading))
 
 
 def confusing_tokens() -> dict[str, Tensor]:
