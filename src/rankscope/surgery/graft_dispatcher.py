@@ -16,7 +16,15 @@ from rankscope.errors import UnsupportedOperationError
 from rankscope.models.view import Label
 from rankscope.stream.attention_calls import HIDES, AttentionCall
 from rankscope.stream.mode import ActiveBlock, Perform
-from rankscope.stream.operators import DIVISIONS, MULTI_HEAD, MULTIPLICATIONS, SAME_VALUES
+from rankscope.stream.operators import (
+    ADDS,
+    DIFFERENCES,
+    DIVISIONS,
+    MULTI_HEAD,
+    MULTIPLICATIONS,
+    SAME_VALUES,
+    SOFTMAXES,
+)
 from rankscope.surgery.attention_edits import (
     UNIFORM,
     before_kernel,
@@ -255,6 +263,13 @@ READERS: frozenset[Callable[..., Any]] = PRODUCTS | {
 }  # fmt: skip
 
 
+FACTORS: frozenset[Callable[..., Any]] = MULTIPLICATIONS | DIVISIONS
+KEEP_SCALE: frozenset[Callable[..., Any]] = ADDS | DIFFERENCES | SAME_VALUES | {
+    T.masked_fill, T.masked_fill_, torch.masked_fill, torch.where, T.where, T.__getitem__, *SOFTMAXES,
+}  # fmt: skip
+"""What may happen to scores between their scale and the softmax: masks, position biases, casts."""
+
+
 def spot_of(call: ActiveBlock) -> Spot:
     """The block that is running."""
     return Spot(call.stack.name, call.layer, call.stack.depth)
@@ -269,12 +284,12 @@ class _FollowedScores:
 
     Attributes:
         last: the scores after the latest operation on them.
-        is_product: whether nothing but a factor has been applied to the product.
+        has_scale: whether the model's own scale can no longer follow: it has, or something else has been applied.
         doubt: what was met on the way that makes the scores ambiguous.
     """
 
     last: weakref.ref[Tensor]
-    is_product: bool = True
+    has_scale: bool = False
     doubt: str | None = None
 
 
@@ -400,20 +415,23 @@ class GraftDispatcher:
     def replaced_scale(self, func: Callable[..., Any], args: Sequence[Any]) -> Tensor | None:
         """The scores themselves if this call is the model's own scale on them, which the grafts have replaced."""
         found = self._scores
-        if found is None or not found.is_product or func not in MULTIPLICATIONS | DIVISIONS or len(args) != 2:
+        if found is None or found.has_scale or func not in FACTORS or len(args) != 2 or found.last() is not args[0]:
             return None
-        scores, factor = args
-        is_number = isinstance(factor, (int, float)) or (isinstance(factor, Tensor) and factor.dim() == 0)
-        return scores if found.last() is scores and is_number else None
+        factor = args[1]
+        if not (isinstance(factor, (int, float)) or (isinstance(factor, Tensor) and factor.dim() == 0)):
+            return None
+        found.has_scale = True
+        scores: Tensor = args[0]
+        return scores
 
     def follow_scores(self, func: Callable[..., Any], args: Sequence[Any], out: Any) -> None:
-        """Follow the scores through any operation on them, such as a mask or a position bias."""
+        """Follow the scores through masks and position biases; anything else on them makes their scale ambiguous."""
         found = self._scores
         if found is None or not isinstance(out, Tensor) or not any(found.last() is value for value in args):
             return
-        if found.is_product and func in MULTIPLICATIONS | DIVISIONS:
-            found.doubt = found.doubt or "its scores are scaled by a tensor"
-        found.last, found.is_product = weakref.ref(out), func in SAME_VALUES and found.is_product
+        if func not in KEEP_SCALE:
+            found.doubt = found.doubt or f"its scores pass through {func.__name__.strip('_')} before the softmax"
+        found.last, found.has_scale = weakref.ref(out), found.has_scale or func not in SAME_VALUES
 
     def meet_softmax(self, scores: object) -> None:
         """Note whether the scores of a softmax are the ones that were followed."""
