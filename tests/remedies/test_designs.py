@@ -32,6 +32,10 @@ def test_closed_forms() -> None:
     assert math.isclose(remedied(design(), "deepnorm").attention_skip, 20**0.25)
     assert math.isclose(remedied(design(), "deepnorm").value_std, 80**-0.25 * WIDTH**-0.5)
     assert math.isclose(remedied(design(), "log_n_scale", 2.0).query_std, 2 * math.log(12) * WIDTH**-0.5)
+    assert math.isclose(remedied(design(), "critical_temperature", 0.5).score_std, 0.5 * math.sqrt(2 * math.log(12)))
+    assert math.isclose(remedied(remedied(design(), "qk_norm"), "log_n_scale", 2.0).score_std, 2 * math.log(12))
+    assert math.isclose(remedied(design(), "highway_skip").mlp_skip, 20)
+    assert remedied(design().changed(norm_place="pre"), "peri_ln", 0.5).mlp_scale == 0.5
     assert remedied(design().changed(mask="causal"), "local_mask", 3.0).mask == "(causal) & window(3)"
 
 
@@ -42,23 +46,42 @@ def test_what_a_design_cannot_say_is_refused(name: str) -> None:
 
 
 def test_what_a_design_cannot_undergo_is_refused() -> None:
-    for name in ("pre_norm", "deepnorm"):
+    for name in ("pre_norm", "deepnorm", "highway_skip"):
         with pytest.raises(UnsupportedOperationError, match="post-norm"):
             remedied(design().changed(norm_place="pre"), name)
-    with pytest.raises(UnsupportedOperationError, match="causal"):
-        remedied(design().changed(mask="causal"), "log_n_scale")
+    for name in ("log_n_scale", "critical_temperature"):
+        with pytest.raises(UnsupportedOperationError, match="causal"):
+            remedied(design().changed(mask="causal"), name)
+    with pytest.raises(UnsupportedOperationError, match="pre-norm"):
+        remedied(design(), "peri_ln")
+    for name in ("qk_norm", "critical_temperature"):
+        with pytest.raises(UnsupportedOperationError, match="already normed"):
+            remedied(design().changed(qk_norm=1.0), name)
+    with pytest.raises(UnsupportedOperationError, match="already has a norm"):
+        remedied(remedied(design().changed(norm_place="pre"), "peri_ln"), "peri_ln")
+    with pytest.raises(UnsupportedOperationError, match="not normed"):
+        remedied(design().changed(embedding_norm=False), "highway_skip")
+
+
+BERT = {
+    "model_type": "bert", "hidden_size": WIDTH, "num_hidden_layers": DEPTH, "num_attention_heads": 4,
+    "intermediate_size": 4 * WIDTH, "vocab_size": 400, "max_position_embeddings": 16,
+    "initializer_range": WIDTH**-0.5,
+}  # fmt: skip
+GPT2 = {
+    "model_type": "gpt2", "n_embd": WIDTH, "n_layer": DEPTH, "n_head": 4, "vocab_size": 400, "n_positions": 16,
+    "initializer_range": WIDTH**-0.5,
+}  # fmt: skip
 
 
 @pytest.mark.slow
-def test_predicted_and_measured_remedies_agree(tmp_path) -> None:
+@pytest.mark.parametrize(
+    ("config", "names"),
+    [(BERT, [name for name in SAID if name not in ("pre_norm", "peri_ln")]), (GPT2, ["peri_ln", "qk_norm"])],
+)
+def test_predicted_and_measured_remedies_agree(tmp_path, config: dict[str, object], names: list[str]) -> None:
     """The design under a remedy, sampled, against real random models under it: within four standard errors or 10%."""
-    config = {
-        "model_type": "bert", "hidden_size": WIDTH, "num_hidden_layers": DEPTH, "num_attention_heads": 4,
-        "intermediate_size": 4 * WIDTH, "vocab_size": 400, "max_position_embeddings": 16,
-        "initializer_range": WIDTH**-0.5,
-    }  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(config))
-    names = [name for name in SAID if name != "pre_norm"]
     found: dict[str, list[float]] = {}
     for seed in range(6):
         run = remedy(
@@ -75,6 +98,7 @@ def test_predicted_and_measured_remedies_agree(tmp_path) -> None:
         for entry in run.extra["remedies"]:
             found.setdefault(entry["name"], []).append(math.log10(entry["residual_last"]))
     predicted = predict_remedies(str(tmp_path), names, seeds=12, tokens=TOKENS, most_blocks=DEPTH)
+    assert {entry["name"] for entry in predicted.extra["remedies"]} == {"none", *names}
     for entry in predicted.extra["remedies"]:
         measured = np.array(found[entry["name"]])
         error = measured.std(ddof=1) / len(measured) ** 0.5

@@ -26,7 +26,7 @@ def _block(
     name: str, s: float, block: Block, x: Tensor, number: int, depth: int, first: list[Tensor], gate: Tensor | None
 ) -> Tensor:
     alpha, beta = (2 * depth) ** (s / 4), (8 * depth) ** (-s / 4)
-    on_stream = {"stronger_skip": s, "deepnorm": alpha}.get(name, 1.0)
+    on_stream = {"stronger_skip": s, "deepnorm": alpha, "highway_skip": 2 * depth * s}.get(name, 1.0)
     on_branch = {"residual_scale": s / math.sqrt(depth), "skipinit": s}.get(name, 1.0)
     on_attention = on_branch * (beta**2 if name == "deepnorm" else 1.0)
     on_weights = beta if name == "deepnorm" else 1.0
@@ -38,13 +38,19 @@ def _block(
     def norm2(y: Tensor) -> Tensor:
         return on_norm * block.norm2(y)
 
+    def read(y: Tensor) -> Tensor:
+        return standardised(y) if name == "highway_skip" else y
+
+    def added(y: Tensor) -> Tensor:
+        return s * y / y.square().mean(dim=-1, keepdim=True).sqrt() if name == "peri_ln" else y
+
     def attention(y: Tensor) -> Tensor:
-        return on_attention * attend(name, s, block.attention, y, number, first, gate)
+        return added(on_attention * attend(name, s, block.attention, read(y), number, first, gate))
 
     def mlp(y: Tensor) -> Tensor:
         inner, outer = block.mlp[0], block.mlp[2]
-        hidden = F.gelu(F.linear(y, on_weights * inner.weight, inner.bias))
-        return on_branch * F.linear(hidden, on_weights * outer.weight, outer.bias)
+        hidden = F.gelu(F.linear(read(y), on_weights * inner.weight, inner.bias))
+        return added(on_branch * F.linear(hidden, on_weights * outer.weight, outer.bias))
 
     def pushed(y: Tensor) -> Tensor:
         return contrasted(y, s, block.attention.causal) if name == "contranorm" else y
@@ -79,10 +85,24 @@ def attend(
         ]
     ).double()
     scores = torch.einsum("bhqd,bhkd->bhqk", query, key) / math.sqrt(WIDTH)
+    cosines = torch.einsum("bhqd,bhkd->bhqk", F.normalize(query, dim=-1), F.normalize(key, dim=-1))
+    keys = seen.sum(dim=-1, keepdim=True)
     if name == "log_n_scale":
-        scores = scores * s * seen.sum(dim=-1, keepdim=True).log()
-    weights = seen * (scores - scores.detach().amax(dim=-1, keepdim=True)).exp()
-    own = weights / weights.sum(dim=-1, keepdim=True)
+        scores = scores * s * keys.log()
+    if name == "qk_norm":
+        scores = s * math.sqrt(WIDTH) * cosines
+    if name == "critical_temperature":
+        scores = s * (2 * keys.log()).sqrt() * math.sqrt(WIDTH) * cosines
+    if name == "logit_softcap":
+        scores = s * (scores / s).tanh()
+    own = soft(scores, seen)
+    if name == "differential_attention":
+        halves = [
+            torch.einsum("bhqd,bhkd->bhqk", query[..., part], key[..., part]) / math.sqrt(WIDTH / 2)
+            for part in (slice(0, WIDTH // 2), slice(WIDTH // 2, WIDTH))
+        ]
+        initial = 0.8 - 0.6 * math.exp(-0.3 * number)
+        own = soft(halves[0], seen) - s * initial * soft(halves[1], seen)
     uniform = seen / seen.sum(dim=-1, keepdim=True)
     identity = torch.eye(tokens, dtype=torch.float64)
     mixed = {
@@ -94,9 +114,20 @@ def attend(
     out = torch.einsum("bhqk,bhkd->bqhd", mixed, value)
     if name == "neutreno":
         out = out + s * (first[0] - value).transpose(1, 2)
+    if name == "differential_attention":
+        out = (1 - initial) * out / out.square().mean(dim=-1, keepdim=True).sqrt()
+    if name == "attention_out_norm":
+        joint = out.reshape(y.shape)
+        joint = joint - joint.mean(dim=-1, keepdim=True)
+        out = s * joint / joint.square().mean(dim=-1, keepdim=True).sqrt()
     if gate is not None:
         out = out * (1 / (1 + (-(y @ gate)).exp())).reshape(*y.shape[:2], HEADS, WIDTH)
     return F.linear(out.reshape(y.shape), attention.weights.out_proj.weight, attention.weights.out_proj.bias)
+
+
+def soft(scores: Tensor, seen: Tensor) -> Tensor:
+    weights = seen * (scores - scores.detach().amax(dim=-1, keepdim=True)).exp()
+    return weights / weights.sum(dim=-1, keepdim=True)
 
 
 def standardised(y: Tensor) -> Tensor:

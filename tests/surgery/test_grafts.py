@@ -17,8 +17,8 @@ from rankscope.surgery.attention_grafts import AttentionMixing, LengthScale, Out
 from rankscope.surgery.branch_grafts import BranchGains, Contrast, MlpWeightGains, NormGains, PreNorming
 from rankscope.surgery.graft import Attended, BlockGains, Graft, Mixture, Spot
 from rankscope.surgery.graft_dispatcher import (
+    changed_scores,
     for_each_head,
-    gained_scores,
     joint_mixture,
     mixed_output,
     mixed_probs,
@@ -182,10 +182,10 @@ def test_scores_grow_with_the_number_of_keys_a_row_sees() -> None:
         expected = (gain * scores).masked_fill(~causal, -torch.inf).softmax(-1)
         torch.testing.assert_close(with_gain(own, gain).probs(), expected, rtol=1e-12, atol=1e-15)
         hidden = scores.masked_fill(~causal, -torch.inf)
-        got = gained_scores(hidden, causal.expand_as(hidden), gain).softmax(-1)
+        got = changed_scores(hidden, causal.expand_as(hidden), spot(0), [graft, graft, Graft()]).softmax(-1)
         torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-15)
         assert with_gain(own, 1.0) is own
-        assert gained_scores(hidden, causal, 1.0) is hidden
+        assert changed_scores(hidden, causal, spot(0), [Graft()]) is hidden
         torch.testing.assert_close(with_gain(own, 3.0).probs(), (3.0 * hidden).softmax(-1), rtol=1e-12, atol=1e-15)
 
 

@@ -13,7 +13,7 @@ from rankscope.surgery.graft import Graft
 from rankscope.surgery.operation import Operation
 from rankscope.theory.designs.design import Design
 
-Need = Literal["skips", "post-norm", "pre-norm", "attention", "mlp", "training"]
+Need = Literal["skips", "post-norm", "pre-norm", "sequential", "attention", "mlp", "training"]
 Step = Operation | Graft
 DesignChange = Callable[[Design, float], Mapping[str, Any]]
 

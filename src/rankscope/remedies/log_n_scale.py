@@ -18,7 +18,8 @@ def _design(design: Design, gamma: float) -> Mapping[str, Any]:
         raise UnsupportedOperationError(
             f"log_n_scale of a design needs as many keys for every query, and under the mask {design.mask} they differ."
         )
-    return {"query_std": gamma * math.log(design.tokens) * design.query_std}
+    scores = "qk_norm" if design.qk_norm else "query_std"
+    return {scores: gamma * math.log(design.tokens) * getattr(design, scores)}
 
 
 @remedy(

@@ -118,6 +118,11 @@ class ActiveBlock(StreamFrame):
         """Whether the probe saw attention in this call."""
         return bool(self._attention)
 
+    @property
+    def awaited_attention(self) -> AttentionKind | None:
+        """The kind of the next attention call; None if all have happened."""
+        return self._attention[self._attention_seen][1] if self._attention_seen < len(self._attention) else None
+
     def next_attention(self) -> SiteRef:
         """The site of the attention call that is happening."""
         if self._attention_seen == len(self._attention):

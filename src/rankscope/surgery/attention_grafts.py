@@ -1,4 +1,4 @@
-"""Grafts inside attention: mix its matrix, scale its scores with length, tie its values to those of the first layer."""
+"""Grafts inside attention: on its queries and keys, its scores, its matrix, its values and its output."""
 
 from __future__ import annotations
 
@@ -10,7 +10,19 @@ from torch import Tensor, nn
 
 from rankscope.errors import UnsupportedOperationError
 from rankscope.models.view import ModelView
-from rankscope.surgery.graft import Attended, BlockGains, Graft, Mixture, Number, Place, Spot
+from rankscope.surgery.graft import (
+    Amount,
+    Attended,
+    BlockGains,
+    Graft,
+    Mixture,
+    Number,
+    Place,
+    ScoreMap,
+    Spot,
+    amount_at,
+)
+from rankscope.surgery.mode import normed
 
 Rule = Callable[[Mapping[str, Number]], Mixture]
 
@@ -42,27 +54,150 @@ class AttentionMixing(Graft):
 
 
 class LengthScale(Graft):
-    r"""Scores times :math:`s \log n`, with n the number of keys a query sees.
+    r"""Scores times :math:`s\,g(n)`, with n the number of keys a query sees.
 
     Args:
         view: the model.
         scale: s.
+        growth: g, for a tensor of numbers of keys; the logarithm by default.
         learnable: make s a parameter, one per block.
     """
 
     touches: ClassVar[frozenset[Place]] = frozenset({"scores"})
 
-    def __init__(self, view: ModelView, scale: float, *, learnable: bool = False) -> None:
+    def __init__(
+        self, view: ModelView, scale: float, *, growth: Callable[[Tensor], Tensor] = torch.log, learnable: bool = False
+    ) -> None:
         super().__init__()
         self.gains = BlockGains(view, {"scale": scale}, learnable=learnable)
+        self._growth = growth
 
     def score_gain(self, at: Spot, keys: Tensor) -> Number:
-        """The factor s log n; rows that see one key or none are left unchanged."""
-        return self.gains.at(at, "scale") * keys.clamp(min=1).double().log()
+        """The factor s g(n), in a row that sees no key that of one key."""
+        return self.gains.at(at, "scale") * self._growth(keys.clamp(min=1).double())
 
     def describe(self) -> dict[str, Any]:
         """The scale."""
         return {"graft": "length scale", **self.gains.describe()}
+
+
+class QueryKeyNorm(Graft):
+    r"""Scores :math:`g\sqrt{d}\cos(q_i, k_j)`: queries and keys of each head with root mean square 1, times g.
+
+    Whatever scale the model had on its scores is replaced. Rotary positions leave lengths alone, so the norm may come
+    after them.
+
+    Args:
+        view: the model.
+        gain: g.
+        learnable: make it a parameter, one per block.
+    """
+
+    touches: ClassVar[frozenset[Place]] = frozenset({"queries"})
+
+    def __init__(self, view: ModelView, gain: float, *, learnable: bool = False) -> None:
+        super().__init__()
+        self.gains = BlockGains(view, {"gain": gain}, learnable=learnable)
+
+    def maps(self, at: Spot, own: ScoreMap) -> tuple[ScoreMap, ...]:
+        """The same softmax over normed queries and keys; a zero query stays zero."""
+        query, key = (normed(x, x, "scale") for x in (own.query, own.key))
+        return (ScoreMap(self.gains.at(at, "gain") * query, key, query.shape[-1] ** 0.5),)
+
+    def describe(self) -> dict[str, Any]:
+        """The gain."""
+        return {"graft": "query-key norm", **self.gains.describe()}
+
+
+class ScoreCap(Graft):
+    r"""Scores as :math:`c\tanh(s/c)`, so that none is larger than c.
+
+    Args:
+        cap: c.
+    """
+
+    touches: ClassVar[frozenset[Place]] = frozenset({"logits"})
+
+    def __init__(self, cap: float) -> None:
+        super().__init__()
+        self.cap = cap
+
+    def logits(self, at: Spot, scores: Tensor) -> Tensor:
+        """The capped scores."""
+        return self.cap * torch.tanh(scores / self.cap)
+
+    def describe(self) -> dict[str, Any]:
+        """The cap."""
+        return {"graft": "score cap", "cap": self.cap}
+
+
+class DifferentialMaps(Graft):
+    r"""Attention as :math:`P_1 - \lambda P_2`, the softmaxes of the two halves of every query and key.
+
+    Each head's output is divided by its root mean square and multiplied by a factor afterwards, as in the paper.
+
+    Args:
+        share: lambda, by block.
+        output: the factor on the output, by block.
+    """
+
+    touches: ClassVar[frozenset[Place]] = frozenset({"queries", "values"})
+
+    def __init__(self, share: Amount, output: Amount) -> None:
+        super().__init__()
+        self.share, self.output = share, output
+
+    def maps(self, at: Spot, own: ScoreMap) -> tuple[ScoreMap, ...]:
+        """Two softmaxes, over half as many channels each."""
+        width = own.query.shape[-1]
+        if width % 2:
+            raise UnsupportedOperationError(
+                f"Block {at.layer} has heads of odd width {width}: they cannot be split into two."
+            )
+        first, second = slice(0, width // 2), slice(width // 2, width)
+        scale = own.scale * 2**0.5
+        return (
+            ScoreMap(own.query[..., first], own.key[..., first], scale),
+            ScoreMap(own.query[..., second], own.key[..., second], scale, -amount_at(self.share, at)),
+        )
+
+    def attended(self, at: Spot, heard: Attended) -> Tensor:
+        """Each head's output, normed and scaled."""
+        return amount_at(self.output, at) * normed(heard.out, heard.out, "rms")
+
+    def describe(self) -> dict[str, Any]:
+        """The graft in plain JSON types."""
+        return {"graft": "differential maps", "share": "by block", "output": "by block"}
+
+
+class OutputNorm(Graft):
+    r"""Attention returns :math:`g\,\mathrm{LN}(PV)`, all heads of a token together, before the output weights.
+
+    The norm has no weights and no epsilon: long contexts make PV small, and an epsilon would let that through.
+
+    Args:
+        view: the model.
+        gain: g.
+        learnable: make it a parameter, one per block.
+    """
+
+    touches: ClassVar[frozenset[Place]] = frozenset({"values"})
+
+    def __init__(self, view: ModelView, gain: float, *, learnable: bool = False) -> None:
+        super().__init__()
+        self.gains = BlockGains(view, {"gain": gain}, learnable=learnable)
+
+    def attended(self, at: Spot, heard: Attended) -> Tensor:
+        """The normed output."""
+        batch, heads, tokens, width = heard.out.shape
+        joint = heard.out.transpose(1, 2).reshape(batch, tokens, heads * width)
+        joint = joint - joint.mean(dim=-1, keepdim=True)
+        joint = self.gains.at(at, "gain") * normed(joint, joint, "rms")
+        return joint.view(batch, tokens, heads, width).transpose(1, 2)
+
+    def describe(self) -> dict[str, Any]:
+        """The gain."""
+        return {"graft": "output norm", **self.gains.describe()}
 
 
 class _FirstValues(Graft):

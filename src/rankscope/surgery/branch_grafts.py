@@ -15,6 +15,7 @@ from rankscope.models.view import Label, ModelView
 from rankscope.stream.mode import observing
 from rankscope.stream.operators import is_attention, is_norm
 from rankscope.surgery.graft import Amount, BlockGains, Graft, Place, Spot, amount_at
+from rankscope.surgery.mode import normed
 
 
 class BranchGains(Graft):
@@ -56,6 +57,35 @@ class BranchGains(Graft):
         """The factors."""
         stream = "by block" if callable(self.stream) else self.stream
         return {"graft": "branch gains", "stream": stream, **self.gains.describe()}
+
+
+class BranchNorm(Graft):
+    r"""Skips as :math:`x + g\,f(x)/\mathrm{rms}(f(x))`: every branch is normed before it is added.
+
+    The norm has no weights and no epsilon. Branches that the model norms already are refused.
+
+    Args:
+        view: the model.
+        gain: g.
+        learnable: make it a parameter, one per block for attention and one for the MLP.
+    """
+
+    touches: ClassVar[frozenset[Place]] = frozenset({"adds"})
+    norms_last_axis: ClassVar[bool] = True
+    refuses_normed_branches: ClassVar[bool] = True
+
+    def __init__(self, view: ModelView, gain: float, *, learnable: bool = False) -> None:
+        super().__init__()
+        self.gains = BlockGains(view, {"attention": gain, "mlp": gain}, learnable=learnable)
+
+    def add(self, at: Spot, label: Label, stream: Tensor, branch: Tensor) -> tuple[Tensor, Tensor]:
+        """The stream, and the branch with root mean square g."""
+        gain = self.gains.at(at, "mlp" if label == "mlp" else "attention")
+        return stream, gain * normed(branch, branch, "rms")
+
+    def describe(self) -> dict[str, Any]:
+        """The gains."""
+        return {"graft": "branch norm", **self.gains.describe()}
 
 
 class MlpWeightGains(Graft):
@@ -126,7 +156,22 @@ class NormGains(Graft):
         return {"graft": "norm gains", "factor": "by block" if callable(self.factor) else self.factor}
 
 
-class PreNorming(Graft):
+class NormedReads(Graft):
+    """Branches read a norm of the stream, LayerNorm without weights; everything else stays as it is."""
+
+    touches: ClassVar[frozenset[Place]] = frozenset({"reads"})
+    norms_last_axis: ClassVar[bool] = True
+
+    def read(self, at: Spot, x: Tensor) -> Tensor:
+        """The stream, normalised for a branch."""
+        return F.layer_norm(x, x.shape[-1:])
+
+    def describe(self) -> dict[str, Any]:
+        """The graft in plain JSON types."""
+        return {"graft": "normed reads"}
+
+
+class PreNorming(NormedReads):
     """Runs a post-norm block as a pre-norm one: branches read a norm of the stream, and sums are not normalised.
 
     The norm is LayerNorm without weights, which is how a LayerNorm is initialised. The last norm of the last
@@ -134,10 +179,6 @@ class PreNorming(Graft):
     """
 
     touches: ClassVar[frozenset[Place]] = frozenset({"norms", "reads"})
-
-    def read(self, at: Spot, x: Tensor) -> Tensor:
-        """The stream, normalised for a branch."""
-        return F.layer_norm(x, x.shape[-1:])
 
     def norm(self, at: Spot, x: Tensor, out: Tensor, *, is_last: bool) -> Tensor:
         """The sum itself, or its norm after the last block."""

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from rankscope.models.view import Label, ModelView
 
-Place = Literal["reads", "norms", "adds", "sums", "scores", "probs", "values"]
-ATTENTION_PLACES: frozenset[Place] = frozenset({"sums", "scores", "probs", "values"})
+Place = Literal["reads", "norms", "adds", "sums", "queries", "scores", "logits", "probs", "values"]
+ATTENTION_PLACES: frozenset[Place] = frozenset({"sums", "queries", "scores", "logits", "probs", "values"})
 Number = float | Tensor
 
 
@@ -63,6 +63,23 @@ class Mixture:
 
 
 @dataclass(frozen=True)
+class ScoreMap:
+    r"""One softmax over :math:`\mathrm{scale}\,QK^T`, and its weight in the attention matrix.
+
+    Attributes:
+        query: ``batch heads query dim``.
+        key: ``batch groups key dim``.
+        scale: factor on their products.
+        weight: factor on the softmax.
+    """
+
+    query: Tensor
+    key: Tensor
+    scale: float
+    weight: float = 1.0
+
+
+@dataclass(frozen=True)
 class Attended:
     """The result of one attention call.
 
@@ -80,10 +97,13 @@ class Attended:
 class Graft(nn.Module):
     """Base of all grafts. A subclass names its places in ``touches`` and overrides their methods.
 
-    Axes are ``batch tokens dim`` at sums and ``batch heads query key`` at attention, whatever the model's own order.
+    Axes are ``batch tokens dim`` at sums and ``batch heads query key`` at attention, whatever the model's own order;
+    at reads and adds they are the model's own, so a graft that norms channels there declares ``norms_last_axis``.
     """
 
     touches: ClassVar[frozenset[Place]] = frozenset()
+    norms_last_axis: ClassVar[bool] = False
+    refuses_normed_branches: ClassVar[bool] = False
 
     def reset(self) -> None:
         """Forget the state of a pass; called when a forward pass begins or has ended."""
@@ -107,6 +127,14 @@ class Graft(nn.Module):
     def sum(self, at: Spot, label: Label, total: Tensor, seen: Tensor | None) -> Tensor:
         """The stream after a skip add; ``seen`` is which keys each token's attention sees, None for all."""
         return total
+
+    def maps(self, at: Spot, own: ScoreMap) -> tuple[ScoreMap, ...]:
+        """The softmaxes whose weighted sum replaces one softmax."""
+        return (own,)
+
+    def logits(self, at: Spot, scores: Tensor) -> Tensor:
+        """The scores, entry by entry, position bias included, before hidden keys are masked."""
+        return scores
 
     def score_gain(self, at: Spot, keys: Tensor) -> Number:
         """Factor on the scores; ``keys`` is the number of visible keys, ``batch 1 query 1``."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from functools import reduce
+from dataclasses import dataclass, replace
+from functools import partial, reduce
 from typing import Any
 
 import torch
@@ -15,9 +16,25 @@ from rankscope.errors import UnsupportedOperationError
 from rankscope.models.view import Label
 from rankscope.stream.attention_calls import HIDES, AttentionCall
 from rankscope.stream.mode import ActiveBlock, Perform
-from rankscope.stream.operators import MULTI_HEAD, SAME_VALUES
-from rankscope.surgery.attention_edits import UNIFORM, before_kernel, run_kernel, uniform_on
-from rankscope.surgery.graft import ATTENTION_PLACES, Attended, Graft, Mixture, Number, Place, Spot
+from rankscope.stream.operators import (
+    ADDS,
+    DIFFERENCES,
+    DIVISIONS,
+    MULTI_HEAD,
+    MULTIPLICATIONS,
+    SAME_VALUES,
+    SOFTMAXES,
+)
+from rankscope.surgery.attention_edits import (
+    UNIFORM,
+    before_kernel,
+    needs_uniform,
+    run_edited,
+    run_kernel,
+    uniform_on,
+)
+from rankscope.surgery.graft import ATTENTION_PLACES, Attended, Graft, Mixture, Number, Place, ScoreMap, Spot
+from rankscope.surgery.operation import Operation
 
 
 def score_gain(at: Spot, grafts: Sequence[Graft], seen: Tensor | None, lengths: tuple[int, int]) -> Number:
@@ -25,11 +42,26 @@ def score_gain(at: Spot, grafts: Sequence[Graft], seen: Tensor | None, lengths: 
     asked = [graft for graft in grafts if "scores" in graft.touches]
     if not asked:
         return 1.0
-    keys = torch.full((1, 1, lengths[0], 1), lengths[1]) if seen is None else seen.sum(dim=-1, keepdim=True)
+    keys = _keys_seen(seen, lengths)
     product: Number = 1.0
     for graft in asked:
         product = product * graft.score_gain(at, keys)
     return product
+
+
+def _keys_seen(seen: Tensor | None, lengths: tuple[int, int]) -> Tensor:
+    return torch.full((1, 1, lengths[0], 1), lengths[1]) if seen is None else seen.sum(dim=-1, keepdim=True)
+
+
+def rescored(scores: Tensor, keys: Tensor, at: Spot, grafts: Sequence[Graft]) -> Tensor:
+    """Scores after every graft on them, in order: a cap before a gain is not a gain before a cap."""
+    for graft in grafts:
+        if "scores" in graft.touches:
+            gain = graft.score_gain(at, keys)
+            scores = scores * (gain.to(scores) if isinstance(gain, Tensor) else gain)
+        if "logits" in graft.touches:
+            scores = graft.logits(at, scores)
+    return scores
 
 
 def with_gain(call: AttentionCall, gain: Number) -> AttentionCall:
@@ -44,12 +76,135 @@ def with_gain(call: AttentionCall, gain: Number) -> AttentionCall:
     return replace(call, mask=torch.where(call.mask <= HIDES, call.mask, call.mask.clamp(min=HIDES) * factor))
 
 
-def gained_scores(scores: Tensor, visible: Tensor, gain: Number) -> Tensor:
-    """Scores times ``gain`` where a key is visible."""
-    if not isinstance(gain, Tensor) and gain == 1.0:
+def changed_scores(scores: Tensor, visible: Tensor, at: Spot, grafts: Sequence[Graft]) -> Tensor:
+    """Scores after the grafts on them, where a key is visible; the others stay hidden."""
+    if not any(graft.touches & {"scores", "logits"} for graft in grafts):
         return scores
-    factor = gain.to(scores) if isinstance(gain, Tensor) else gain
-    return (scores.masked_fill(~visible, 0.0) * factor).masked_fill(~visible, -torch.inf)
+    keys = visible.sum(dim=-1, keepdim=True)
+    return rescored(scores.masked_fill(~visible, 0.0), keys, at, grafts).masked_fill(~visible, -torch.inf)
+
+
+class ExplicitKernel:
+    """Attention as a fused kernel computes it, with scores in the open, so that they can be changed one by one.
+
+    Args:
+        rescore: what is done to the scores, a position bias included, before hidden keys are masked.
+
+    Attributes:
+        probs: those of the first call.
+    """
+
+    def __init__(self, rescore: Callable[[Tensor], Tensor]) -> None:
+        self._rescore = rescore
+        self.probs: Tensor | None = None
+
+    def __call__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        attn_mask: Tensor | None = None,
+        is_causal: bool = False,
+        scale: float | None = None,
+        dropout_p: float = 0.0,
+        enable_gqa: bool = False,
+    ) -> Tensor:
+        """The signature of ``scaled_dot_product_attention``."""
+        visible = AttentionCall(query=query, key=key, mask=attn_mask, is_causal=is_causal).support()
+        own, other = (t.float() if t.dtype in (torch.float16, torch.bfloat16) else t for t in (query, key))
+        scores = own @ for_each_head(other, query.shape[1]).mT * (query.shape[-1] ** -0.5 if scale is None else scale)
+        if attn_mask is not None and attn_mask.dtype != torch.bool:
+            scores = scores + attn_mask.masked_fill(attn_mask <= HIDES, 0.0)
+        scores = self._rescore(scores)
+        if visible is None:
+            probs = scores.softmax(dim=-1)
+        else:
+            sees_nothing = ~visible.any(dim=-1, keepdim=True)
+            scores = scores.masked_fill(~visible, -torch.inf).masked_fill(sees_nothing, 0.0)
+            probs = scores.softmax(dim=-1).masked_fill(sees_nothing, 0.0)
+        if self.probs is None:
+            self.probs = probs
+        if dropout_p > 0.0:
+            probs = torch.nn.functional.dropout(probs, dropout_p)
+        return probs.to(value.dtype) @ for_each_head(value, query.shape[1])
+
+
+def run_fused(
+    own: AttentionCall,
+    call: AttentionCall,
+    named: Mapping[str, Any],
+    perform: Perform,
+    after: Operation,
+    at: Spot,
+    grafts: Sequence[Graft],
+) -> tuple[Tensor, AttentionCall]:
+    """The output of a fused kernel under operations and grafts, mixtures excepted, and the attention that really ran.
+
+    Args:
+        own: the model's own call.
+        call: the call after the operations, with the values that the grafts return.
+        named: the model's own arguments, used for dropout and grouping of heads.
+        perform: the kernel.
+        after: the operations after the softmax.
+        at: the block.
+        grafts: in order.
+    """
+    maps = _score_maps(own, call, at, grafts)
+    if len(maps) > 1 and needs_uniform(after):
+        raise UnsupportedOperationError(
+            f"Block {at.layer}: attention is a weighted sum of several softmaxes here, and centring or scaling each of "
+            "them is not the same as centring or scaling their sum. Leave one of the two out."
+        )
+    seen = call.support()
+    keys = _keys_seen(seen, call.lengths)
+    total: Tensor | None = None
+    ran: list[AttentionCall] = []
+    for one in maps:
+        mapped = replace(call, query=one.query, key=one.key, scale=one.scale)
+        if any("logits" in graft.touches for graft in grafts):
+            kernel = ExplicitKernel(partial(rescored, keys=keys, at=at, grafts=grafts))
+            out = run_edited(mapped, named, kernel, after)
+            mapped = AttentionCall(weights=kernel.probs, edits=call.edits)
+        else:
+            mapped = with_gain(mapped, score_gain(at, grafts, seen, call.lengths))
+            out = run_edited(mapped, named, perform, after)
+        ran.append(mapped)
+        out = out if one.weight == 1.0 else one.weight * out
+        total = out if total is None else total + out
+    assert total is not None
+    if len(maps) == 1 and maps[0].weight == 1.0:
+        return total, ran[0]
+    weighted = partial(_weighted_sum, weights=[one.weight for one in maps], others=ran[1:])
+    return total, replace(ran[0], edits=(weighted, *call.edits))
+
+
+def _score_maps(own: AttentionCall, call: AttentionCall, at: Spot, grafts: Sequence[Graft]) -> list[ScoreMap]:
+    """The softmaxes after every graft that changes queries and keys, in order."""
+    assert own.query is not None
+    assert call.query is not None
+    assert call.key is not None
+    scale = own.query.shape[-1] ** -0.5 if own.scale is None else own.scale
+    # A graft may replace the model's own scale; a temperature, which operations put there too, must survive that.
+    cooled = 1.0 if call.scale == own.scale else (call.scale or scale) / scale
+    maps = [ScoreMap(call.query, call.key, scale)]
+    for graft in grafts:
+        if "queries" in graft.touches:
+            maps = [replace(new, weight=old.weight * new.weight) for old in maps for new in _bare(graft, at, old)]
+    return [replace(one, scale=one.scale * cooled) for one in maps]
+
+
+def _bare(graft: Graft, at: Spot, own: ScoreMap) -> tuple[ScoreMap, ...]:
+    return graft.maps(at, replace(own, weight=1.0))
+
+
+def _weighted_sum(
+    probs: Tensor, support: Tensor | None, *, weights: Sequence[float], others: Sequence[AttentionCall]
+) -> Tensor:
+    total = weights[0] * probs
+    for weight, other in zip(weights[1:], others, strict=True):
+        total = total + weight * replace(other, edits=()).probs()
+    return total
 
 
 def joint_mixture(at: Spot, grafts: Sequence[Graft]) -> Mixture | None:
@@ -108,9 +263,34 @@ READERS: frozenset[Callable[..., Any]] = PRODUCTS | {
 }  # fmt: skip
 
 
+FACTORS: frozenset[Callable[..., Any]] = MULTIPLICATIONS | DIVISIONS
+KEEP_SCALE: frozenset[Callable[..., Any]] = ADDS | DIFFERENCES | SAME_VALUES | {
+    T.masked_fill, T.masked_fill_, torch.masked_fill, torch.where, T.where, T.__getitem__, *SOFTMAXES,
+}  # fmt: skip
+"""What may happen to scores between their scale and the softmax: masks, position biases, casts."""
+
+
 def spot_of(call: ActiveBlock) -> Spot:
     """The block that is running."""
     return Spot(call.stack.name, call.layer, call.stack.depth)
+
+
+_UNSEEN = "the product of its queries and keys was not seen"
+
+
+@dataclass
+class _FollowedScores:
+    """The product of queries and keys in eager attention, followed to its softmax.
+
+    Attributes:
+        last: the scores after the latest operation on them.
+        has_scale: whether the model's own scale can no longer follow: it has, or something else has been applied.
+        doubt: what was met on the way that makes the scores ambiguous.
+    """
+
+    last: weakref.ref[Tensor]
+    has_scale: bool = False
+    doubt: str | None = None
 
 
 class GraftDispatcher:
@@ -125,6 +305,9 @@ class GraftDispatcher:
         self._probs: tuple[weakref.ref[Tensor], Spot] | None = None
         self._owed: set[Spot] = set()
         self._reads = 0
+        self._normed: weakref.ref[Tensor] | None = None
+        self._scores: _FollowedScores | None = None
+        self._doubt: str | None = _UNSEEN
         self.seen: Tensor | None = None
         self.attention_input: weakref.ref[Tensor] | None = None
 
@@ -144,7 +327,8 @@ class GraftDispatcher:
 
     def reset(self) -> None:
         """Reset all grafts; called when a pass begins or has ended."""
-        self._probs, self.seen, self.attention_input = None, None, None
+        self._probs, self.seen, self.attention_input, self._normed = None, None, None, None
+        self._scores = None
         self._owed.clear()
         for graft in self._grafts:
             graft.reset()
@@ -167,10 +351,23 @@ class GraftDispatcher:
                 "what it reads cannot be changed."
             )
         self._reads = 0
+        if self._normed is not None and self._normed() is branch:
+            self._refuse_second_norm(call, label)
         for graft in self.at("adds"):
             own, branch = graft.add(spot_of(call), label, stream, branch)
             stream = stream if call.joins else own
         return stream, branch
+
+    def note_norm(self, out: Tensor) -> None:
+        """Remember the output of a norm, to know it again if it is added to the stream as it is."""
+        self._normed = weakref.ref(out)
+
+    def _refuse_second_norm(self, call: ActiveBlock, label: Label) -> None:
+        if any(graft.refuses_normed_branches for graft in self._grafts):
+            raise UnsupportedOperationError(
+                f"Block {call.layer} already has a norm on its {label} branch (Peri-LN, sandwich norm, or a norm on "
+                "the output only, as in Gemma 2 or OLMo 2): a second one would undo what the first has learned."
+            )
 
     def sum(self, call: ActiveBlock, label: Label, total: Tensor) -> Tensor:
         """The stream after an add."""
@@ -193,6 +390,68 @@ class GraftDispatcher:
             out = graft.attended(at, Attended(out, for_each_head(value, out.shape[1]), read))
         return out
 
+    def takes_scores(self, call: ActiveBlock, func: Callable[..., Any], args: Sequence[Any]) -> bool:
+        """Whether this call can be the product of queries and keys of a block's own softmax."""
+        if func not in PRODUCTS or len(args) != 2 or call.awaited_attention != "attention" or self._is_probs(args[0]):
+            return False
+        query, key = args
+        if not (isinstance(query, Tensor) and isinstance(key, Tensor) and query.dim() == key.dim() in (3, 4)):
+            return False
+        batch, tokens = call.batch_and_tokens()
+        return query.shape[-2] == tokens and query.shape[0] % batch == 0 and bool(self.at("queries"))
+
+    def scores(self, call: ActiveBlock, func: Callable[..., Any], args: Sequence[Any]) -> Tensor:
+        """The product of queries and keys, changed by the grafts and scaled as they say."""
+        maps = [ScoreMap(args[0], args[1].mT, scale=math.nan)]
+        for graft in self.at("queries"):
+            maps = [new for old in maps for new in graft.maps(spot_of(call), old)]
+        out: Tensor = func(maps[0].query * maps[0].scale, maps[0].key.mT)
+        doubt = None if self._scores is None else "several products were met before it"
+        if len(maps) > 1 or maps[0].weight != 1.0 or math.isnan(maps[0].scale):
+            doubt = "it runs as separate operations, of which only one softmax can be seen"
+        self._scores = _FollowedScores(weakref.ref(out), doubt=doubt)
+        return out
+
+    def replaced_scale(self, func: Callable[..., Any], args: Sequence[Any]) -> Tensor | None:
+        """The scores themselves if this call is the model's own scale on them, which the grafts have replaced."""
+        found = self._scores
+        if found is None or found.has_scale or func not in FACTORS or len(args) != 2 or found.last() is not args[0]:
+            return None
+        factor = args[1]
+        if not (isinstance(factor, (int, float)) or (isinstance(factor, Tensor) and factor.dim() == 0)):
+            return None
+        found.has_scale = True
+        scores: Tensor = args[0]
+        return scores
+
+    def follow_scores(self, func: Callable[..., Any], args: Sequence[Any], out: Any) -> None:
+        """Follow the scores through masks and position biases; anything else on them makes their scale ambiguous."""
+        found = self._scores
+        if found is None or not isinstance(out, Tensor) or not any(found.last() is value for value in args):
+            return
+        if func not in KEEP_SCALE:
+            found.doubt = found.doubt or f"its scores pass through {func.__name__.strip('_')} before the softmax"
+        found.last, found.has_scale = weakref.ref(out), found.has_scale or func not in SAME_VALUES
+
+    def meet_softmax(self, scores: object) -> None:
+        """Note whether the scores of a softmax are the ones that were followed."""
+        found, self._scores = self._scores, None
+        is_followed = found is not None and found.last() is scores
+        self._doubt = found.doubt if is_followed and found else _UNSEEN
+
+    def check_queries(self, at: Spot) -> None:
+        """Raise if a softmax runs whose queries and keys should have been changed and were not, or not surely.
+
+        Raises:
+            UnsupportedOperationError: the message gives the reason.
+        """
+        doubt, self._doubt = self._doubt, _UNSEEN
+        if self.at("queries") and doubt is not None:
+            raise UnsupportedOperationError(
+                f"The queries and keys of block {at.layer} cannot be changed: {doubt}. Load the model with "
+                "attn_implementation='sdpa', if it has one; own attention can call scaled_dot_product_attention."
+            )
+
     def owe_values(self, at: Spot) -> None:
         """Note that a softmax returned probabilities, so that their product with the values must follow."""
         if self.at("values"):
@@ -200,12 +459,12 @@ class GraftDispatcher:
 
     def follow_probs(self, probs: Tensor, at: Spot) -> None:
         """Follow the probabilities of a block's own softmax until their product with the values."""
-        if self.at("values"):
+        if self.at("values") or self.at("queries"):
             self._probs = (weakref.ref(probs), at)
 
     def takes_product(self, func: Callable[..., Any], args: Sequence[Any]) -> bool:
-        """Whether this call is the product of the probabilities and the values."""
-        return func in PRODUCTS and len(args) == 2 and self._is_probs(args[0])
+        """Whether this call is the product of the probabilities and the values, and a graft changes it."""
+        return bool(self.at("values")) and func in PRODUCTS and len(args) == 2 and self._is_probs(args[0])
 
     def product(self, call: ActiveBlock, func: Callable[..., Any], args: Sequence[Any]) -> Tensor:
         """The product of probabilities and values, with values and result changed by the grafts."""
@@ -222,7 +481,9 @@ class GraftDispatcher:
         return self.attended(call, at, mixed, value).reshape(out.shape)
 
     def pass_on(self, func: Callable[..., Any], args: Sequence[Any], out: Any) -> None:
-        """Follow the probabilities through casts and dropout."""
+        """Follow the probabilities, and the output of a norm, through casts and dropout."""
+        if func in SAME_VALUES and args and self._normed is not None and self._normed() is args[0] is not None:
+            self.note_norm(out)
         if func in SAME_VALUES and args and self._is_probs(args[0]) and isinstance(out, Tensor):
             assert self._probs is not None
             self._probs = (weakref.ref(out), self._probs[1])

@@ -32,13 +32,12 @@ from rankscope.surgery.graft import Graft, Spot
 from rankscope.surgery.graft_dispatcher import (
     READERS,
     GraftDispatcher,
-    gained_scores,
+    changed_scores,
     joint_mixture,
     mixed_output,
     mixed_probs,
-    score_gain,
+    run_fused,
     spot_of,
-    with_gain,
 )
 from rankscope.surgery.operation import NormChoice, Operation, joint_edit
 
@@ -170,6 +169,13 @@ class SurgeryMode(StreamMode):
         # Eager attention: softmax, then casts and dropout, then a product with the values. Grafts on values act there.
         if self._dispatcher.takes_product(func, args):
             return self._dispatcher.product(call, func, args)
+        if self._dispatcher.takes_scores(call, func, args):
+            return self._dispatcher.scores(call, func, args)
+        scores = self._dispatcher.replaced_scale(func, args)
+        if scores is not None:
+            return scores
+        if func in SOFTMAXES and args:
+            self._dispatcher.meet_softmax(args[0])
         if func in READERS and self._dispatcher.at("reads"):
             args = self._dispatcher.read(call, args)
         out = super().__torch_function__(func, types, args, kwargs)
@@ -177,6 +183,7 @@ class SurgeryMode(StreamMode):
             self._dispatcher.follow_probs(out, self._softmax_at)
             self._softmax_at = None
         self._dispatcher.pass_on(func, args, out)
+        self._dispatcher.follow_scores(func, args, out)
         return out
 
     def on_add(
@@ -226,6 +233,7 @@ class SurgeryMode(StreamMode):
 
     def on_branch_norm(self, call: ActiveBlock, x: Tensor, out: Tensor) -> Tensor:
         """Replace a norm function on a branch; norms inside attention stay, and norm modules have their own hook."""
+        self._dispatcher.note_norm(out)
         return out if self._attention_depth or self._norm_depth else self._normed(call, x, out)
 
     def _normed(self, call: ActiveBlock, x: Tensor, out: Tensor) -> Tensor:
@@ -280,15 +288,16 @@ class SurgeryMode(StreamMode):
         if spot is not None:
             self._dispatcher.seen = call.support()
             value = self._dispatcher.values(spot, value)
-            gain = score_gain(spot, self._dispatcher.grafts, self._dispatcher.seen, call.lengths)
-            call = replace(with_gain(call, gain), value=value)
+            call = replace(call, value=value)
             mixture = joint_mixture(spot, self._dispatcher.grafts)
-        out = run_edited(call, named, perform, after)
+            out, ran = run_fused(own, call, named, perform, after, spot, self._dispatcher.grafts)
+        else:
+            out, ran = run_edited(call, named, perform, after), call
         if mixture is not None:
             out = mixed_output(out, call, mixture, named, perform)
-            call = replace(call, edits=(*call.edits, partial(mixed_probs, mixture=mixture)))
+            ran = replace(ran, edits=(*ran.edits, partial(mixed_probs, mixture=mixture)))
         # The tracer sees the model's arguments, not these: tell it which attention really ran.
-        announce(call)
+        announce(ran)
         return out if spot is None or self._open is None else self._dispatcher.attended(self._open, spot, out, value)
 
     def on_softmax(self, ref: SiteRef, args: Sequence[Any], kwargs: Mapping[str, Any], perform: Perform) -> Any:
@@ -308,8 +317,8 @@ class SurgeryMode(StreamMode):
         if spot is not None:
             self._dispatcher.seen, self._softmax_at = visible, spot
             self._dispatcher.owe_values(spot)
-            gain = score_gain(spot, self._dispatcher.grafts, visible, (scores.shape[-2], scores.shape[-1]))
-            scores = gained_scores(scores, visible, gain)
+            self._dispatcher.check_queries(spot)
+            scores = changed_scores(scores, visible, spot, self._dispatcher.grafts)
         # A softmax over a row of -inf is NaN. Rows that see nothing get equal scores first and zeros afterwards.
         sees_nothing = ~visible.any(dim=-1, keepdim=True)
         probs = perform(scores.masked_fill(sees_nothing, 0.0), *args[1:], **kwargs).masked_fill(sees_nothing, 0.0)
@@ -405,6 +414,9 @@ class SurgeryMode(StreamMode):
 
     def _leave_norm(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         self._norm_depth -= 1
+        out = output_tensor(output)
+        if self._open is not None and out is not None and self._norm_depth == 0:
+            self._dispatcher.note_norm(out)
 
     def _branch_norm(
         self, is_own: bool, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any

@@ -184,7 +184,7 @@ def grafting(
         UnsupportedOperationError: a block has no place where the graft could be applied.
     """
     with session_on(model, inputs=inputs, blocks=blocks, stream=stream, view=view) as session, ExitStack() as stack:
-        need_edits_in_blocks(session.view)
+        need_edits_in_blocks(session.view, norms=graft.norms_last_axis)
         _check_places(graft, session.view)
         for handle in graft.hooks(session.view):
             stack.callback(handle.remove)

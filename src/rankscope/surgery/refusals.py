@@ -88,8 +88,8 @@ def need_edits_in_blocks(view: ModelView, *, norms: bool = False) -> None:
             )
         if norms and not stack.layout.endswith("dim"):
             raise UnsupportedOperationError(
-                f"norm= puts a norm along the last axis, and the channels of {stack.calls[0].module_name} are along "
-                f"another: '{stack.stream}'. Only norm='identity' can be asked for."
+                f"This puts a norm along the last axis, and the channels of {stack.calls[0].module_name} are along "
+                f"another: '{stack.stream}'. Of the norms, only norm='identity' can be asked for."
             )
 
 

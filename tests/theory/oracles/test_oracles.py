@@ -13,6 +13,11 @@ from hypothesis import strategies as st
 from rankscope.theory.designs.design import Design
 from rankscope.theory.oracles._spec import ORACLES, answer_of, consulted, squared_residual
 from rankscope.theory.oracles.chen_2026_context_length import critical_scale, output_cosine, output_cosine_at
+from rankscope.theory.oracles.derrida_1981_random_energy import (
+    critical_score_std,
+    limiting_participation,
+    participation,
+)
 from rankscope.theory.oracles.dovonon_2024_value_spectrum import filtering
 from rankscope.theory.oracles.giorlandino_2026_post_norm import PostNormBlock, critical_beta, next_cosine
 from rankscope.theory.oracles.karagodin_2025_equiangular import cosine_at
@@ -21,6 +26,7 @@ from rankscope.theory.oracles.noci_2022_gradients import query_key_gradients
 from rankscope.theory.oracles.noci_2022_residual_scaling import mean_cosine
 from rankscope.theory.oracles.saada_2025_random_attention import second_singular_value, softmax_sigma
 from rankscope.theory.oracles.zhai_2023_entropy import least_entropy
+from rankscope.verbs.predict.sampled_design import follow
 
 BERT = Design(depth=12, width=768, heads=12, initial_cosine=1 / 3)
 
@@ -276,3 +282,78 @@ def test_answers_start_at_the_first_tokens() -> None:
         if answer.log10_relative:
             assert len(answer.log10_relative) == 11
             assert 10 ** (2 * answer.log10_relative[0]) == pytest.approx(squared_residual(1 / 3, 64))
+
+
+def test_the_random_energy_model_of_two_keys_is_a_logistic_mean() -> None:
+    """With two keys p is the logistic function of a Gaussian of variance 2 sigma^2: by Gauss-Hermite quadrature."""
+    nodes, weights = np.polynomial.hermite_e.hermegauss(150)
+    for sigma in (0.1, 0.5, 1.0):
+        share = 1 / (1 + np.exp(-sigma * math.sqrt(2) * nodes))
+        want = float(weights @ (share**2 + (1 - share) ** 2) / weights.sum())
+        assert participation(sigma, 2) == pytest.approx(want, rel=1e-11)
+
+
+@pytest.mark.parametrize(("sigma", "keys"), [(0.2, 50), (1.0, 8), (3.0, 100), (6.0, 100), (2.0, 1000)])
+def test_participation_is_that_of_sampled_softmaxes(sigma: float, keys: int) -> None:
+    """Within four standard errors of 4,000 rows."""
+    scores = sigma * np.random.default_rng(0).standard_normal((4000, keys))
+    shares = np.exp(scores - scores.max(1, keepdims=True))
+    found = ((shares / shares.sum(1, keepdims=True)) ** 2).sum(1)
+    assert abs(found.mean() - participation(sigma, keys)) < 4 * found.std() / math.sqrt(found.size)
+
+
+def test_participation_tends_to_its_limits_on_both_sides_of_the_critical_temperature() -> None:
+    """Far below: exp(sigma^2)/n, which tends to 0. Above: 1 - critical/sigma, with an error that falls like 1/log n."""
+    for keys in (10**4, 10**6):
+        assert participation(0.5, keys) * keys == pytest.approx(math.exp(0.25), rel=1e-4)
+    errors = []
+    for keys in (10**2, 10**4, 10**8):
+        sigma = 2 * critical_score_std(keys)
+        errors.append((participation(sigma, keys) - limiting_participation(sigma, keys)) * math.log(keys))
+    assert errors == pytest.approx([errors[-1]] * 3, rel=0.3)
+    below = [participation(0.7 * critical_score_std(keys), keys) for keys in (10**2, 10**4, 10**8)]
+    assert below == sorted(below, reverse=True)
+    assert below[-1] < below[0] / 5
+
+
+def test_the_critical_temperature_is_told_by_predict() -> None:
+    """A BERT at initialisation is far below; tokens of cosine 1/3 share a third of the variance of their scores."""
+    answer = answer_of(ORACLES["derrida_1981_random_energy"], BERT, 512, 12)
+    assert answer.values["score_std"] == pytest.approx(0.02**2 * 768 * math.sqrt(2 / 3))
+    assert answer.values["critical_score_std"] == pytest.approx(math.sqrt(2 * math.log(512)))
+    assert 450 < answer.values["effective_keys"] < 512
+    frozen = answer_of(ORACLES["derrida_1981_random_energy"], BERT.changed(qk_norm=8.0, initial_cosine=0.0), 512, 12)
+    assert frozen.values["effective_keys"] < 3
+    assert frozen.values["critical_keys"] == pytest.approx(math.exp(32))
+    assert not answer_of(ORACLES["derrida_1981_random_energy"], BERT.changed(mask="causal"), 512, 12).applies
+
+
+def test_scores_of_normed_queries_and_keys_have_unit_variance() -> None:
+    """What ``critical_temperature`` rests on: sqrt(d) cos of two independent directions has variance 1, exactly."""
+    generator = torch.Generator().manual_seed(0)
+    for width in (4, 64):
+        pair = torch.randn(2, 100_000, width, dtype=torch.float64, generator=generator)
+        scores = math.sqrt(width) * torch.cosine_similarity(pair[0], pair[1], dim=-1)
+        # four standard errors; the fourth moment is 3 d / (d + 2)
+        spread = math.sqrt((3 * width / (width + 2) - 1) / 100_000)
+        assert abs(float(scores.square().mean()) - 1) < 4 * spread
+
+
+def test_mean_field_of_normed_branches_is_that_of_sampled_networks() -> None:
+    """Every branch adds mean square 1: the stream grows by 2 per block, tokens as in ten samples, to 5%."""
+    design = Design(depth=8, width=256, heads=4, tokens=16, norm_place="pre", branch_norm=True)
+    assert [m.q for m in moments(design, 16, 8)] == pytest.approx([1 + 2 * block for block in range(9)])
+    answer = answer_of(ORACLES["mean_field"], design, 16, 8)
+    sampled = np.mean([follow(design, seed, 16, 8, 8).log10_relative for seed in range(10)], axis=0)
+    assert answer.applies
+    assert sampled == pytest.approx(answer.log10_relative, abs=math.log10(1.05))
+    bare = answer_of(ORACLES["mean_field"], design.changed(branch_norm=False), 16, 8)
+    assert abs(bare.log10_relative[-1] - answer.log10_relative[-1]) > math.log10(1.2), "the norm changes nothing here"
+
+
+@pytest.mark.parametrize("name", ["karagodin_2025_equiangular", "dovonon_2024_value_spectrum"])
+def test_oracles_for_bare_branches_do_not_answer_for_normed_ones(name: str) -> None:
+    bare = Design(depth=2, width=64, heads=4, norm_place="pre")
+    assert answer_of(ORACLES[name], bare, 16, 2).applies
+    answer = answer_of(ORACLES[name], bare.changed(branch_norm=True), 16, 2)
+    assert [one["assumption"] for one in answer.assumptions if not one["holds"]] == ["no norm on what branches add"]

@@ -22,6 +22,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
 COUNTS = ("depth", "width", "heads", "kv_heads", "head_dim", "mlp_width", "tokens")
 NOT_NEGATIVE = (
     "norm_eps",
+    "qk_norm",
     "query_std",
     "key_std",
     "value_std",
@@ -48,8 +49,11 @@ class Design:
         norm: kind of norm.
         norm_place: before a branch, after its sum with the stream, or nowhere.
         norm_eps: added to the mean square.
+        branch_norm: whether what a branch adds is divided by its root mean square first (Peri-LN, sandwich norm); gains
+            of branches act after it.
         mlp: its activation, possibly gated; ``"none"`` for a block without MLP.
         mlp_width: inner width; four times the width by default.
+        qk_norm: standard deviation of the scores of queries and keys that are normed in each head; 0 if they are not.
         attention_skip: gain of the stream where attention is added; 0 removes the skip.
         mlp_skip: the same for the MLP.
         attention_scale: gain of the attention branch.
@@ -81,6 +85,8 @@ class Design:
     norm: NormKind = "layernorm"
     norm_place: NormPlace = "post"
     norm_eps: float = 1e-12
+    branch_norm: bool = False
+    qk_norm: float = 0.0
     mlp: Mlp = "gelu"
     mlp_width: int = 0
     attention_skip: float = 1.0
@@ -109,7 +115,7 @@ class Design:
     @property
     def score_std(self) -> float:
         r"""Standard deviation of an attention score :math:`q\cdot k/\sqrt{d_{qk}}` on normed tokens."""
-        return self.query_std * self.key_std * self.width
+        return self.qk_norm or self.query_std * self.key_std * self.width
 
     @property
     def value_gain(self) -> float:
@@ -192,6 +198,8 @@ def _check(design: Design) -> None:
             raise InputError(f"{name} of a design is {getattr(design, name)!r}. Expected a finite number.")
     if not 0 <= design.initial_cosine <= 1:
         raise InputError(f"initial_cosine is {design.initial_cosine!r}. Expected a number from 0 to 1.")
+    if design.branch_norm and design.norm_place != "pre":
+        raise InputError(f"branch_norm goes with norm_place='pre' only, and here it is {design.norm_place!r}.")
     if (design.norm == "none") != (design.norm_place == "none"):
         raise InputError(
             f"norm={design.norm!r} does not go with norm_place={design.norm_place!r}. Set both to 'none', or neither."

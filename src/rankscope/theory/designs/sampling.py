@@ -70,6 +70,7 @@ class Sampler:
     def _branch(self, x: Tensor, branch: Callable[[Tensor], Tensor], skip: float, scale: float) -> Tensor:
         design = self.design
         out = branch(normed(x, design) if design.norm_place == "pre" else x)
+        out = unit_mean_square(out) if design.branch_norm else out
         out = out if scale == 1 else out * scale
         total = out if skip == 0 else (x if skip == 1 else x * skip) + out
         return normed(total, design) if design.norm_place == "post" else total
@@ -84,6 +85,8 @@ class Sampler:
         if design.positions == "rope":
             turns = rotation(x.shape[1], design.head_dim)
             q, k = rotated(q, *turns), rotated(k, *turns)
+        if design.qk_norm:
+            q, k = unit_mean_square(q) * design.qk_norm, unit_mean_square(k)
         groups = design.heads // design.kv_heads
         if groups > 1:
             k, v = (t[:, :, None].expand(-1, -1, groups, -1, -1).reshape(1, design.heads, *t.shape[2:]) for t in (k, v))
@@ -146,6 +149,11 @@ def normed(x: Tensor, design: Design) -> Tensor:
     if design.norm == "rmsnorm":
         return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + design.norm_eps)
     return x
+
+
+def unit_mean_square(x: Tensor) -> Tensor:
+    """Tokens divided by their root mean square, without an epsilon."""
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True))
 
 
 def rotation(tokens: int, head_dim: int, base: float = 10_000.0) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ from typing import Literal
 
 from rankscope._citations import Cite
 from rankscope.theory.designs.design import Design
-from rankscope.theory.oracles._spec import COMPLETE, ORACLES, POSITION_FREE, Oracle
+from rankscope.theory.oracles._spec import BARE_BRANCHES, COMPLETE, ORACLES, POSITION_FREE, Oracle
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ ORACLES.add(
     Oracle(
         name="dovonon_2024_value_spectrum",
         summary="Whether residual attention smooths or sharpens, from the eigenvalues of the values",
-        assumptions=(COMPLETE, POSITION_FREE),
+        assumptions=(COMPLETE, POSITION_FREE, BARE_BRANCHES),
         cites=(Cite("dovonon2024"),),
         values=_values,
     ),

@@ -13,7 +13,7 @@ from typing import Literal
 
 from rankscope._citations import Cite
 from rankscope.theory.designs.design import Design
-from rankscope.theory.oracles._spec import COMPLETE, ORACLES, POSITION_FREE, Assumption, Oracle
+from rankscope.theory.oracles._spec import BARE_BRANCHES, COMPLETE, ORACLES, POSITION_FREE, Assumption, Oracle
 
 Place = Literal["pre", "post"]
 
@@ -73,6 +73,7 @@ ORACLES.add(
             POSITION_FREE,
             Assumption("a norm, before or after", _is_normed),
             Assumption("whole skip around attention", _has_skip),
+            BARE_BRANCHES,
         ),
         cites=(Cite("karagodin2025"),),
         values=_values,

@@ -108,7 +108,8 @@ class Moments(NamedTuple):
 def after_attention(m: Moments, design: Design, tokens: int) -> Moments:
     """What the attention branch adds. **Estimate**: scores small, width large."""
     delta = m.D / m.q
-    variance = (design.score_std * m.q) ** 2
+    # normed queries and keys: scores do not grow with the tokens
+    variance = design.qk_norm**2 if design.qk_norm else (design.score_std * m.q) ** 2
     own = min(float(tokens), math.exp(min(variance * delta, 50.0)))
     # own share minus shared share, exp(a) - exp(b) without cancellation
     apart = own * -math.expm1(-variance * delta * delta)
@@ -153,7 +154,8 @@ def moments(design: Design, tokens: int, blocks: int) -> list[Moments]:
 
 def _scores_are_small(m: Moments, design: Design) -> bool:
     """Without a norm, a growing stream leaves the range in which the moments are valid, and later that of floats."""
-    return m.q > 0 and design.score_std * _before(m, design).q <= _LARGEST_SCORE_STD
+    size = 1.0 if design.qk_norm else _before(m, design).q
+    return m.q > 0 and design.score_std * size <= _LARGEST_SCORE_STD
 
 
 def _before(m: Moments, design: Design) -> Moments:
@@ -161,6 +163,8 @@ def _before(m: Moments, design: Design) -> Moments:
 
 
 def _added(m: Moments, branch: Moments, design: Design, skip: float, scale: float) -> Moments:
+    if design.branch_norm:
+        branch = Moments(1.0, branch.D / branch.q)
     total = Moments(skip**2 * m.q + scale**2 * branch.q, skip**2 * m.D + scale**2 * branch.D)
     return _normed(total, design) if design.norm_place == "post" else total
 
