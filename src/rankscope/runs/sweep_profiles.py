@@ -51,7 +51,7 @@ def profiles_in(contents: Contents, expected: list[Expected]) -> Iterator[Profil
     Raises:
         ResultError: a file of rows cannot be read.
     """
-    rows = _Rows(contents)
+    rows = _TaskRows(contents)
     groups: dict[tuple[Any, ...], list[Expected]] = {}
     for one in expected:
         if one.key in contents.done and one.task.get("verb") == VERB:
@@ -70,7 +70,7 @@ def profiles_in(contents: Contents, expected: list[Expected]) -> Iterator[Profil
         )
 
 
-class _Rows:
+class _TaskRows:
     """The rows of finished tasks; those of the pack read last are kept, because compaction follows the plan."""
 
     def __init__(self, contents: Contents) -> None:

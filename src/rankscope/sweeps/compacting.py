@@ -29,7 +29,7 @@ from rankscope.runs.storage import replace_file
 from rankscope.runs.sweep_folder import TASKS, Contents, Expected, SweepFolder, record_in
 from rankscope.runs.sweep_packs import PACKS, RECORD, ROW, SCHEMA, SUMMARY, Pack, manifests_in, packs_in, summary_of
 
-MOST_ROWS = 2_000_000
+MOST_ROWS = 1_000_000
 ORDER = ("metric", "site", "layer", "task", ROW)
 GROUP = 1 << 17
 LOCK = "lock"
@@ -74,7 +74,7 @@ def compact(folder: str | os.PathLike[str], *, rows: int = MOST_ROWS, progress: 
 
     Args:
         folder: folder of the sweep.
-        rows: largest number of rows of one pack; decides how much memory is needed, about 1 GiB for the default.
+        rows: largest number of rows of one pack; decides how much memory is needed, about half a GiB for the default.
         progress: show a progress bar.
 
     Returns:
