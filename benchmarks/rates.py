@@ -128,8 +128,9 @@ def results(folder: Path, rounds: int) -> dict[str, float]:
     plan = {"models": ["init:tiny-llama"], "verbs": ["measure"], "inputs": {"sequences": SEQUENCES, "tokens": 32}}
     rs.sweep(plan, folder / "one", serial=True)
     home = SweepFolder(folder / "one")
-    key = next(iter(home.done()))
-    record = home.record(key)
+    contents = home.contents()
+    (key,) = contents.done
+    record = contents.record(key)
     blocks, heads = 3, 4
     split = "SELECT count(*) FILTER (head IS NULL) AS tokens, count(*) FILTER (head IS NOT NULL) AS heads FROM rows"
     counted = rs.query(folder / "one", split).to_pylist()[0]
@@ -153,7 +154,7 @@ def _copied(place: Path, home: SweepFolder, key: str, count: int) -> dict[str, f
     """The same result as that of many tasks, kept one by one."""
     import pyarrow.parquet as pq
 
-    record = home.record(key)
+    record = home.contents().record(key)
     table = pq.ParquetFile(home.home / record["table"]["file"]).read()
     tasks = [Expected(f"{i:024x}", {**record["task"], "seed": i, "model": f"model {i % 50}"}) for i in range(count)]
     folder = SweepFolder(place)

@@ -1,7 +1,8 @@
 """What a sweep costs beside a bare Python loop over the same tasks, on the same cores.
 
 Each contestant is a process pinned to the same cores, timed from start to end, imports and Ray included: a loop that
-calls the verb and keeps nothing, ``sweep --serial``, and ``sweep`` on a Ray of its own with as many workers as cores.
+calls the verb and keeps nothing, ``sweep --serial``, processes that share a folder (``--shard``), one per core, and
+``sweep`` on a Ray of its own with as many workers as cores.
 The marginal ratio leaves the start out: it is that of the seconds between one task and all of them. With several
 cores the loop is a pool of processes. Run it on a quiet machine with::
 
@@ -25,7 +26,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 RESULT = ROOT / "docs" / "data" / "sweep_overhead.json"
-CONTESTANTS = ("loop", "serial", "ray")
+CONTESTANTS = ("loop", "serial", "shard", "ray")
 
 
 def plan(model: str, tasks: int) -> dict[str, Any]:
@@ -38,6 +39,12 @@ def one(job: tuple[str, int]) -> int:
     import rankscope as rs
 
     return rs.measure(job[0], seed=job[1], sequences=8, tokens=128, batch=8).table.num_rows
+
+
+def share(job: tuple[dict[str, Any], str, str]) -> None:
+    import rankscope as rs
+
+    rs.sweep(job[0], job[1], shard=job[2])
 
 
 def run_here(contestant: str, model: str, tasks: int, cores: int) -> None:
@@ -54,6 +61,11 @@ def run_here(contestant: str, model: str, tasks: int, cores: int) -> None:
     import rankscope as rs
 
     with tempfile.TemporaryDirectory() as folder:
+        if contestant == "shard":
+            jobs = [(plan(model, tasks), folder, f"{number}/{cores}") for number in range(cores)]
+            with multiprocessing.get_context("spawn").Pool(cores) as pool:
+                pool.map(share, jobs, chunksize=1)
+            return
         status = rs.sweep(plan(model, tasks), folder, serial=contestant == "serial", workers=cores)
         if not status.complete:
             raise SystemExit(str(status))

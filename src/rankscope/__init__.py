@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from rankscope.runs.querying import query
     from rankscope.runs.run import Run, load_run
     from rankscope.surgery.operating import operate
+    from rankscope.sweeps.compacting import compact
     from rankscope.sweeps.running import sweep
     from rankscope.theory.designs.design import Design
     from rankscope.verbs.ablate.run import ablate
@@ -47,6 +48,7 @@ __all__ = [
     "ablate",
     "atlas",
     "bound",
+    "compact",
     "compare",
     "decompose",
     "doctor",
@@ -75,6 +77,7 @@ _HOME = {
     "ablate": "rankscope.verbs.ablate.run",
     "atlas": "rankscope.reporting.atlas_page",
     "bound": "rankscope.verbs.bound.run",
+    "compact": "rankscope.sweeps.compacting",
     "compare": "rankscope.runs.comparison",
     "decompose": "rankscope.verbs.decompose.run",
     "doctor": "rankscope.verbs.doctor.run",

@@ -37,9 +37,9 @@ def test_success_forgets_the_failure(tmp_path: Path) -> None:
     folder = made(tmp_path, [])
     folder.begin([one])
     folder.keep_failure(one, {"reason": "was"})
-    assert folder.failed() == {one.key}
+    assert folder.contents().failed == {one.key}
     folder.keep_rows(one, rows(one, {"mu": [1.0]}), {})
-    assert folder.failed() == set()
+    assert folder.contents().failed == set()
     assert list((tmp_path / "failures").iterdir()) == []
 
 

@@ -1,4 +1,4 @@
-"""``rankscope sweep``, ``rankscope sweep status`` and ``rankscope sweep atlas``."""
+"""``rankscope sweep`` and its commands ``example``, ``status``, ``compact`` and ``atlas``."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class PlanGroup(TyperGroup):
 sweep_app = typer.Typer(
     cls=PlanGroup,
     help=HELP,
-    subcommand_metavar="PLAN | example | status FOLDER | atlas FOLDER",
+    subcommand_metavar="PLAN | example | status FOLDER | compact FOLDER | atlas FOLDER",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -70,6 +70,15 @@ def run_command(
     workers: Annotated[
         int | None, typer.Option("--workers", min=1, help="Cores for a local Ray; default: all.")
     ] = None,
+    shard: Annotated[
+        str | None,
+        typer.Option(
+            "--shard",
+            metavar="I/N",
+            help="Share the folder with other processes, without Ray: 0/8 for the first of eight; auto in a Slurm "
+            "array or a Kubernetes indexed job.",
+        ),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="List the tasks and exit.")] = False,
     as_json: parameters.AsJson = False,
     quiet: NoWords = False,
@@ -84,7 +93,9 @@ def run_command(
     place = out or (plan.with_suffix("") if plan.suffix else plan.with_name(f"{plan.name}.sweep"))
     progress = wants_progress(quiet=quiet, no_progress=no_progress)
     with keeping(otherwise=lambda: _so_far(place)):
-        status = rankscope.sweep(plan, place, serial=serial, address=address, workers=workers, progress=progress)
+        status = rankscope.sweep(
+            plan, place, serial=serial, address=address, workers=workers, shard=shard, progress=progress
+        )
     _show(status, as_json=as_json, quiet=quiet)
     if not quiet:
         remarks_console().print(f"saved in {place}", markup=False)
@@ -138,6 +149,22 @@ def status_command(
         ]
         print_entries(rows, results_console())
     _show(status, as_json=as_json, quiet=quiet)
+
+
+@sweep_app.command("compact")
+def compact_command(
+    folder: Folder,
+    quiet: NoWords = False,
+    no_progress: parameters.NoProgress = False,
+) -> None:
+    """How do I keep a large sweep fast? Moves its many small files into a few large ones; can be killed and resumed."""
+    import rankscope
+
+    done = rankscope.compact(folder, progress=wants_progress(quiet=quiet, no_progress=no_progress))
+    if not quiet or done.left:
+        typer.echo(str(done))
+    if done.left:
+        raise typer.Exit(1)
 
 
 @sweep_app.command("atlas")

@@ -45,7 +45,8 @@ def atlas(folder: str | os.PathLike[str], path: str | os.PathLike[str], *, title
         MissingExtraError: without Jinja2 (extra ``report``).
     """
     home = SweepFolder(path_of(folder, "folder", "the folder of a sweep"))
-    profiles = list(profiles_in(home, home.expected()))
+    expected = home.expected()
+    profiles = home.read(lambda contents: list(profiles_in(contents, expected)))
     if not profiles:
         raise InputError(f"No task of the verb measure is done in {home.home}, and the atlas is drawn from these.")
     status = status_of(home.home)

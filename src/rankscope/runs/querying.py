@@ -14,7 +14,8 @@ from rankscope._deferred import resolve
 from rankscope._types import path_of
 from rankscope.errors import InputError, MissingExtraError, ResultError
 from rankscope.runs.rows import FIXED_COLUMNS
-from rankscope.runs.sweep_folder import ROWS, Expected, SweepFolder
+from rankscope.runs.sweep_folder import ROWS, Contents, Expected, SweepFolder
+from rankscope.runs.sweep_packs import NAMES, SUMMARY
 
 COORDINATES: Mapping[str, pa.DataType] = {
     "task": pa.string(),
@@ -67,11 +68,15 @@ def query(folder: str | os.PathLike[str], sql: str) -> pa.Table:
         raise InputError(f"The query has {len(sql)} characters; more than {LARGEST_QUERY} are not read.")
     home = SweepFolder(path_of(folder, "folder", "the folder of a sweep"))
     expected = home.expected()
+    return home.read(lambda contents: _answer(duckdb, contents, expected, sql))
+
+
+def _answer(duckdb: Any, contents: Contents, expected: list[Expected], sql: str) -> pa.Table:
     closed = {"autoinstall_known_extensions": "false", "autoload_known_extensions": "false"}
     with duckdb.connect(":memory:", config=closed) as database:
-        database.register("rows", rows_dataset(home, expected))
-        if "tasks" in sql.lower():  # this table reads one record per task, so it is built only if the query mentions it
-            database.register("tasks", tasks_table(home, expected))
+        _register_rows(database, contents, expected)
+        if "tasks" in sql.lower():  # this table has one row per task, so it is built only if the query mentions it
+            database.register("tasks", tasks_table(contents, expected))
         # Both tables are registered as objects, so file access can be closed before the SQL runs.
         for setting in CLOSED:
             database.execute(setting)
@@ -83,17 +88,44 @@ def query(folder: str | os.PathLike[str], sql: str) -> pa.Table:
     return answer
 
 
-def rows_dataset(home: SweepFolder, expected: list[Expected]) -> ds.Dataset:
-    """The rows of the finished tasks, read file by file; columns that a verb does not have are null."""
-    done = home.done()
-    files = [str(home.home / one.rows_file) for one in expected if one.key in done]
-    absent = [name for name in files if not os.path.isfile(name)]
-    if absent:
-        raise ResultError(f"{absent[0]} is gone, though its task is done. Remove its record and run the sweep again.")
+def _register_rows(database: Any, contents: Contents, expected: list[Expected]) -> None:
+    """Make ``rows`` of the tasks with files of their own and of the packs."""
+    loose = loose_dataset(contents, expected)
+    if not contents.packs:
+        database.register("rows", loose)
+        return
+    names = ds.ParquetFileFormat(read_options=ds.ParquetReadOptions(dictionary_columns=list(NAMES)))
+    schema = pa.schema([
+        field.with_type(pa.dictionary(pa.int32(), pa.string())) if field.name in NAMES else field
+        for field in rows_schema()
+    ])  # fmt: skip
+    database.register("loose", loose)
+    packed = ds.dataset([str(pack.rows_file) for pack in contents.packs], schema=schema, format=names)
+    database.register("packed", packed)
+    planned = {one.key for one in expected}
+    where = ""
+    if any(not pack.keys <= planned for pack in contents.packs):
+        database.register("planned", pa.table({"task": sorted(planned)}))
+        where = " WHERE task IN (SELECT task FROM planned)"
+    columns = ", ".join(f'"{name}"' for name in schema.names)
+    database.execute(f"CREATE VIEW rows AS SELECT {columns} FROM loose UNION ALL SELECT {columns} FROM packed{where}")
+
+
+def rows_schema() -> pa.Schema:
+    """The columns of ``rows``: those of every verb, and those that name a task."""
     fixed = {name: pa.string() if pa.types.is_dictionary(kind) else kind for name, kind in FIXED_COLUMNS.items()}
     own = {name: kind for verb in resolve("verbs._spec:VERBS").values() for name, kind in verb.columns.items()}
     further = {name: getattr(pa, kind)() for name, kind in own.items() if name not in COORDINATES}
-    schema = pa.schema({**COORDINATES, **fixed, **further, **{field.name: field.type for field in PARTITIONS}})
+    return pa.schema({**COORDINATES, **fixed, **further, **{field.name: field.type for field in PARTITIONS}})
+
+
+def loose_dataset(contents: Contents, expected: list[Expected]) -> ds.Dataset:
+    """The rows of tasks with files of their own, read file by file; columns that a verb does not have are null."""
+    home, schema = contents.folder.home, rows_schema()
+    files = [str(home / one.rows_file) for one in expected if one.key in contents.loose]
+    absent = [name for name in files if not os.path.isfile(name)]
+    if absent:
+        raise ResultError(f"{absent[0]} is gone, though its task is done. Remove its record and run the sweep again.")
     if not files:
         return ds.dataset(schema.empty_table())
     return ds.dataset(
@@ -101,41 +133,30 @@ def rows_dataset(home: SweepFolder, expected: list[Expected]) -> ds.Dataset:
         schema=schema,
         format="parquet",
         partitioning=ds.partitioning(PARTITIONS, flavor="hive"),
-        partition_base_dir=str(home.home / ROWS),
+        partition_base_dir=str(home / ROWS),
     )
 
 
-def tasks_table(home: SweepFolder, expected: list[Expected]) -> pa.Table:
+def tasks_table(contents: Contents, expected: list[Expected]) -> pa.Table:
     """One row per task of the plan, with its state and result."""
-    done, failed = home.done(), home.failed()
+    known = {field.name: field.type for field in SUMMARY if field.name != "key"}
     schema = pa.schema({
-        "verb": pa.string(), **COORDINATES,
-        "state": pa.string(), "verdict": pa.string(), "inputs": pa.string(), "reason": pa.string(),
-        "seconds": pa.float64(), "rows": pa.int64(), "bytes": pa.int64(), "parameters": pa.int64(),
-        "weights_dtype": pa.string(), "asked_bytes": pa.int64(), "peak_bytes": pa.int64(), "finished": pa.string(),
+        "verb": pa.string(), **COORDINATES, "state": pa.string(), **known, "reason": pa.string(),
         "description": pa.string(),
     })  # fmt: skip
+    summaries = contents.summaries({one.key for one in expected})
+    empty = dict.fromkeys(known)
     found = []
     for one in expected:
-        state = "done" if one.key in done else "failed" if one.key in failed else "missing"
-        record = home.record(one.key) if state == "done" else home.failure(one.key) if state == "failed" else {}
-        found.append(_task_row(one, state, record))
+        row = {**empty, **summaries.get(one.key, {}), "reason": None, "state": "missing"}
+        if one.key in summaries:
+            row["state"] = "done"
+        elif one.key in contents.failed:
+            failure = contents.folder.failure(one.key)
+            row |= {name: failure.get(name) for name in ("reason", "seconds", "finished")} | {"state": "failed"}
+        row |= {name: one.task.get(name) for name in ("verb", "model", "checkpoint", "step", "variant", "seed")}
+        found.append({**row, "task": one.key, "description": json.dumps(dict(one.task), ensure_ascii=False)})
     return pa.Table.from_pylist(found, schema=schema)
-
-
-def _task_row(one: Expected, state: str, record: Mapping[str, Any]) -> dict[str, Any]:
-    provenance = record.get("provenance") or {}
-    return {
-        "task": one.key,
-        **{name: one.task.get(name) for name in ("verb", "model", "checkpoint", "step", "variant", "seed")},
-        "state": state,
-        **{
-            name: record.get(name) for name in ("verdict", "reason", "seconds", "asked_bytes", "peak_bytes", "finished")
-        },
-        **{name: (record.get("table") or {}).get(name) for name in ("rows", "bytes")},
-        **{name: provenance.get(name) for name in ("inputs", "parameters", "weights_dtype")},
-        "description": json.dumps(dict(one.task), ensure_ascii=False),
-    }
 
 
 def _only_select(duckdb: Any, database: Any, sql: str) -> None:

@@ -1,5 +1,7 @@
 """The folder of a sweep: one Parquet file and one record per task, named by the task's key and written atomically.
 
+Compaction moves many of them into a few large files; see :mod:`rankscope.runs.sweep_packs`.
+
 ::
 
     FOLDER/expected.jsonl                                  the tasks of the plan, one JSON object per line
@@ -16,23 +18,27 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from rankscope.errors import ResultError
+from rankscope.errors import RankscopeError, ResultError
 from rankscope.runs.plain_json import parse_json
 from rankscope.runs.storage import replace_file
+from rankscope.runs.sweep_packs import Pack, manifests_in, packs_in, summary_of
 
 EXPECTED = "expected.jsonl"
 ROWS, TASKS, FAILURES = "rows", "tasks", "failures"
 SCHEMA = 1
 KEY = re.compile(r"[0-9a-f]{24}")
 LARGEST_RECORD = 4 * 2**20
+MOST_LOOKS = 100
+T = TypeVar("T")
 _NAME = re.compile(r"[^A-Za-z0-9._-]+")
 
 
@@ -99,17 +105,25 @@ class SweepFolder:
             raise ResultError(f"There is no sweep in {self.home}: {EXPECTED} is missing. Give the folder of a sweep.")
         return list(_expected_in(path))
 
-    def done(self) -> set[str]:
-        """Keys of the finished tasks, including those of earlier plans."""
-        return _keys_in(self.home / TASKS)
+    def contents(self) -> Contents:
+        """What the folder holds now."""
+        failures = _keys_in(self.home / FAILURES)
+        # In this order: a file that compaction deletes in between is found in its pack.
+        loose = _keys_in(self.home / TASKS)
+        packs = packs_in(self.home)
+        packed = frozenset[str]().union(*(pack.keys for pack in packs))
+        return Contents(self, frozenset(loose - packed), frozenset(failures - loose - packed), packs)
 
-    def failed(self) -> set[str]:
-        """Keys of the failed tasks that did not succeed later."""
-        return _keys_in(self.home / FAILURES) - self.done()
-
-    def record(self, key: str) -> dict[str, Any]:
-        """The record of a finished task."""
-        return _read_object(self.record_file(key))
+    def read(self, reading: Callable[[Contents], T]) -> T:
+        """Apply a function to the contents, again if compaction replaced files while it read them."""
+        for _ in range(MOST_LOOKS):
+            before = manifests_in(self.home)
+            try:
+                return reading(self.contents())
+            except (RankscopeError, OSError):
+                if manifests_in(self.home) == before:
+                    raise
+        raise ResultError(f"{self.home} changed {MOST_LOOKS} times while it was read. Read it again later.")
 
     def failure(self, key: str) -> dict[str, Any]:
         """Why a task failed."""
@@ -142,6 +156,42 @@ class SweepFolder:
         record = {"schema": SCHEMA, "key": one.key, "task": dict(one.task), **facts}
         text = json.dumps(record, indent=1, ensure_ascii=False, allow_nan=False)
         replace_file(path, text.encode("utf-8"))
+
+
+@dataclass(frozen=True)
+class Contents:
+    """The finished and failed tasks of a folder at one moment, including those of earlier plans.
+
+    Args:
+        folder: the folder.
+        loose: keys of the finished tasks with files of their own.
+        failed: keys of the failed tasks that did not succeed later.
+        packs: the others.
+    """
+
+    folder: SweepFolder
+    loose: frozenset[str]
+    failed: frozenset[str]
+    packs: tuple[Pack, ...]
+
+    @cached_property
+    def done(self) -> frozenset[str]:
+        """Keys of the finished tasks."""
+        return self.loose.union(*(pack.keys for pack in self.packs))
+
+    def record(self, key: str) -> dict[str, Any]:
+        """The record of a finished task."""
+        if key in self.loose:
+            return _read_object(self.folder.record_file(key))
+        pack = next(pack for pack in self.packs if key in pack.keys)
+        return record_in(pack.records[key].encode("utf-8"), pack.tasks_file)
+
+    def summaries(self, keys: Collection[str]) -> dict[str, dict[str, Any]]:
+        """What lists show about the finished tasks among ``keys``; reads the records of loose tasks only."""
+        found = {key: summary_of(key, self.record(key)) for key in keys if key in self.loose}
+        for pack in self.packs:
+            found |= {row["key"]: row for row in pack.summaries().to_pylist() if row["key"] in keys}
+        return found
 
 
 def rows_file(verb: str, model: str, key: str) -> str:
@@ -180,9 +230,20 @@ def _read_object(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > LARGEST_RECORD:
             raise ResultError(f"{path} has more than {LARGEST_RECORD} bytes; that is not a record of a sweep.")
-        found = parse_json(path.read_bytes())
+        text = path.read_bytes()
     except OSError as error:
         raise ResultError(f"{path} cannot be read ({error.strerror}).") from error
+    return record_in(text, path)
+
+
+def record_in(text: bytes, path: Path) -> dict[str, Any]:
+    """The record in the content of a file.
+
+    Raises:
+        ResultError: it was not written by rankscope.
+    """
+    try:
+        found = parse_json(text)
     except ValueError as error:
         raise ResultError(f"{path} is not JSON ({error}).") from error
     if not isinstance(found, dict) or found.get("schema") != SCHEMA:

@@ -15,7 +15,8 @@ from rankscope.errors import ResultError
 from rankscope.runs.curves import Curve, curve, names_in
 from rankscope.runs.rows import of_stack, only
 from rankscope.runs.summary import HEADLINE, MAIN_SITES, stacks_of
-from rankscope.runs.sweep_folder import Expected, SweepFolder
+from rankscope.runs.sweep_folder import Contents, Expected
+from rankscope.runs.sweep_packs import Pack
 
 VERB = "measure"
 COLUMNS = ["metric", "site", "stack", "layer", "head", "sequence", "value", "status"]
@@ -44,20 +45,20 @@ class Profile:
     facts: Mapping[str, Any]
 
 
-def profiles_in(home: SweepFolder, expected: list[Expected]) -> Iterator[Profile]:
-    """Profiles in the order of the plan; holds the rows of one profile in memory at a time.
+def profiles_in(contents: Contents, expected: list[Expected]) -> Iterator[Profile]:
+    """Profiles in the order of the plan; holds the rows of one profile, or of one pack, in memory at a time.
 
     Raises:
         ResultError: a file of rows cannot be read.
     """
-    done = home.done()
+    rows = _TaskRows(contents)
     groups: dict[tuple[Any, ...], list[Expected]] = {}
     for one in expected:
-        if one.key in done and one.task.get("verb") == VERB:
+        if one.key in contents.done and one.task.get("verb") == VERB:
             place = tuple(one.task.get(name) for name in ("model", "checkpoint", "step", "variant"))
             groups.setdefault(place, []).append(one)
     for (model, checkpoint, step, variant), members in groups.items():
-        table = pa.concat_tables([read_rows(home.home / one.rows_file) for one in members])
+        table = pa.concat_tables([rows.of(one) for one in members]).unify_dictionaries()
         yield Profile(
             model=str(model),
             checkpoint=None if checkpoint is None else str(checkpoint),
@@ -65,8 +66,26 @@ def profiles_in(home: SweepFolder, expected: list[Expected]) -> Iterator[Profile
             variant=str(variant),
             seeds=len(members),
             curves=dict(_curves(table)),
-            facts=home.record(members[0].key),
+            facts=contents.record(members[0].key),
         )
+
+
+class _TaskRows:
+    """The rows of finished tasks; those of the pack read last are kept, because compaction follows the plan."""
+
+    def __init__(self, contents: Contents) -> None:
+        self._contents = contents
+        self._pack: Pack | None = None
+        self._tables: Mapping[str, pa.Table] = {}
+
+    def of(self, one: Expected) -> pa.Table:
+        """The rows of one task."""
+        if one.key in self._contents.loose:
+            return read_rows(self._contents.folder.home / one.rows_file)
+        if self._pack is None or one.key not in self._pack.keys:
+            self._pack = next(pack for pack in self._contents.packs if one.key in pack.keys)
+            self._tables = self._pack.tables(COLUMNS)
+        return self._tables[one.key]
 
 
 def read_rows(path: str | os.PathLike[str]) -> pa.Table:

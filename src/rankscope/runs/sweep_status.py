@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rankscope._types import path_of
-from rankscope.runs.sweep_folder import Expected, SweepFolder
+from rankscope.runs.sweep_folder import Contents, Expected, SweepFolder
 
 State = Literal["done", "failed", "missing"]
 STATES: tuple[State, ...] = ("done", "failed", "missing")
@@ -108,7 +108,12 @@ def status_of(folder: str | os.PathLike[str]) -> SweepStatus:
     """
     home = SweepFolder(path_of(folder, "folder", "the folder of a sweep"))
     expected = home.expected()
-    done, failed = home.done(), home.failed()
+    return home.read(lambda contents: _status(contents, expected))
+
+
+def _status(contents: Contents, expected: list[Expected]) -> SweepStatus:
+    home, done, failed = contents.folder, contents.done, contents.failed
+    summaries = contents.summaries({one.key for one in expected})
     groups: dict[tuple[str, str], dict[State, int]] = {}
     counts: dict[State, int] = dict.fromkeys(STATES, 0)
     failures: list[Failure] = []
@@ -123,25 +128,25 @@ def status_of(folder: str | os.PathLike[str]) -> SweepStatus:
             facts = home.failure(one.key)
             failures.append(Failure(one.key, name_of(one), str(facts.get("reason")), str(facts.get("type"))))
         elif state == "done":
-            record = home.record(one.key)
-            read = what_was_read(record)
+            summary = summaries[one.key]
+            read = what_was_read(summary)
             if read is not None:
                 inputs.setdefault(group, {})[read] = inputs.get(group, {}).get(read, 0) + 1
-            seconds += _number(record.get("seconds"))
-            rows += int(_number(record.get("table", {}).get("rows")))
+            seconds += summary["seconds"] or 0.0
+            rows += summary["rows"] or 0
     earlier = len(done - {one.key for one in expected})
     return SweepStatus(home.home, counts, groups, tuple(failures), earlier, seconds, rows, inputs)
 
 
-def what_was_read(record: Mapping[str, Any]) -> str | None:
+def what_was_read(summary: Mapping[str, Any]) -> str | None:
     """Description of a finished task's inputs, without the seed; None if it has none, or for earlier versions.
 
     Example:
-        >>> what_was_read({"provenance": {"inputs": "random tokens, seed 3"}})
+        >>> what_was_read({"inputs": "random tokens, seed 3"})
         'random tokens'
     """
-    found = (record.get("provenance") or {}).get("inputs")
-    return re.sub(r", seed \d+", "", found) if isinstance(found, str) else None
+    found = summary["inputs"]
+    return None if found is None else re.sub(r", seed \d+", "", found)
 
 
 def name_of(one: Expected) -> str:
@@ -154,7 +159,3 @@ def name_of(one: Expected) -> str:
     task = one.task
     named = [f"{name} {task[name]}" for name in ("checkpoint", "variant", "seed") if task.get(name) is not None]
     return ", ".join([f"{task.get('verb')} {task.get('model')}", *named])
-
-
-def _number(value: object) -> float:
-    return float(value) if isinstance(value, (int, float)) else 0.0

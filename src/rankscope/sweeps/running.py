@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -11,9 +11,10 @@ from typing import Any
 from tqdm.auto import tqdm
 
 from rankscope._types import path_of
-from rankscope.errors import ResultError
+from rankscope.errors import InputError, ResultError
 from rankscope.runs.sweep_folder import SweepFolder
 from rankscope.runs.sweep_status import SweepStatus, status_of
+from rankscope.sweeps.claims import Claims, shard_of
 from rankscope.sweeps.plan import Plan, plan_of
 from rankscope.sweeps.tasks import Task, tasks_of
 from rankscope.sweeps.working import TRANSIENT, Outcome, do, failed
@@ -26,6 +27,7 @@ def sweep(
     serial: bool = False,
     address: str | None = None,
     workers: int | None = None,
+    shard: str | None = None,
     progress: bool = False,
 ) -> SweepStatus:
     """Run every task of a plan that has no result in ``folder`` yet, and save each result as soon as it is finished.
@@ -40,13 +42,17 @@ def sweep(
         serial: run one task after the other in this process, without Ray.
         address: address of a Ray cluster, e.g. ``"auto"`` or ``"ray://host:10001"``; None starts one on this machine.
         workers: number of cores of a cluster started here; None for all.
+        shard: share the folder with other processes that run the same plan, on this machine or others, without Ray:
+            ``"0/8"`` for the first of eight, ``"auto"`` for the place in a Slurm job array or a Kubernetes indexed
+            job. Each task is claimed by one process; the tasks of a process that was killed are taken by those that
+            come after, or by itself when it is started again.
         progress: show a progress bar.
 
     Returns:
         Which tasks are done, which failed, and why.
 
     Raises:
-        InputError: the plan cannot be read.
+        InputError: the plan cannot be read, or ``shard`` is combined with another way to run.
         MissingExtraError: without the packages of the extra ``sweep``.
 
     Example:
@@ -55,11 +61,14 @@ def sweep(
         >>> sweep(plan, tempfile.mkdtemp(), serial=True).counts
         {'done': 1, 'failed': 0, 'missing': 0}
     """
+    if shard is not None and (serial or address is not None or workers is not None):
+        raise InputError("shard runs the tasks in this process; leave out serial, address and workers.")
+    place = None if shard is None else shard_of(shard)
     read = plan_of(plan)
     home = SweepFolder(path_of(folder, "folder", "the folder of a sweep"))
     tasks = {task.key: task for task in tasks_of(read)}
     home.begin(task.expected for task in tasks.values())
-    done = home.done()
+    done = home.read(lambda contents: contents.done)
     waiting = [task for key, task in tasks.items() if key not in done]
     with ExitStack() as stack:
         bar = stack.enter_context(
@@ -69,6 +78,8 @@ def sweep(
             arriving: Iterator[Outcome] = iter(())
         elif serial:
             arriving = outcomes_here(waiting, read.retries)
+        elif place is not None:
+            arriving = outcomes_here(Claims(home).waiting(place.order(waiting)), read.retries)
         else:
             from rankscope.sweeps.on_ray import cluster, outcomes_on_ray
 
@@ -82,7 +93,7 @@ def sweep(
     return status_of(home.home)
 
 
-def outcomes_here(tasks: Sequence[Task], retries: int) -> Iterator[Outcome]:
+def outcomes_here(tasks: Iterable[Task], retries: int) -> Iterator[Outcome]:
     """Yield the outcomes of the tasks, run one after the other in this process."""
     for task in tasks:
         yield _tried(task, retries)
