@@ -110,6 +110,7 @@ class SiteReader:
         writer: collects the rows.
         at: values of the writer's further columns, for every row.
         attention: algorithm for attention probabilities; chosen by size by default.
+        computed_in: format in which the values were computed, if they are stored in a finer one; it sets the floor.
     """
 
     def __init__(
@@ -119,8 +120,10 @@ class SiteReader:
         writer: RowWriter,
         at: Mapping[str, str | int | None] | None = None,
         attention: AttentionAlgorithm = BY_SIZE,
+        computed_in: torch.dtype | None = None,
     ) -> None:
         self._attention = attention
+        self._computed_in = computed_in
         self._of_tokens = [spec for spec in metrics if spec.side == "tokens"]
         self._of_attention = [spec for spec in metrics if spec.side == "attention"]
         self._policy = policy
@@ -160,7 +163,7 @@ class SiteReader:
 
     def note(self, ref: SiteRef, x: Tensor) -> None:
         """Remember dtype, shape and lengths of an observed tensor."""
-        self.dtypes.add(x.dtype)
+        self.dtypes.add(self._format(x.dtype))
         self.shapes.add((x.shape[1], x.shape[2]))
         self._note_lengths(ref.stack, Tokens(x, self.kept(x)).count)
 
@@ -193,7 +196,13 @@ class SiteReader:
     def _read_tokens(self, ref: SiteRef, x: Tensor) -> None:
         self.note(ref, x)
         view = Tokens(x, self.kept(x))
-        self._write(ref, self._of_tokens, view, float_floor(x.dtype), head_axis=False)
+        self._write(ref, self._of_tokens, view, float_floor(self._format(x.dtype)), head_axis=False)
+
+    def _format(self, stored: torch.dtype) -> torch.dtype:
+        """The coarser of the format values are stored in and the one they were computed in."""
+        if self._computed_in is None or torch.finfo(stored).eps >= torch.finfo(self._computed_in).eps:
+            return stored
+        return self._computed_in
 
     def _is_in_parts(self, ref: SiteRef, rows: int, queries: int) -> bool:
         """Whether attention runs within parts of a sequence, so that there is not one matrix per sequence."""
