@@ -145,13 +145,10 @@ class HeldStates:
 
 
 def _name(states: Any, sets: Sequence[StateSet]) -> str:
-    return (
-        str(states)
-        if isinstance(states, (str, Path))
-        else sets[0].name
-        if len(sets) == 1
-        else f"{len(sets)} sets of states"
-    )
+    """What the run calls the model."""
+    if isinstance(states, (str, Path)):
+        return str(states)
+    return sets[0].name if Path(sets[0].name).suffix and len(sets) == 1 else "hidden states"
 
 
 def _remarks(
