@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from rankscope.verbs.doctor.run import doctor
     from rankscope.verbs.exact.run import exact
     from rankscope.verbs.masks.run import mask_graph
-    from rankscope.verbs.measure.run import measure
+    from rankscope.verbs.measure.run import judge, measure
     from rankscope.verbs.predict.run import predict, predict_remedies
     from rankscope.verbs.remedy.run import remedy
     from rankscope.verbs.selftest.run import selftest
@@ -53,6 +53,7 @@ __all__ = [
     "decompose",
     "doctor",
     "exact",
+    "judge",
     "load",
     "load_run",
     "mask_graph",
@@ -82,6 +83,7 @@ _HOME = {
     "decompose": "rankscope.verbs.decompose.run",
     "doctor": "rankscope.verbs.doctor.run",
     "exact": "rankscope.verbs.exact.run",
+    "judge": "rankscope.verbs.measure.run",
     "load": "rankscope.models.loading",
     "load_run": "rankscope.runs.run",
     "mask_graph": "rankscope.verbs.masks.run",

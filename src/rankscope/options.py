@@ -33,6 +33,7 @@ class Option:
         flags: flags on the command line; ``--name`` if empty. The first is documented, the others are older spellings.
         metavar: placeholder for the value in ``--help``.
         is_argument: whether the command line takes it as an argument, without a flag.
+        is_required: whether such an argument must be given.
         is_positional: whether it is passed to the Python function by position.
         in_python: whether the Python function has it; ``--fail-if`` exists only on the command line.
         in_plans: whether the plan of a sweep can set it for this verb.
@@ -50,6 +51,7 @@ class Option:
     flags: tuple[str, ...] = ()
     metavar: str | None = None
     is_argument: bool = False
+    is_required: bool = True
     is_positional: bool = False
     in_python: bool = True
     in_plans: bool = False

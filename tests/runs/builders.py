@@ -11,7 +11,7 @@ from rankscope._types import Status
 from rankscope.runs.provenance import Provenance
 from rankscope.runs.rows import RowWriter
 from rankscope.runs.run import Run
-from rankscope.verdicts import judge
+from rankscope.verdicts import judge_rows
 
 FLOOR32 = 4 * float(np.finfo(np.float32).eps)
 CODES = {status: code for code, status in enumerate(Status)}
@@ -73,7 +73,7 @@ def confusion_table(row: str) -> pa.Table:
 
 
 def make_run(table: pa.Table, model: str = "init:tiny-bert", **given: object) -> Run:
-    verdict = judge(table, floor_relative=FLOOR32)
+    verdict = judge_rows(table, floor_relative=FLOOR32)
     facts = Provenance(
         model=model,
         origin="init",

@@ -19,7 +19,7 @@ from rankscope.linalg.precision import float_floor
 from rankscope.linalg.tokens import Tokens
 from rankscope.metrics import DEFAULT_TOKEN_METRICS, METRICS, evaluate
 from rankscope.runs.rows import RowWriter
-from rankscope.verdicts import Verdict, judge
+from rankscope.verdicts import Verdict, judge_rows
 
 SPECS = [METRICS[name] for name in DEFAULT_TOKEN_METRICS]
 
@@ -359,7 +359,7 @@ def table_of(stack: Stack) -> pa.Table:
 
 
 def facts_of(stack: Stack) -> dict[str, Any]:
-    """What a verb tells :func:`judge` besides the rows."""
+    """What a verb tells :func:`judge_rows` besides the rows."""
     count = Tokens(stack.layers[0], stack.keep).count
     return {
         "floor_relative": float_floor(stack.layers[0].dtype),
@@ -370,7 +370,7 @@ def facts_of(stack: Stack) -> dict[str, Any]:
 
 def verdict_on(stack: Stack) -> Verdict:
     """The verdict of ``measure``'s battery on a stack."""
-    return judge(table_of(stack), **facts_of(stack))
+    return judge_rows(table_of(stack), **facts_of(stack))
 
 
 def verdicts_of(kind: Kind, seeds: Sequence[int]) -> list[Verdict]:

@@ -25,7 +25,7 @@ from rankscope.runs.readings import LayerValue
 from rankscope.runs.rows import RowWriter
 from rankscope.verbs.ablate.judge import judge_ablation
 from rankscope.verbs.exact.judge import judge_exact
-from rankscope.verdicts import judge
+from rankscope.verdicts import judge_rows
 from tests.verdicts.corpus import KINDS, Draw, Kind, Stack, facts_of, same_in_every_block, table_of, with_residual
 
 MORE: dict[str, Kind] = {}
@@ -160,7 +160,7 @@ def test_there_are_forty_patterns() -> None:
 def test_every_pattern_has_one_state_in_every_verb(name: str) -> None:
     stack, label = PATTERNS[name].build(Draw(7)), PATTERNS[name].label
     table, facts = table_of(stack), facts_of(stack)
-    assert judge(table, **facts).code == label
+    assert judge_rows(table, **facts).code == label
     for column, value in (("variant", "full"), ("mask", "own"), ("weights", "given")):
         table = table.append_column(column, pa.array([value] * table.num_rows))
     assert judge_ablation(table, facts["floor_relative"], lengths=facts["lengths"], dim=facts["dim"]).code == label

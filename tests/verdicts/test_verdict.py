@@ -11,14 +11,13 @@ import pytest
 
 from rankscope._types import Status
 from rankscope.runs.rows import STATUS_CODE, RowWriter
-from rankscope.verdicts import State, Verdict
-from rankscope.verdicts import judge as judge_table
+from rankscope.verdicts import State, Verdict, judge_rows
 from rankscope.verdicts.classifying import headline
 from tests.runs.builders import FLOOR32, SMOLLM2_RESIDUAL, SMOLLM2_TOKEN, confusion_table, profile
 
 
 def judge(table, floor: float | None = None, null=None) -> Verdict:
-    return judge_table(table, null, floor_relative=floor)
+    return judge_rows(table, null, floor_relative=floor)
 
 
 EXPECTED = {
@@ -221,7 +220,7 @@ def test_a_run_is_named_after_half_of_its_sequences_or_after_any_that_collapses(
 
 
 def test_next_steps_name_the_model() -> None:
-    verdict = judge_table(profile({"relative_residual": [0.9, 0.001]}).table(), model="init:gpt2")
+    verdict = judge_rows(profile({"relative_residual": [0.9, 0.001]}).table(), model="init:gpt2")
     assert verdict.next_steps == ("rankscope ablate init:gpt2",)
     assert judge(profile({"relative_residual": [0.9, 0.8]}).table()).next_steps == ()
 

@@ -9,7 +9,7 @@ from rankscope.linalg.precision import float_floor
 from rankscope.linalg.tokens import Tokens
 from rankscope.metrics import DEFAULT_TOKEN_METRICS, METRICS, evaluate
 from rankscope.runs.rows import RowWriter
-from rankscope.verdicts import judge
+from rankscope.verdicts import judge_rows
 
 TOKENS, DIM = 128, 64
 
@@ -56,4 +56,4 @@ def test_each_kind_is_recognised_at_every_scale(kind: str, code: str, scale: flo
     for spec, values, statuses in zip(specs, reading.values, reading.statuses, strict=True):
         place = {"metric": spec.name, "site": "block.out", "stack": None, "layer": 0, "first_sequence": 0}
         writer.add(values=values.numpy(), statuses=statuses.numpy(), head_axis=False, **place)
-    assert judge(writer.table(), floor_relative=floor).code == code
+    assert judge_rows(writer.table(), floor_relative=floor).code == code

@@ -37,7 +37,7 @@ def command_of(verb: Verb) -> Callable[..., None]:
         inspect.Parameter(
             option.name,
             inspect.Parameter.KEYWORD_ONLY,
-            default=inspect.Parameter.empty if option.is_argument else None if option.several else option.default,
+            default=_default(option),
             annotation=annotation_of(option),
         )
         for option in declared
@@ -47,11 +47,17 @@ def command_of(verb: Verb) -> Callable[..., None]:
     return command
 
 
+def _default(option: Option) -> Any:
+    if option.is_argument and option.is_required:
+        return inspect.Parameter.empty
+    return None if option.several else option.default
+
+
 def annotation_of(option: Option) -> Any:
     """The annotation of an option for typer: its type, flags and help."""
     kind = Enum(option.name, {word: word for word in option.choices}, type=str) if option.choices else option.kind
     wanted: Any = {None: kind, "pair": tuple[kind, kind]}.get(option.several, list[kind])  # type: ignore[valid-type]
-    if (option.default is None or option.several) and not option.is_argument:
+    if (option.default is None or option.several) and not (option.is_argument and option.is_required):
         wanted = wanted | None
     return Annotated[wanted, described(option)]
 

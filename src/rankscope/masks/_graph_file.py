@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import tokenize
-import warnings
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping
@@ -14,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.lib import format as npy
 from numpy.typing import NDArray
 
+from rankscope._headers import read_npy_header
 from rankscope.errors import InputError
 from rankscope.masks._edges import EDGE_LIMIT, EdgeRows, Ints, distinct, from_codes
 
@@ -31,7 +29,7 @@ def array_from_npy(content: bytes) -> NDArray[Any]:
         ValueError: not such a file, an array of objects, or a header that does not match the data.
     """
     stream = io.BytesIO(content)
-    shape, fortran, dtype = _header(stream)
+    shape, fortran, dtype = read_npy_header(stream)
     if dtype.kind not in "biufSU":
         raise ValueError(f"its dtype is {dtype}, and only numbers, booleans and text are read")
     count, rest = 1, len(content) - stream.tell()
@@ -41,19 +39,6 @@ def array_from_npy(content: bytes) -> NDArray[Any]:
         raise ValueError(f"its header promises shape {shape} of {dtype}, and {rest} bytes follow")
     flat = np.frombuffer(content, dtype=dtype, count=count, offset=stream.tell()) if count else np.empty(0, dtype)
     return flat.reshape(shape, order="F" if fortran else "C")
-
-
-def _header(stream: io.BytesIO) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    version = npy.read_magic(stream)
-    if version not in {(1, 0), (2, 0)}:
-        raise ValueError(f"version {version} of the .npy format is for arrays with named fields")
-    read_header = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")  # a header that numpy can only guess
-            return read_header(stream)
-    except (Warning, SyntaxError, tokenize.TokenError, TypeError, RecursionError, MemoryError) as error:
-        raise ValueError(f"its header cannot be read ({error})") from error
 
 
 def arrays_from_npz(content: bytes, names: set[str]) -> dict[str, NDArray[Any]]:

@@ -11,7 +11,6 @@ from torch import nn
 
 from rankscope.linalg.precision import float_floor
 from rankscope.models.inputs import Prepared
-from rankscope.models.loading import LoadedModel
 from rankscope.models.stream import Stream
 from rankscope.runs.provenance import Provenance
 from rankscope.runs.run import Run
@@ -28,6 +27,46 @@ class Counted(Protocol):
     @property
     def lengths(self) -> dict[str | None, dict[int, int]]:
         """Number of measured tokens, by stack and sequence."""
+
+
+class Described(Protocol):
+    """What is recorded about a model."""
+
+    @property
+    def spec(self) -> str:
+        """How it was named."""
+
+    @property
+    def origin(self) -> str | None:
+        """How the name was read."""
+
+    @property
+    def revision(self) -> str | None:
+        """Commit of a hub repository."""
+
+    @property
+    def config_hash(self) -> str | None:
+        """Hash of its configuration."""
+
+    @property
+    def parameters(self) -> int | None:
+        """Number of parameters."""
+
+    @property
+    def dtype(self) -> str | None:
+        """Dtype of the weights."""
+
+    @property
+    def attn_implementation(self) -> str | None:
+        """Attention implementation that ran."""
+
+    @property
+    def model(self) -> nn.Module | None:
+        """The module, if there is one."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Remarks about it."""
 
 
 def floor_of(dtypes: set[torch.dtype]) -> dict[str, Any]:
@@ -55,7 +94,7 @@ def exact_floors(own_dtype: str) -> dict[str, Any]:
 
 
 def provenance_of(
-    loaded: LoadedModel,
+    loaded: Described,
     prepared: Prepared,
     counted: Counted,
     seed: int,
@@ -77,7 +116,7 @@ def provenance_of(
         token_policy=prepared.policy,
         sequences=prepared.sequences,
         lengths=tuple(lengths[key] for key in sorted(lengths) if key < prepared.sequences) or prepared.lengths,
-        operations=operations_on(loaded.model),
+        operations=() if loaded.model is None else operations_on(loaded.model),
         layout=None if stream is None else str(stream),
         inputs=prepared.source,
         inputs_hash=prepared.digest,

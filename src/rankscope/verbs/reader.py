@@ -113,6 +113,7 @@ class SiteReader:
         writer: collects the rows.
         at: values of the writer's further columns, for every row.
         attention: algorithm for attention probabilities; chosen by size by default.
+        computed_in: format in which the values were computed, if they are stored in a finer one; it sets the floor.
     """
 
     def __init__(
@@ -122,8 +123,10 @@ class SiteReader:
         writer: RowWriter,
         at: Mapping[str, str | int | None] | None = None,
         attention: AttentionAlgorithm = BY_SIZE,
+        computed_in: torch.dtype | None = None,
     ) -> None:
         self._attention = attention
+        self._computed_in = computed_in
         self._of_side = {side: [spec for spec in metrics if spec.side == side] for side in SIDES}
         self._policy = policy
         self._writer = writer
@@ -170,7 +173,7 @@ class SiteReader:
 
     def note(self, ref: SiteRef, x: Tensor) -> None:
         """Remember dtype, shape and lengths of an observed tensor."""
-        self.dtypes.add(x.dtype)
+        self.dtypes.add(self._format(x.dtype))
         self.shapes.add((x.shape[1], x.shape[2]))
         self._note_lengths(ref.stack, Tokens(x, self.kept(x)).count)
 
@@ -212,7 +215,13 @@ class SiteReader:
     def _read_tokens(self, ref: SiteRef, specs: list[MetricSpec], x: Tensor) -> None:
         self.note(ref, x)
         view = Tokens(x, self.kept(x))
-        self._write(ref, specs, view, float_floor(x.dtype), head_axis=False)
+        self._write(ref, specs, view, float_floor(self._format(x.dtype)), head_axis=False)
+
+    def _format(self, stored: torch.dtype) -> torch.dtype:
+        """The coarser of the format values are stored in and the one they were computed in."""
+        if self._computed_in is None or torch.finfo(stored).eps >= torch.finfo(self._computed_in).eps:
+            return stored
+        return self._computed_in
 
     def _read_several(self, ref: SiteRef, specs: list[MetricSpec], seen: tuple[Tensor, ...]) -> None:
         """A site that shows several tensors, each ``batch tokens ...``."""

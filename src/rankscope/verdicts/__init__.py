@@ -2,6 +2,6 @@
 
 from rankscope.verdicts.axes import AXES, AxisFinding, across_axes
 from rankscope.verdicts.states import THRESHOLDS, State, is_collapsed
-from rankscope.verdicts.verdict import Verdict, judge
+from rankscope.verdicts.verdict import Verdict, judge_rows
 
-__all__ = ["AXES", "THRESHOLDS", "AxisFinding", "State", "Verdict", "across_axes", "is_collapsed", "judge"]
+__all__ = ["AXES", "THRESHOLDS", "AxisFinding", "State", "Verdict", "across_axes", "is_collapsed", "judge_rows"]

@@ -76,7 +76,7 @@ def steps_for(state: State, model: str | None) -> tuple[str, ...]:
     return tuple(step.format(model=shlex.quote(model) if model else "MODEL") for step in NEXT_STEPS.get(state, ()))
 
 
-def judge(
+def judge_rows(
     table: pa.Table,
     null: Mapping[str, Any] | None = None,
     *,

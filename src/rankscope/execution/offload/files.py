@@ -71,6 +71,16 @@ class StoredTensor:
             with self.path.open("rb", buffering=0) as file:
                 os.posix_fadvise(file.fileno(), self.offset, self.nbytes, os.POSIX_FADV_WILLNEED)
 
+    def select(self, axis: int, index: int) -> Tensor:
+        """The part at ``index`` along ``axis``, without that axis; reads no other bytes."""
+        before, after = self.shape[:axis], self.shape[axis + 1 :]
+        found = torch.empty((math.prod(before), *after), dtype=self.dtype)
+        step = math.prod(after) * self.dtype.itemsize
+        with self.path.open("rb", buffering=0) as file:
+            for place in range(found.shape[0]):
+                _read_at(file, self.offset + (place * self.shape[axis] + index) * step, found[place], self.path)
+        return found.reshape(*before, *after)
+
     def read_rows(self, rows: Sequence[int], dtype: torch.dtype) -> Tensor:
         """The given rows of a matrix, in this order."""
         width = math.prod(self.shape[1:])

@@ -6,6 +6,7 @@ from rankscope.options import Option
 from rankscope.verbs._spec import Show, Verb, verb
 
 EXECUTION = ExecutionSupport("measure")
+SEQUENCES = options.SEQUENCES.but(default=None, help="Number of sequences; 8 of a text, all of --states.")
 
 MEASURE = verb(
     Verb(
@@ -13,10 +14,10 @@ MEASURE = verb(
         question="Where does this model stand?",
         answer="Measures a set of metrics after each block and gives a verdict with its evidence.",
         run="verbs.measure.run:measure",
-        judge="verdicts:judge",
+        judge="verdicts:judge_rows",
         options=(
-            options.MODEL,
-            *options.INPUTS,
+            options.MODEL.but(is_required=False),
+            *(option if option is not options.SEQUENCES else SEQUENCES for option in options.INPUTS),
             options.METRICS,
             options.SITES,
             Option(
@@ -38,9 +39,21 @@ MEASURE = verb(
                 metavar="NAME",
                 help="dense, blockwise or blockwise:WALKS; default: by the memory that the probabilities need.",
             ),
-            options.DTYPE,
+            Option(
+                name="states",
+                several="repeated",
+                metavar="FILE",
+                help="Measure hidden states (.safetensors, .npz, or a folder of them) instead of a model; repeatable.",
+            ),
+            Option(
+                name="at",
+                several="names",
+                metavar="SITES",
+                help="With --states: the site of each layer, in order, e.g. block.in@0,block.out@0-10,final@11.",
+            ),
+            options.DTYPE.but(help="Dtype to run in, e.g. float64; with --states, the format the model ran in."),
             options.BLOCKS,
-            options.LAYOUT,
+            options.LAYOUT.but(help=f"{options.LAYOUT.help} With --states: the axes of an array, 'tokens layers dim'."),
             *options.execution(EXECUTION.no_offload, EXECUTION.no_spread),
             options.FAIL_IF,
         ),

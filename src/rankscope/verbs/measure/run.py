@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from rankscope.metrics import (
     MetricSpec,
     evaluate,
 )
-from rankscope.models.inputs import InputPlan, Padding, Prepared, TokensPolicy, prepare_planned
+from rankscope.models.inputs import Batch, InputPlan, Padding, Prepared, TokensPolicy, prepare_planned
 from rankscope.models.stream import Stream
 from rankscope.models.view import ModelView
 from rankscope.options import renamed
@@ -41,15 +41,22 @@ from rankscope.verbs.measure import EXECUTION
 from rankscope.verbs.measure.judge import notes_on_estimates
 from rankscope.verbs.measure.outliers import OutlierReader
 from rankscope.verbs.measure.similarity import SITE, SimilarityReader, labels_of
-from rankscope.verbs.origin import about_inputs, floor_of, provenance_of, spec_of
+from rankscope.verbs.measure.states.measuring import (
+    HeldStates,
+    StatePasses,
+    needed_model,
+    refuse_with_states,
+    without_inputs_hash,
+)
+from rankscope.verbs.origin import Described, about_inputs, floor_of, provenance_of, spec_of
 from rankscope.verbs.reader import SiteReader, parse_attention_algorithm
-from rankscope.verdicts import AxisFinding, across_axes, judge
+from rankscope.verdicts import AxisFinding, across_axes, judge_rows
 from rankscope.verdicts.depth import depth_findings
 from rankscope.verdicts.experts import experts_findings
 
 
 def measure(
-    model: str | Path | nn.Module,
+    model: str | Path | nn.Module | None = None,
     inputs: str | Path | Sequence[Any] | torch.Tensor | Mapping[str, Any] | None = None,
     *,
     metrics: Sequence[str] | None = None,
@@ -74,13 +81,15 @@ def measure(
     work: str | Path | None = None,
     progress: bool = False,
     attention: str | None = None,
+    states: Any = None,
+    at: Sequence[str] | str | None = None,
 ) -> Run:
     """Run a model on some inputs and measure token uniformity and attention at its sites.
 
     The model runs in evaluation mode without gradients, and is left unchanged.
 
     Args:
-        model: a spec (``"init:tiny-bert"``, a folder, a hub id) or your own module.
+        model: a spec (``"init:tiny-bert"``, a folder, a hub id) or your own module; None with ``states``.
         inputs: texts, a text file (``Path``), tensors, or None for the built-in sample text.
         metrics: names from ``rankscope ls metrics``; None for the set of metrics that verdicts use.
         sites: words such as ``"block.out"`` or ``"block.in@0"``; None for the default sites.
@@ -113,6 +122,9 @@ def measure(
         work: with ``offload``, folder for checkpoints, so that a killed run can resume after its last finished block.
         progress: show a progress bar.
         attention: old name of ``attention_algorithm``.
+        states: hidden states that were computed elsewhere, measured instead of a model; see :func:`rankscope.judge`.
+            Then ``stream`` is the order of their axes and ``dtype`` the format the model ran in.
+        at: with ``states``, the site of each layer, in order.
 
     Returns:
         Values per metric, site, layer and sequence, with verdict, float floor and provenance.
@@ -127,6 +139,23 @@ def measure(
     """
     started = time.perf_counter()
     algorithm = renamed("measure", "attention", attention, "attention_algorithm", attention_algorithm)
+    if states is not None:
+        refuse_with_states(measure, locals())
+        return judge(
+            states,
+            layout=None if stream is None else str(stream),
+            at=at,
+            metrics=metrics,
+            sites=sites,
+            sequences=sequences,
+            tokens_policy=tokens_policy,
+            dtype=dtype,
+            seed=seed,
+            null=null,
+            similarity=similarity,
+            progress=progress,
+        )
+    model = needed_model(model, at)
     declared, offload = declared_or_offloaded(stream, offload)
     with executing(
         EXECUTION,
@@ -146,30 +175,131 @@ def measure(
         prepared = prepare_planned(loaded, inputs, plan)
         passes = MeasuringPasses(choice, execution, prepared)
         passes.run(blocks, declared)
+    broken = where_it_breaks if execution.is_in_memory else None
+    about = Measured(loaded, prepared, execution.described, spec_of(model), declared, broken)
+    return concluded(passes, about, specs, null=null, seed=seed, started=started)
+
+
+def judge(
+    states: Any,
+    *,
+    layout: str | None = None,
+    at: Sequence[str] | str | None = None,
+    metrics: Sequence[str] | None = None,
+    sites: Sequence[str] | None = None,
+    sequences: int | None = None,
+    tokens_policy: TokensPolicy = "content",
+    dtype: torch.dtype | str | None = None,
+    seed: int = 0,
+    null: bool = False,
+    similarity: bool = False,
+    progress: bool = False,
+) -> Run:
+    """Measure hidden states that were computed elsewhere, and give a verdict.
+
+    The values are those that :func:`rankscope.measure` gives for the same states. Files are read layer by layer.
+
+    Args:
+        states: a ``.safetensors`` or ``.npz`` file, a folder of them (one per request, in order of their names), a
+            dictionary of arrays, one array, or a list of these for several sequences. Arrays may be of torch, numpy,
+            or any library that speaks DLPack, such as JAX. A file or dictionary holds either one array per layer,
+            ``tokens dim`` or ``batch tokens dim``, named after its site (``"block.in@0"``) or numbered
+            (``"layers.0"``), or one array with all layers, as vLLM writes it. ``token_ids`` and ``attention_mask`` may
+            be beside them.
+        layout: the order of the axes, out of ``batch``, ``layers``, ``tokens`` and ``dim``, e.g.
+            ``"tokens layers dim"``. Needed for an array with all layers, unless ``token_ids`` leave only one reading.
+        at: the site of each layer, in order, e.g. ``["block.in@0", "block.out@0-10", "final@11"]``; by default
+            ``block.out`` with the numbers in the names, or from 0.
+        metrics: names of token metrics; None for those that verdicts use.
+        sites: the sites to measure, out of those in ``states``; None for all.
+        sequences: how many sequences to measure; None for all.
+        tokens_policy: ``"content"`` excludes padding, ``"no-first"`` also the first token.
+        dtype: the format the model ran in, if the states are stored in a finer one; it sets the float floor. None
+            looks whether all values are representable in a coarser format.
+        seed: seed of the random baseline.
+        null: also measure Gaussian tokens of the same shape, as a baseline.
+        similarity: also store the cosines between at most 64 tokens of the first sequence after each block.
+        progress: show a progress bar.
+
+    Returns:
+        A run of ``measure``; report, compare, save and query take it like any other.
+
+    Example:
+        >>> x = torch.randn(4, 16, 32, generator=torch.Generator().manual_seed(0))
+        >>> judge(x, layout="layers tokens dim").code
+        'healthy'
+    """
+    started = time.perf_counter()
+    specs = token_metrics_named(metrics)
+    held = HeldStates.of(states, layout=layout, at=at, dtype=dtype, policy=tokens_policy, sequences=sequences)
+    selection = held.selection if sites is None else SiteSelection.parse(sites)
+    choice = BatteryChoice(specs, selection, tokens_policy, None, similarity)
+    writer = RowWriter()
+    passes = StatePasses(held, choice.reader(writer, held.computed_in), writer, selection, similarity=similarity)
+    passes.run(progress=progress)
+    run = concluded(passes, Measured(held.described, held.prepared), specs, null=null, seed=seed, started=started)
+    return run if held.has_ids else without_inputs_hash(run)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a run records about the model and the inputs, besides the values.
+
+    Attributes:
+        loaded: the model, or what is known about it.
+        prepared: its inputs.
+        described: entries of the run about the execution.
+        spec: the name of the model on the command line.
+        stream: the declared stream.
+        broken: finds the module that first returns NaN, if the model can be run again.
+    """
+
+    loaded: Described
+    prepared: Prepared
+    described: Mapping[str, Any] = field(default_factory=dict)
+    spec: str | None = None
+    stream: Stream | None = None
+    broken: Callable[[nn.Module, Iterable[Batch]], list[str]] | None = None
+
+
+def concluded(
+    passes: MeasuringPasses | StatePasses,
+    about: Measured,
+    specs: Sequence[MetricSpec],
+    *,
+    null: bool,
+    seed: int,
+    started: float,
+) -> Run:
+    """The run: its rows, baseline, floor, verdict and findings."""
+    loaded, prepared = about.loaded, about.prepared
     table = passes.table()
     random_values = gaussian_null(specs, passes.reader.shapes, seed=seed) if null else None
     floor = floor_of(passes.reader.dtypes)
-    verdict = judge(
+    verdict = judge_rows(
         table,
         random_values,
         floor_relative=floor["relative"],
         lengths=passes.reader.lengths,
         dim=min((width for _, width in passes.reader.shapes), default=None),
-        model=spec_of(model),
+        model=about.spec,
     )
     findings: list[AxisFinding] = [*experts_findings(table, passes.reader.routers), *depth_findings(table)]
     verdict = across_axes(verdict, findings)
-    lost = execution.is_in_memory and verdict.code == CODE
-    broken = where_it_breaks(loaded.model, passes.prepared) if lost else []
+    broken: list[str] = []
+    if about.broken is not None and loaded.model is not None and verdict.code == CODE:
+        broken = about.broken(loaded.model, passes.prepared)
     run = Run(
         kind="measure",
-        provenance=provenance_of(loaded, passes.prepared, passes.reader, seed, time.perf_counter() - started, declared),
+        provenance=provenance_of(
+            loaded, passes.prepared, passes.reader, seed, time.perf_counter() - started, about.stream
+        ),
         floor=floor,
         **verdict.fields(),
         table=table,
         null=random_values,
         notes=(*loaded.notes, *prepared.notes, *notes_on_estimates(table), *passes.reader.notes(), *broken),
-        extra={**passes.extra, **({"axes": verdict.axes} if verdict.axes else {}), **execution.described},
+        extra={**passes.extra, **({"axes": verdict.axes} if verdict.axes else {}), **about.described},
     )
     return passes.finished.checked(about_inputs(run, prepared))
 
@@ -271,9 +401,10 @@ class BatteryChoice:
         if self.similarity and not self.selection.wants(SITE):
             raise InputError(f"similarity is measured at {SITE}, which is not among the chosen sites: add it to sites.")
 
-    def reader(self, writer: RowWriter) -> SiteReader:
+    def reader(self, writer: RowWriter, computed_in: torch.dtype | None = None) -> SiteReader:
         """A reader that writes the chosen metrics to ``writer``."""
-        return SiteReader(self.specs, self.policy, writer, attention=parse_attention_algorithm(self.attention))
+        algorithm = parse_attention_algorithm(self.attention)
+        return SiteReader(self.specs, self.policy, writer, attention=algorithm, computed_in=computed_in)
 
     def identity(self) -> tuple[Any, ...]:
         """Everything that decides the values besides the model and its inputs."""
@@ -304,6 +435,22 @@ def metrics_named(names: Sequence[str] | None) -> tuple[MetricSpec, ...]:
     """The metrics of these names, without duplicates; by default those that verdicts use."""
     chosen = DEFAULT_METRICS if names is None else tuple(names)
     return tuple(METRICS[name] for name in dict.fromkeys(chosen))
+
+
+def token_metrics_named(names: Sequence[str] | None) -> tuple[MetricSpec, ...]:
+    """The metrics of these names that need only tokens; by default those that verdicts use.
+
+    Raises:
+        InputError: one needs more than tokens.
+    """
+    found = metrics_named(DEFAULT_TOKEN_METRICS if names is None else names)
+    for spec in found:
+        if spec.side != "tokens":
+            raise InputError(
+                f"{spec.name} is measured on {spec.side}, and hidden states hold tokens only. Leave it out, or measure "
+                "the model itself."
+            )
+    return found
 
 
 def sites_for(specs: Sequence[MetricSpec], words: Sequence[str] | None) -> SiteSelection:

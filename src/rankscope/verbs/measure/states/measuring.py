@@ -1,0 +1,238 @@
+"""Feeds stored hidden states to the reader that otherwise observes a model."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import torch
+from torch import nn
+from tqdm.auto import tqdm
+
+from rankscope.errors import InputError
+from rankscope.execution.findings import Finished
+from rankscope.models.inputs import Batch, Prepared, TokensPolicy
+from rankscope.models.loading.dtypes import parse_dtype
+from rankscope.runs.rows import RowWriter
+from rankscope.runs.run import Run
+from rankscope.stream.sites import SiteSelection
+from rankscope.verbs.measure.similarity import SimilarityReader
+from rankscope.verbs.measure.states.layout import DEFAULT_SITE
+from rankscope.verbs.measure.states.reading import StateSet, coarsest_format, only_first, state_sets
+from rankscope.verbs.reader import SiteReader
+
+ONLY_FOR_MODELS = ("inputs", "tokenizer", "random_tokens", "tokens", "batch", "padding", "blocks", "parallel",
+                   "offload", "memory", "work", "attention_algorithm", "attention")  # fmt: skip
+"""Arguments of ``measure`` that have no meaning for hidden states."""
+
+
+def refuse_with_states(measure: Callable[..., Run], given: Mapping[str, Any]) -> None:
+    """Refuse arguments of ``measure`` that are about running a model.
+
+    Args:
+        measure: the function, for its defaults.
+        given: the arguments of the call, by name.
+
+    Raises:
+        InputError: one of them was passed.
+    """
+    if given["model"] is not None:
+        raise InputError("Pass a model or states, not both: states are measured as they are, without a model.")
+    usual = inspect.signature(measure).parameters
+    passed = [
+        name
+        for name in ONLY_FOR_MODELS
+        if given[name] is not usual[name].default and given[name] != usual[name].default
+    ]
+    if passed:
+        raise InputError(f"{passed[0]} is about running a model, and states are not run. Leave it out.")
+
+
+def needed_model(model: str | Path | nn.Module | None, at: object) -> str | Path | nn.Module:
+    """The model.
+
+    Raises:
+        InputError: there is none, or ``at`` was passed with it.
+    """
+    if model is None:
+        raise InputError("Nothing to measure: pass a model, or hidden states as states= (--states FILE).")
+    if at is not None:
+        raise InputError("at= says where states= were taken. To choose sites of a model, pass sites=.")
+    return model
+
+
+@dataclass(frozen=True)
+class DescribedStates:
+    """What is known about the model behind hidden states."""
+
+    spec: str
+    notes: tuple[str, ...]
+    origin: str = "states"
+    revision: None = None
+    config_hash: None = None
+    parameters: None = None
+    dtype: None = None
+    attn_implementation: None = None
+    model: None = None
+
+
+@dataclass(frozen=True)
+class HeldStates:
+    """Hidden states, ready to be read.
+
+    Attributes:
+        sets: groups of sequences of one length.
+        prepared: the inputs, as far as they are known.
+        described: what the run records in place of a model.
+        computed_in: the format that limits the values; None for that of the arrays.
+    """
+
+    sets: tuple[StateSet, ...]
+    prepared: Prepared
+    described: DescribedStates
+    computed_in: torch.dtype | None
+
+    @classmethod
+    def of(
+        cls,
+        states: Any,
+        *,
+        layout: str | None,
+        at: Sequence[str] | str | None,
+        dtype: torch.dtype | str | None,
+        policy: TokensPolicy,
+        sequences: int | None,
+    ) -> HeldStates:
+        """Look at what was passed; see :func:`rankscope.judge`."""
+        declared = parse_dtype(dtype)
+        sets = state_sets(states, layout=layout, at=at, dtype=declared)
+        if sequences is not None:
+            sets = only_first(sets, sequences)
+        if policy not in ("content", "no-first"):
+            raise InputError(
+                f"tokens_policy={policy!r} needs to know the special tokens: pass 'content' or 'no-first'."
+            )
+        found = declared or coarsest_format(sets)
+        batches: list[Batch] = []
+        for one in sets:
+            first = sum(batch.sequences for batch in batches)
+            inputs = {} if one.ids is None else {"input_ids": one.ids}
+            batches.append(Batch(inputs, one.keep(policy), first, one.sequences))
+        lengths = tuple(
+            count
+            for one, batch in zip(sets, batches, strict=True)
+            for count in ([one.tokens] * one.sequences if batch.keep is None else batch.keep.sum(dim=1).tolist())
+        )
+        notes = _remarks(sets, at, declared, found)
+        name = _name(states, sets)
+        prepared = Prepared(tuple(batches), f"hidden states, {len(sets[0].layers)} layers", lengths, policy)
+        return cls(tuple(sets), prepared, DescribedStates(name, notes), found)
+
+    @property
+    def selection(self) -> SiteSelection:
+        """All sites that are there."""
+        return SiteSelection({layer.ref.site: None for layer in self.sets[0].layers})
+
+    @property
+    def has_ids(self) -> bool:
+        """Whether all token ids are known."""
+        return all(one.ids is not None for one in self.sets)
+
+
+def _name(states: Any, sets: Sequence[StateSet]) -> str:
+    """What the run calls the model."""
+    if isinstance(states, (str, Path)):
+        return str(states)
+    return sets[0].name if Path(sets[0].name).suffix and len(sets) == 1 else "hidden states"
+
+
+def _remarks(
+    sets: Sequence[StateSet], at: object, declared: torch.dtype | None, found: torch.dtype | None
+) -> tuple[str, ...]:
+    first = sets[0]
+    refs = [layer.ref for layer in first.layers]
+    axes = " ".join(first.layers[0].axes.words)
+    remarks = [
+        f"arrays were read as '{axes}': {first.sequences} x {first.tokens} tokens of width {first.dim} in {first.name}"
+    ]
+    if at is None and {ref.site for ref in refs} == {DEFAULT_SITE}:
+        remarks.append(
+            f"the {len(refs)} layers are called {DEFAULT_SITE} {refs[0].layer} to {refs[-1].layer}; at= (--at) says "
+            "otherwise, e.g. if the first are embeddings or the last were normalised"
+        )
+    stored = {dtype for one in sets for dtype in one.dtypes}
+    if found is not None and declared is None:
+        word, wide = (str(dtype).removeprefix("torch.") for dtype in (found, next(iter(stored))))
+        remarks.append(
+            f"every {wide} value is representable in {word}, so the float floor is that of {word}; "
+            f"dtype='{wide}' (--dtype) says otherwise"
+        )
+    return tuple(remarks)
+
+
+class StatePasses:
+    """Measures the metrics on hidden states.
+
+    Args:
+        held: the states.
+        reader: reads them.
+        writer: collects its rows.
+        selection: the sites to measure.
+        similarity: whether to store cosines between tokens.
+
+    Attributes:
+        prepared: the inputs that were finished.
+        reader: knows the dtypes, shapes and lengths seen.
+        finished: counts the finished sequences.
+    """
+
+    def __init__(
+        self, held: HeldStates, reader: SiteReader, writer: RowWriter, selection: SiteSelection, *, similarity: bool
+    ) -> None:
+        self._held, self._writer, self._selection = held, writer, selection
+        self.reader, self.prepared = reader, held.prepared
+        self._similarity = SimilarityReader(reader, []) if similarity else None
+        self.finished = Finished(writer, held.prepared.sequences, "sequences")
+
+    def run(self, *, progress: bool) -> None:
+        """All sequences."""
+        observe = self._similarity or self.reader
+        chosen = [[layer for layer in one.layers if layer.ref in self._selection] for one in self._held.sets]
+        bar = tqdm(total=sum(map(len, chosen)), desc="measure", unit="layer", disable=not progress)
+        with bar, self.finished.kept(), torch.no_grad():
+            for part, layers in zip(self._held.prepared, chosen, strict=True):
+                self.reader.start(part)
+                for layer in layers:
+                    observe(layer.ref, layer.read())
+                    bar.update()
+                self.finished.add(part.sequences)
+        self.prepared = self.finished.sequences_of(self._held.prepared)
+
+    @property
+    def extra(self) -> dict[str, Any]:
+        """Further entries of the run, besides the rows."""
+        return {} if self._similarity is None else {"similarity": self._similarity.stored()}
+
+    def table(self) -> pa.Table:
+        """The rows.
+
+        Raises:
+            InputError: there are none.
+        """
+        found = self._writer.table()
+        if found.num_rows == 0:
+            there = ", ".join(dict.fromkeys(layer.ref.site for layer in self._held.sets[0].layers))
+            raise InputError(
+                f"The chosen sites ({', '.join(self._selection.layers)}) are not among the states: {there}."
+            )
+        return found
+
+
+def without_inputs_hash(run: Run) -> Run:
+    """The run of unknown tokens: it must not be paired with another one by an equal hash of nothing."""
+    return dataclasses.replace(run, provenance=dataclasses.replace(run.provenance, inputs_hash=None))
