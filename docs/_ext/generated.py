@@ -55,7 +55,7 @@ class SitesTable(GeneratedTable):
 
 
 class MetricsTable(GeneratedTable):
-    """The argument is a side, ``tokens`` or ``attention``."""
+    """The argument is a side, such as ``tokens``; see ``SIDES``."""
 
     required_arguments = 1
     header = ("metric", "symbol", "", "range", "at collapse", "unchanged by", "needs", "source")

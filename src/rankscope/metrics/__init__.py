@@ -1,7 +1,9 @@
 """Metrics: one file each, found by name in ``METRICS``."""
 
 from rankscope._citations import Cite
+from rankscope.linalg.attention_scores import AttentionScores
 from rankscope.linalg.attention_view import AttentionView
+from rankscope.linalg.routing import Routing
 from rankscope.linalg.tokens import Tokens
 from rankscope.linalg.update import Update
 from rankscope.metrics._evaluate import (
@@ -47,11 +49,13 @@ __all__ = [
     "SHIFT",
     "SIDES",
     "TOKEN_ORDER",
+    "AttentionScores",
     "AttentionView",
     "Cite",
     "Invariance",
     "MetricSpec",
     "MetricValues",
+    "Routing",
     "Side",
     "Tokens",
     "Update",

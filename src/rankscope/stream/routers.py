@@ -23,7 +23,7 @@ TOP_K = frozenset({torch.topk, Tensor.topk})
 
 
 @dataclass(frozen=True)
-class Mixture:
+class MixtureOfExperts:
     """The experts of one block.
 
     Attributes:
@@ -37,7 +37,7 @@ class Mixture:
     count: int | None
 
 
-def mixtures_in(block: nn.Module) -> list[Mixture]:
+def mixtures_in(block: nn.Module) -> list[MixtureOfExperts]:
     """Every mixture of experts in a block; shared experts, through which all tokens go, are not part of one."""
     found: dict[str, list[tuple[str, int | None]]] = {}
     for name, module in block.named_modules():
@@ -47,7 +47,9 @@ def mixtures_in(block: nn.Module) -> list[Mixture]:
     mixtures = []
     for owner, parts in found.items():
         counts = {count for _, count in parts}
-        mixtures.append(Mixture(owner, tuple(name for name, _ in parts), counts.pop() if len(counts) == 1 else None))
+        mixtures.append(
+            MixtureOfExperts(owner, tuple(name for name, _ in parts), counts.pop() if len(counts) == 1 else None)
+        )
     return [mixture for mixture in mixtures if mixture.count is None or mixture.count > 1]
 
 
@@ -69,7 +71,7 @@ class RouterWatch:
         refused: why the routing could not be read; empty if it could.
     """
 
-    mixture: Mixture
+    mixture: MixtureOfExperts
     rows: int
     given: Tensor | None = None
     refused: str = ""

@@ -25,7 +25,7 @@ from rankscope.models.view import Label, ModelView, Stack
 from rankscope.stream.attention_calls import AttentionCall, from_sdpa, from_softmax, listening, sdpa_arguments
 from rankscope.stream.mode import ActiveBlock, Perform, SiteMode, unseen
 from rankscope.stream.operators import SOFTMAXES
-from rankscope.stream.routers import TOP_K, Mixture, RouterWatch, mixtures_in
+from rankscope.stream.routers import TOP_K, MixtureOfExperts, RouterWatch, mixtures_in
 from rankscope.stream.sites import SiteRef, SiteSelection
 
 _KERNEL = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
@@ -117,7 +117,7 @@ class Tracer(SiteMode):
                 yield block.get_submodule(name).register_forward_pre_hook(self._enter_experts, with_kwargs=True)
             yield owner.register_forward_hook(self._leave_mixture(alone=len(mixtures) == 1), always_call=True)
 
-    def _enter_mixture(self, mixture: Mixture) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+    def _enter_mixture(self, mixture: MixtureOfExperts) -> Callable[[nn.Module, tuple[Any, ...]], None]:
         def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
             batch, tokens = (0, 0) if self._open is None else self._open.batch_and_tokens()
             self._routers.append(RouterWatch(mixture, batch * tokens))
