@@ -1,38 +1,53 @@
-"""Skips that are not inside a block: found by the dataflow of the whole pass, and refused by name.
+"""Skips that are not inside a block: scaled as the hand-cut network is, or refused by name.
 
 And networks that look as if they had some and have none: those stay operable.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import ClassVar
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import rankscope as rs
-from rankscope.errors import InputError, LayoutError, UnsupportedOperationError
+from rankscope.errors import InputError, LayoutError, SiteError, UnsupportedConfigError, UnsupportedOperationError
+from rankscope.execution.offload.schedule import _only_stack
 from rankscope.surgery.operating import operate
+from rankscope.surgery.session import structure_of
 from tests.own_models import SelfAttention
 
 DIM, TOKENS = 16, 9
 
 
+def held(x: Tensor, gain: float) -> Tensor:
+    """The stream under the twin's knife; untouched at gain one."""
+    return x if gain == 1 else gain * x
+
+
 class Block(nn.Module):
-    def __init__(self, *, skip: float = 1.0) -> None:
+    gain = 1.0
+
+    def __init__(self) -> None:
         super().__init__()
         self.attention = SelfAttention(DIM, 2, causal=False)
         self.mlp = nn.Sequential(nn.Linear(DIM, 2 * DIM), nn.GELU(), nn.Linear(2 * DIM, DIM))
         self.norm1, self.norm2 = nn.LayerNorm(DIM), nn.LayerNorm(DIM)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x + self.attention(self.norm1(x))
-        return x + self.mlp(self.norm2(x))
+        x = held(x, self.gain) + self.attention(self.norm1(x))
+        return held(x, self.gain) + self.mlp(self.norm2(x))
 
 
 class Network(nn.Module):
+    """``gain`` is the knife of the hand-cut twin, on the long skips alone; blocks have their own."""
+
     depth = 4
+    gain = 1.0
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,9 +70,8 @@ class UNet(Network):
         for block in self.blocks[:2]:
             x = block(x)
             kept.append(x)
-        for block in self.blocks[2:]:
-            x = block(x + kept.pop())
-        return x
+        x = self.blocks[2](x + kept.pop())  # twice the same state, which goes around nothing
+        return self.blocks[3](x + held(kept.pop(), self.gain))
 
 
 class UNetByConcatenation(Network):
@@ -66,9 +80,8 @@ class UNetByConcatenation(Network):
         for block in self.blocks[:2]:
             x = block(x)
             kept.append(x)
-        for block in self.blocks[2:]:
-            x = block(self.merge(torch.cat([x, kept.pop()], dim=-1)))
-        return x
+        x = self.blocks[2](self.merge(torch.cat([x, kept.pop()], dim=-1)))
+        return self.blocks[3](self.merge(torch.cat([x, held(kept.pop(), self.gain)], dim=-1)))
 
 
 class UNetByProjection(Network):
@@ -84,16 +97,16 @@ class InputInjection(Network):
 
     def forward(self, x: Tensor) -> Tensor:
         x = start = self.embed(x)
-        for _ in range(3):
-            x = self.blocks[0](x + start)
+        for number in range(3):
+            x = self.blocks[0](x + held(start, self.gain if number else 1.0))
         return x
 
 
 class ResidualLambdas(Network):
     def forward(self, x: Tensor) -> Tensor:
         x = start = nn.functional.rms_norm(self.embed(x), (DIM,))
-        for block in self.blocks:
-            x = block(self.gains[0] * x + self.gains[1] * start)
+        for number, block in enumerate(self.blocks):
+            x = block(self.gains[0] * x + self.gains[1] * held(start, self.gain if number else 1.0))
         return x
 
 
@@ -101,7 +114,7 @@ class AroundTwoBlocks(Network):
     def forward(self, x: Tensor) -> Tensor:
         x = self.embed(x)
         for first, second in zip(self.blocks[::2], self.blocks[1::2], strict=True):
-            x = x + second(first(x))
+            x = held(x, self.gain) + second(first(x))
         return x
 
 
@@ -110,7 +123,7 @@ class AroundEverything(Network):
         x = start = self.embed(x)
         for block in self.blocks:
             x = block(x)
-        return self.back(x + start)
+        return self.back(x + held(start, self.gain))
 
 
 class KeepingBlock(Block):
@@ -121,7 +134,7 @@ class KeepingBlock(Block):
     def forward(self, x: Tensor) -> Tensor:
         out = super().forward(x)
         self.kept.append(x)
-        return out + self.kept[0] if len(self.kept) > 2 else out
+        return out + held(self.kept[0], self.gain) if len(self.kept) > 2 else out
 
 
 class ThroughAnAttribute(Network):
@@ -177,15 +190,17 @@ class Bottleneck(Network):
         self.blocks = nn.ModuleList(BottleneckBlock() for _ in range(self.depth))
 
 
-LONG = {
+SCALED = {
     UNet: "blocks 1 to 2: torch.add in the model itself",
     UNetByConcatenation: "blocks 1 to 2: torch.cat in the model itself",
-    UNetByProjection: "blocks 0 to 2: torch.add in the model itself",
-    InputInjection: "blocks 0 to 1: torch.add in the model itself",
-    ResidualLambdas: "blocks 0 to 2: torch.add in the model itself",
-    AroundTwoBlocks: "blocks 0 to 3: torch.add in the model itself",
+    InputInjection: "block 0: torch.add in the model itself",
+    ResidualLambdas: "block 0: torch.add in the model itself",
+    AroundTwoBlocks: "blocks 0 to 1: torch.add in the model itself",
     AroundEverything: "blocks 0 to 3: torch.add in the model itself",
-    ThroughAnAttribute: "blocks 0 to 2: torch.add in blocks.2",
+    ThroughAnAttribute: "blocks 0 to 1: torch.add in blocks.2",
+}
+REFUSED = {
+    UNetByProjection: "blocks 0 to 2: torch.add in the model itself",
     Bottleneck: "block 0: torch.add in blocks.0",
 }
 
@@ -199,29 +214,151 @@ def made(kind: type[Network]) -> Network:
     return kind().double().eval()
 
 
-@pytest.mark.parametrize("kind", LONG)
+@contextmanager
+def cut_by_hand(model: Network, gain: float) -> Iterator[None]:
+    parts = [model, *model.blocks]
+    for part in parts:
+        part.gain = gain
+    try:
+        yield
+    finally:
+        for part in parts:
+            del part.gain
+
+
+@pytest.mark.parametrize("kind", SCALED)
+def test_a_long_skip_is_scaled_as_by_hand(kind: type[Network]) -> None:
+    model, x = made(kind), tokens()
+    with torch.no_grad():
+        bare = model(x)
+        with operate(model, skip=2.0, inputs=x), operate(model, skip=0.5):
+            assert torch.equal(model(x), bare)
+        for gain in (0.0, 0.5):
+            with operate(model, skip=gain, inputs=x):
+                got = model(x)
+            with cut_by_hand(model, gain):
+                want = model(x)
+            assert bool((got - want).norm() <= 1e-12 * want.norm()), gain
+            assert not torch.equal(got, bare)
+        assert torch.equal(model(x), bare)
+    report = rs.doctor(model, x)
+    assert SCALED[kind] in report["long skips"].detail
+
+
+@pytest.mark.parametrize("kind", REFUSED)
 def test_a_skip_outside_of_blocks_is_refused_by_name(kind: type[Network]) -> None:
     model, x = made(kind), tokens()
     with pytest.raises(UnsupportedOperationError) as caught, operate(model, skip=0.0, inputs=x):
         pytest.fail("it must be refused before anything runs")
-    assert LONG[kind] in str(caught.value)
+    assert REFUSED[kind] in str(caught.value)
 
 
-@pytest.mark.parametrize("kind", LONG)
+@pytest.mark.parametrize("kind", REFUSED)
 def test_no_verb_cuts_half_of_it(kind: type[Network]) -> None:
     model, x = made(kind), tokens().float()
     model = model.float()
     with pytest.raises(UnsupportedOperationError, match="gets around blocks"):
         rs.exact(model, x, skip=0.0)
-    with pytest.raises(UnsupportedOperationError, match="gets around blocks"):
-        rs.decompose(model, x)
     run = rs.ablate(model, x, variants=["+norm+mlp", "full"])
     assert set(run.table["variant"].to_pylist()) == {"full"}
     assert any("+norm+mlp under the mask own was left out" in note and "gets around" in note for note in run.notes)
-    with pytest.raises(InputError, match="gets around blocks"):
-        rs.remedy(model, x, remedies=["residual_scale"], repeats=0, gradients=False)
     report = rs.doctor(model, x)
     assert report["uncut skips"].status == "refused"
+
+
+@pytest.mark.parametrize("kind", [UNet, *REFUSED])
+def test_what_needs_a_sum_of_paths_refuses_every_long_skip(kind: type[Network]) -> None:
+    model, x = made(kind).float(), tokens().float()
+    with pytest.raises(UnsupportedOperationError, match="gets around blocks"):
+        rs.decompose(model, x)
+    with pytest.raises(InputError, match="gets around blocks"):
+        rs.remedy(model, x, remedies=["residual_scale"], repeats=0, gradients=False)
+
+
+def test_a_long_skip_is_scaled_with_all_blocks_it_goes_around_or_not_at_all() -> None:
+    model, x = made(UNet), tokens()
+    with torch.no_grad():
+        for layers, gain in (([1, 2], 0.5), ([0, 3], 1.0)):
+            with operate(model, skip=0.5, layers=layers, inputs=x):
+                got = model(x)
+            with cut_by_hand(model, 1.0):
+                model.gain = gain
+                for layer in layers:
+                    model.blocks[layer].gain = 0.5
+                want = model(x)
+            assert bool((got - want).norm() <= 1e-12 * want.norm()), layers
+    for layer in (1, 2):
+        with pytest.raises(UnsupportedOperationError, match="names only some"), operate(model, skip=0, layers=[layer]):
+            pytest.fail("it must be refused before anything runs")
+    with pytest.raises(UnsupportedOperationError, match="must agree"), operate(model, attention_skip=0.0):
+        pytest.fail("it must be refused before anything runs")
+
+
+def test_gradients_flow_through_a_scaled_long_skip() -> None:
+    model, x = made(UNet), tokens()
+    with operate(model, skip=0.5, inputs=x):
+        model(x).square().sum().backward()
+    ours = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+    model.zero_grad()
+    with cut_by_hand(model, 0.5):
+        model(x).square().sum().backward()
+    theirs = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    assert len(ours) == len(theirs) > 0
+    for got, want in zip(ours, theirs, strict=True):
+        assert bool((got - want).norm() <= 1e-10 * want.norm())
+
+
+class Checkpointed(UNet):
+    def forward(self, x: Tensor) -> Tensor:
+        x = first = checkpoint(self.blocks[0], self.embed(x), use_reentrant=False)
+        for block in self.blocks[1:3]:
+            x = checkpoint(block, x, use_reentrant=False)
+        return checkpoint(self.blocks[3], x + first, use_reentrant=False)
+
+
+def test_a_repeated_block_does_not_run_with_another_gain() -> None:
+    """In the backward pass the states are no longer known by their tensors, so nothing is repeated unchanged."""
+    model, x = made(Checkpointed), tokens()
+    with operate(model, skip=0.5, inputs=x):
+        out = model(x).sum()
+        with pytest.raises(UnsupportedOperationError, match="gradient checkpointing"):
+            out.backward()
+
+
+class Switching(UNet):
+    """Leaves its long skip out, or adds another, after it has been looked at."""
+
+    brings_back = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        states = [self.embed(x)]
+        for number, block in enumerate(self.blocks):
+            x = states[-1]
+            if number == 3 and self.brings_back is not None:
+                x = x + states[self.brings_back]
+            states.append(block(x))
+        return states[-1]
+
+
+def test_another_path_than_the_one_that_was_seen_is_not_scaled_in_silence() -> None:
+    model, x = made(Switching), tokens()
+    with torch.no_grad(), operate(model, skip=0.5, inputs=x):
+        model(x)
+        model.brings_back = None
+        with pytest.raises(UnsupportedOperationError, match="not met in this pass"):
+            model(x)
+        model.brings_back = 1
+        with pytest.raises(SiteError, match="another path"):
+            model(x)
+
+
+@pytest.mark.parametrize("kind", [UNet, UNetByConcatenation])
+def test_a_model_that_needs_earlier_states_is_not_run_one_block_at_a_time(kind: type[Network]) -> None:
+    """Offloading keeps the last state only, and would bring back zeros."""
+    model, x = made(kind), tokens()
+    with pytest.raises(UnsupportedConfigError, match="carries the output of a block around later ones"):
+        _only_stack(structure_of(model, x))
+    assert _only_stack(structure_of(made(AroundEverything), x)).depth == 4
 
 
 def test_a_skip_through_a_tuple_leaves_the_stream_unknown() -> None:
@@ -233,28 +370,13 @@ def test_a_skip_through_a_tuple_leaves_the_stream_unknown() -> None:
         rs.measure(model, x)
 
 
-@pytest.mark.parametrize("kind", LONG)
+@pytest.mark.parametrize("kind", [*SCALED, *REFUSED])
 def test_what_does_not_concern_skips_stays_possible(kind: type[Network]) -> None:
     model, x = made(kind), tokens()
     with torch.no_grad():
         bare = model(x)
         with operate(model, temperature=2.0, inputs=x):
             assert not torch.equal(model(x), bare)
-
-
-def test_only_blocks_the_long_skip_leads_around_are_refused() -> None:
-    model, x = made(UNet), tokens()
-    with torch.no_grad():
-        bare = model(x)
-        for layer in (0, 3):
-            with operate(model, skip=0.0, layers=[layer], inputs=x):
-                assert not torch.equal(model(x), bare)
-        for layer in (1, 2):
-            with (
-                pytest.raises(UnsupportedOperationError, match="gets around"),
-                operate(model, skip=0.0, layers=[layer]),
-            ):
-                pass
 
 
 class RmsNorm(nn.Module):

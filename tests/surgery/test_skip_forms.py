@@ -170,7 +170,7 @@ def concatenated(m: FormBlock, x: Tensor, f: Callable[[Tensor], Tensor], g: floa
 
 
 def einsummed(m: FormBlock, x: Tensor, f: Callable[[Tensor], Tensor], g: float) -> Tensor:
-    return torch.einsum("s,sbtd->btd", torch.tensor([1.0, 0.5]), torch.stack([g * x, f(x)]))
+    return torch.einsum("s,sbtd->btd", x.new_tensor([1.0, 0.5]), torch.stack([g * x, f(x)]))
 
 
 def written_into(m: FormBlock, x: Tensor, f: Callable[[Tensor], Tensor], g: float) -> Tensor:
@@ -190,9 +190,9 @@ def projected(m: FormBlock, x: Tensor, f: Callable[[Tensor], Tensor], g: float) 
 EDITED = (
     plain, alpha_one, alpha_on_branch, alpha_on_stream, alpha_in_place, scalar_gain, channel_gain, computed_gain,
     input_gate, highway, divided, minus_minus, subtracted, negated, addcmul, addcmul_of_stream, lerp, lerp_number,
-    baddbmm, addmm, built_in_sum, position_first, own_function,
+    baddbmm, addmm, built_in_sum, position_first, own_function, where, stacked, concatenated, einsummed,
 )  # fmt: skip
-REFUSED = (where, stacked, side_by_side, concatenated, einsummed, written_into, gated_alone, projected)
+REFUSED = (side_by_side, written_into, gated_alone, projected)
 
 
 def tokens(dtype: torch.dtype = torch.float64) -> Tensor:

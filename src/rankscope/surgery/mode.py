@@ -216,6 +216,8 @@ class SurgeryMode(StreamMode):
         if call.block == 0:
             self._touched.clear()
         if self._has_long_skips and call.block == 0:
+            if not self._in_pass:
+                self._long_skips_met.clear()  # in the backward pass, whatever lies between blocks runs unseen
             self._check_long_skips(call.stack, call.number + 1 if self._in_pass else len(call.stack.calls) + 1)
             if call.stack.name not in self._states:
                 self._states[call.stack.name] = States(entry, self._before)
