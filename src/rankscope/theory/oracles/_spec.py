@@ -92,7 +92,7 @@ def has_flat_scores(design: Design, tokens: int) -> tuple[bool, Any]:
 
 def has_bare_branches(design: Design, tokens: int) -> tuple[bool, Any]:
     """Whether branches are added as they are, without a norm of their own."""
-    return not design.branch_norm, design.branch_norm
+    return not design.branch_norm, bool(design.branch_norm)
 
 
 COMPLETE = Assumption("every token sees every token", is_complete)

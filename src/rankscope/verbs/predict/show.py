@@ -31,11 +31,17 @@ def document(run: Run) -> Document:
     design = run.extra["design"]
     title = (
         f"predict: {design['name']}: {design['depth']} blocks, width {design['width']}, {design['heads']} heads, mask "
-        f"{design['mask']}, {design['norm_place']}-norm, mlp {design['mlp']}, skips {design['attention_skip']:g} and "
+        f"{design['mask']}, {design['norm_place']}-norm{_further_norms(design)}, mlp {design['mlp']}, skips {design['attention_skip']:g} and "
         f"{design['mlp_skip']:g}"
     )
     oracles = "\n".join(f"{oracle['oracle']}: {_answer(oracle)}" for oracle in run.extra["oracles"])
     return run_document(run, (_table(run), *([oracles] if oracles else [])), title=title)
+
+
+def _further_norms(design: Mapping[str, Any]) -> str:
+    """Norms on branches, queries and keys; runs saved before a design had them lack the keys."""
+    branches = " and norms on branches" if design.get("branch_norm") else ""
+    return branches + (f", QK-norm of gain {design['qk_norm']:g}" if design.get("qk_norm") else "")
 
 
 def predicted_curves(run: Run) -> dict[str, Floats]:
