@@ -21,6 +21,7 @@ from rankscope.metrics._spec import (
     Invariance,
     MetricSpec,
     attention_metric,
+    depending_on_length,
     metric_alias,
     token_metric,
 )
@@ -43,6 +44,7 @@ __all__ = [
     "MetricValues",
     "Tokens",
     "attention_metric",
+    "depending_on_length",
     "evaluate",
     "metric_alias",
     "token_metric",

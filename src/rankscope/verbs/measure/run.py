@@ -19,18 +19,19 @@ from rankscope.execution.support import Parallel
 from rankscope.linalg.precision import float_floor
 from rankscope.linalg.tokens import Tokens
 from rankscope.metrics import DEFAULT_ATTENTION_METRICS, DEFAULT_TOKEN_METRICS, METRICS, MetricSpec, evaluate
-from rankscope.models.inputs import Batch, InputPlan, Padding, Prepared, TokensPolicy, prepare_planned
+from rankscope.models.inputs import Batch, InputPlan, Padding, Prepared, TokensPolicy, prepare_planned, prepare_prefixes
 from rankscope.models.stream import Stream
 from rankscope.models.view import ModelView
 from rankscope.options import renamed
 from rankscope.runs.not_finite import CODE
-from rankscope.runs.rows import RowWriter
+from rankscope.runs.rows import RowWriter, only
 from rankscope.runs.run import Run
 from rankscope.stream.sites import DEFAULT_SITES, SiteSelection
 from rankscope.stream.tracer import trace
 from rankscope.verbs.locating import where_it_breaks
 from rankscope.verbs.measure import EXECUTION
 from rankscope.verbs.measure.judge import notes_on_estimates
+from rankscope.verbs.measure.pair import PairedPrompts, paired
 from rankscope.verbs.measure.similarity import SITE, SimilarityReader, labels_of
 from rankscope.verbs.measure.states.measuring import (
     HeldStates,
@@ -42,6 +43,7 @@ from rankscope.verbs.measure.states.measuring import (
 from rankscope.verbs.origin import Described, about_inputs, floor_of, provenance_of, spec_of
 from rankscope.verbs.reader import SiteReader, parse_attention_algorithm
 from rankscope.verdicts import AxisFinding, across_axes, judge_rows
+from rankscope.verdicts.length import length_finding, length_slopes, lengths_in
 
 
 def measure(
@@ -72,6 +74,8 @@ def measure(
     attention: str | None = None,
     states: Any = None,
     at: Sequence[str] | str | None = None,
+    lengths: Sequence[int | str] | None = None,
+    pair: Sequence[str] | None = None,
 ) -> Run:
     """Run a model on some inputs and measure token uniformity and attention at its sites.
 
@@ -114,6 +118,11 @@ def measure(
         states: hidden states that were computed elsewhere, measured instead of a model; see :func:`rankscope.judge`.
             Then ``stream`` is the order of their axes and ``dtype`` the format the model ran in.
         at: with ``states``, the site of each layer, in order.
+        lengths: measure prefixes of the same texts at each of these numbers of tokens, in place of ``tokens``. Rows
+            have a column ``length``; curves and the verdict are those of the longest. ``extra["lengths"]`` has the
+            slope of every metric on the length.
+        pair: with ``lengths``, two prompts: finds how many shared tokens must follow both until their last tokens are
+            the same float vector after the last block.
 
     Returns:
         Values per metric, site, layer and sequence, with verdict, float floor and provenance.
@@ -145,6 +154,8 @@ def measure(
             progress=progress,
         )
     model = needed_model(model, at)
+    if pair is not None and lengths is None:
+        raise InputError("pair needs lengths: the longest is how far it looks. Pass lengths=, as in [128, 512].")
     declared, offload = declared_or_offloaded(stream, offload)
     with executing(
         EXECUTION,
@@ -158,12 +169,19 @@ def measure(
         progress=progress,
     ) as execution:
         loaded = execution.loaded
-        specs = metrics_named(metrics)
-        choice = BatteryChoice(specs, sites_for(specs, sites), tokens_policy, algorithm, similarity)
+        specs = metrics_named(metrics) if lengths is None else length_metrics(metrics)
+        words = sites if lengths is None or sites is not None else LENGTH_SITES
+        choice = BatteryChoice(specs, sites_for(specs, words), tokens_policy, algorithm, similarity)
         plan = InputPlan(sequences, tokens, batch, tokens_policy, seed, random_tokens, tokenizer, padding)
-        prepared = prepare_planned(loaded, inputs, plan)
-        passes = MeasuringPasses(choice, execution, prepared)
-        passes.run(blocks, declared)
+        if lengths is None:
+            prepared = prepare_planned(loaded, inputs, plan)
+            passes = MeasuringPasses(choice, execution, prepared)
+            passes.run(blocks, declared)
+        else:
+            passes = measured_lengths(choice, execution, inputs, plan, whole_lengths(lengths), blocks, declared)
+            prepared = passes.prepared
+            if pair is not None:
+                passes.pair = passes.compared(pair, inputs, tokenizer)
     broken = where_it_breaks if execution.is_in_memory else None
     about = Measured(loaded, prepared, execution.described, spec_of(model), declared, broken)
     return concluded(passes, about, specs, null=null, seed=seed, started=started)
@@ -274,6 +292,10 @@ def concluded(
         model=about.spec,
     )
     findings: list[AxisFinding] = []
+    by_length: dict[str, Any] = {}
+    if "length" in table.column_names:
+        by_length, finding = along_length(table, passes, floor["relative"], seed)
+        findings.append(finding)
     verdict = across_axes(verdict, findings)
     broken: list[str] = []
     if about.broken is not None and loaded.model is not None and verdict.code == CODE:
@@ -288,7 +310,7 @@ def concluded(
         table=table,
         null=random_values,
         notes=(*loaded.notes, *prepared.notes, *notes_on_estimates(table), *passes.reader.notes(), *broken),
-        extra={**passes.extra, **({"axes": verdict.axes} if verdict.axes else {}), **about.described},
+        extra={**passes.extra, **by_length, **({"axes": verdict.axes} if verdict.axes else {}), **about.described},
     )
     return passes.finished.checked(about_inputs(run, prepared))
 
@@ -300,19 +322,31 @@ class MeasuringPasses:
         choice: the metrics, the sites and how to read them.
         execution: how the model is run.
         prepared: its inputs.
+        writer: collects the rows, if several lengths share one.
+        length: the length of these inputs, for the rows, if there are several.
 
     Attributes:
         prepared: the inputs that were finished; all of them, unless there was an interrupt.
+        pair: what became of two prompts.
         reader: knows the dtypes, shapes and lengths seen.
         finished: counts the finished sequences.
     """
 
-    def __init__(self, choice: BatteryChoice, execution: Execution, prepared: Prepared) -> None:
+    def __init__(
+        self,
+        choice: BatteryChoice,
+        execution: Execution,
+        prepared: Prepared,
+        writer: RowWriter | None = None,
+        length: int | None = None,
+    ) -> None:
         self._choice, self._execution = choice, execution
-        self._writer = RowWriter()
+        self._writer = RowWriter() if writer is None else writer
+        self._length = length
         self._view: ModelView | None = None
+        self.pair: dict[str, Any] | None = None
         self.prepared = prepared
-        self.reader = choice.reader(self._writer)
+        self.reader = choice.reader(self._writer, at=None if length is None else {"length": length})
         self._similarity: SimilarityReader | None = None
         if choice.similarity:
             labels = labels_of(prepared, prepared.tokenizer or execution.loaded.tokenizer)
@@ -327,7 +361,8 @@ class MeasuringPasses:
         with execution.stages(findings, final=selection.wants("final")) as stages:
             for stage in stages:
                 watched = execution.watch(self._similarity or self.reader)
-                kept = self.finished.kept(alone=execution.ends_batch_by_batch)
+                # Rows of one length alone would pass for a whole run.
+                kept = self.finished.kept(alone=execution.ends_batch_by_batch and self._length is None)
                 with kept, trace(stage.view, selection, watched):
                     for part in execution.batches():
                         self.reader.start(part)
@@ -341,6 +376,14 @@ class MeasuringPasses:
     def extra(self) -> dict[str, Any]:
         """Further entries of the run, besides the rows."""
         return {} if self._similarity is None else {"similarity": self._similarity.stored()}
+
+    def compared(self, pair: Sequence[str], inputs: Any, tokenizer: Any) -> dict[str, Any]:
+        """From how many shared tokens on two prompts are the same vector."""
+        assert self._view is not None
+        assert self._length is not None
+        loaded = self._execution.loaded
+        prompts = PairedPrompts.of(loaded, pair, inputs, tokenizer, self._length)
+        return paired(loaded, self._view, prompts, pair)
 
     def _similar(self) -> Any:
         return None if self._similarity is None else self._similarity.stored()
@@ -360,6 +403,56 @@ class MeasuringPasses:
             assert self._view is not None
             raise InputError(self._choice.nothing_measured(self._view))
         return found
+
+
+def measured_lengths(
+    choice: BatteryChoice,
+    execution: Execution,
+    inputs: Any,
+    plan: InputPlan,
+    lengths: Sequence[int],
+    blocks: str | Sequence[str] | None,
+    stream: Stream | None,
+) -> MeasuringPasses:
+    """Measure prefixes of each length; the passes returned are those of the longest, with the rows of all."""
+    if not execution.ends_batch_by_batch:
+        raise InputError("lengths runs one model in memory in one process. Leave offload and parallel out.")
+    writer = RowWriter(("length",))
+    for length, prepared in prepare_prefixes(execution.loaded, inputs, plan, lengths).items():
+        passes = MeasuringPasses(choice, execution, prepared, writer, length)
+        passes.run(blocks, stream)
+    return passes
+
+
+def whole_lengths(lengths: Sequence[int | str]) -> list[int]:
+    """The lengths as numbers.
+
+    Raises:
+        InputError: one is not a whole number.
+    """
+    if isinstance(lengths, str) or not all(str(length).isdecimal() for length in lengths):
+        raise InputError(f"lengths={lengths!r}: expected numbers of tokens, as in [128, 512, 2048].")
+    return [int(length) for length in lengths]
+
+
+def length_metrics(names: Sequence[str] | None) -> tuple[MetricSpec, ...]:
+    """The metrics of a run at several lengths: by default also ``residual``, for the variance of attention."""
+    return metrics_named((*DEFAULT_TOKEN_METRICS, *DEFAULT_ATTENTION_METRICS, "residual") if names is None else names)
+
+
+def along_length(
+    table: pa.Table, passes: MeasuringPasses | StatePasses, floor: float | None, seed: int
+) -> tuple[dict[str, Any], AxisFinding]:
+    """The slopes on the length, for the run, and the finding."""
+    lengths = lengths_in(table)
+    hidden = lengths[-1] - max(passes.prepared.lengths, default=lengths[-1])
+    slopes = length_slopes(table, {length: length - hidden for length in lengths}, seed=seed)
+    codes = {end: judge_rows(only(table, length=end), floor_relative=floor).code for end in (lengths[0], lengths[-1])}
+    pair = passes.pair if isinstance(passes, MeasuringPasses) else None
+    entry: dict[str, Any] = {"lengths": {"lengths": lengths, "slopes": [one.to_json() for one in slopes]}}
+    if pair is not None:
+        entry["pair"] = pair
+    return entry, length_finding(slopes, lengths, codes, pair)
 
 
 @dataclass(frozen=True)
@@ -384,10 +477,12 @@ class BatteryChoice:
         if self.similarity and not self.selection.wants(SITE):
             raise InputError(f"similarity is measured at {SITE}, which is not among the chosen sites: add it to sites.")
 
-    def reader(self, writer: RowWriter, computed_in: torch.dtype | None = None) -> SiteReader:
+    def reader(
+        self, writer: RowWriter, computed_in: torch.dtype | None = None, at: Mapping[str, int] | None = None
+    ) -> SiteReader:
         """A reader that writes the chosen metrics to ``writer``."""
         algorithm = parse_attention_algorithm(self.attention)
-        return SiteReader(self.specs, self.policy, writer, attention=algorithm, computed_in=computed_in)
+        return SiteReader(self.specs, self.policy, writer, at, attention=algorithm, computed_in=computed_in)
 
     def identity(self) -> tuple[Any, ...]:
         """Everything that decides the values besides the model and its inputs."""
@@ -438,6 +533,8 @@ def sites_for(specs: Sequence[MetricSpec], words: Sequence[str] | None) -> SiteS
     )
 
 
+LENGTH_SITES = (*DEFAULT_SITES, "attention.out")
+"""Sites of a run at several lengths: the variance of the attention output is read at the last."""
 DRAWS = 8
 
 
