@@ -14,6 +14,7 @@ from rankscope import Run, compare, measure
 from rankscope.errors import InputError, UnknownNameError
 from rankscope.runs.bootstrap import resampled_differences, widening
 from rankscope.runs.comparison import by_sequence
+from rankscope.runs.curves import names_in
 from rankscope.runs.rows import RowWriter
 from tests.runs.builders import make_run, profile
 
@@ -202,3 +203,28 @@ def test_the_figure_has_a_panel_per_metric() -> None:
     assert [axes.get_title(loc="left") for axes in figure.axes] == ["relative residual", "stable rank"]
     line = figure.axes[0].lines[0]
     assert line.get_ydata() == pytest.approx([-0.2, -0.2])
+
+
+def test_ranks_at_different_lengths_are_not_compared() -> None:
+    """Effective rank grows with the number of tokens in any model; the relative residual does not."""
+    one, other = (
+        measure("init:tiny-gpt2", sequences=3, tokens=tokens, metrics=["effective_rank", "relative_residual"])
+        for tokens in (12, 24)
+    )
+    found = compare(one, other)
+    assert names_in(found.table, "metric") == ["relative_residual"]
+    assert (
+        "different numbers of tokens (12 and 24). effective_rank depend on that and were not compared." in found.verdict
+    )
+    with pytest.raises(
+        InputError, match="effective_rank depends on the number of tokens, and the runs counted 12 and 24"
+    ):
+        compare(one, other, metrics=["effective_rank"])
+    assert compare(one, other, metrics=["relative_residual"]).table.num_rows == found.table.num_rows
+    assert "not compared" not in compare(one, one).verdict
+
+
+def test_runs_at_several_lengths_are_compared_length_by_length() -> None:
+    one = measure("init:tiny-gpt2", sequences=3, lengths=[8, 16], metrics=["effective_rank"])
+    other = measure("init:tiny-gpt2", sequences=3, lengths=[8, 32], metrics=["effective_rank"])
+    assert compare(one, other).table["length"].unique().to_pylist() == [8]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from enum import Flag, auto
 from functools import partial, wraps
@@ -62,6 +62,8 @@ class MetricSpec:
         reads_deviation: it depends on X - 1x^T alone, and sees only rounding once tokens agree to the float floor.
         floors_itself: it is itself a relative quantity, which is only rounding at or below the float floor.
         least_count: smallest number of tokens for which it has a value.
+        depends_on_length: whether its size depends on the number of tokens (a rank, a sum, a count), so that values at
+            different lengths are not comparable.
         cites: its sources.
         summary: first line of its docstring.
         function: takes the tensors of its side, or a view of them that shares reductions; returns float64, one value
@@ -83,6 +85,7 @@ class MetricSpec:
     summary: str
     function: MetricFunction
     alias_of: str | None = None
+    depends_on_length: bool = False
 
 
 METRICS: Registry[MetricSpec] = Registry("metric", "rankscope.metrics")
@@ -99,6 +102,7 @@ def metric(
     reads_deviation: bool = False,
     floors_itself: bool = False,
     least_count: int = 1,
+    depends_on_length: bool = False,
     cites: tuple[Cite, ...],
 ) -> Callable[[Callable[[V], Tensor]], Callable[..., Tensor]]:
     """Register a function of a side's view; the result also accepts the tensors of which the side makes a view."""
@@ -110,7 +114,10 @@ def metric(
             return _where_defined(compute(view), view, least_count).reshape(view.batch_shape)
 
         facts = (symbol, range, at_collapse, invariant_to, needs, reads_deviation, floors_itself, least_count, cites)
-        METRICS.add(compute.__name__, MetricSpec(compute.__name__, side.name, *facts, _summary(compute), measured))
+        METRICS.add(
+            compute.__name__,
+            MetricSpec(compute.__name__, side.name, *facts, _summary(compute), measured, None, depends_on_length),
+        )
         return measured
 
     return register
@@ -145,6 +152,16 @@ def metric_alias(
         return named
 
     return register
+
+
+def depending_on_length(names: Iterable[str]) -> list[str]:
+    """Those of ``names`` that are metrics whose size depends on the number of tokens.
+
+    Example:
+        >>> depending_on_length(["effective_rank", "relative_residual", "not a metric"])
+        ['effective_rank']
+    """
+    return [name for name in names if name in METRICS and METRICS[name].depends_on_length]
 
 
 def _where_defined(value: Tensor, view: View, least_count: int) -> Tensor:

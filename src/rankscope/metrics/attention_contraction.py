@@ -19,6 +19,7 @@ from rankscope.metrics._spec import CHANNEL_ORDER, TOKEN_ORDER, attention_metric
     needs="spectrum",
     reads_deviation=True,
     least_count=2,
+    depends_on_length=True,
     cites=(Cite("wu2024role"),),
 )
 def attention_contraction(attention: AttentionView) -> Tensor:

@@ -15,6 +15,7 @@ from rankscope.metrics._spec import TOKEN_ORDER, attention_metric
     at_collapse=None,
     invariant_to=TOKEN_ORDER,
     needs="norms",
+    depends_on_length=True,
     cites=(Cite("zhai2023stabilizing"),),
 )
 def attention_entropy(attention: AttentionView) -> Tensor:

@@ -19,6 +19,7 @@ from rankscope.metrics._spec import CHANNEL_ORDER, SCALE, SHIFT, TOKEN_ORDER, to
     needs="norms",
     reads_deviation=True,
     least_count=2,
+    depends_on_length=True,
     cites=(Cite("dong2021attention"),),
 )
 def composite_residual(tokens: Tokens) -> Tensor:

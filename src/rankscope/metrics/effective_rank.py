@@ -18,6 +18,7 @@ from rankscope.metrics._spec import CHANNEL_ORDER, ROTATION, SCALE, SHIFT, TOKEN
     at_collapse=1.0,
     invariant_to=TOKEN_ORDER | CHANNEL_ORDER | ROTATION | SCALE,
     needs="spectrum",
+    depends_on_length=True,
     cites=(Cite("roy2007effective"),),
 )
 def effective_rank(tokens: Tokens) -> Tensor:
@@ -42,6 +43,7 @@ def effective_rank(tokens: Tokens) -> Tensor:
     needs="spectrum",
     reads_deviation=True,
     least_count=2,
+    depends_on_length=True,
     cites=(Cite("roy2007effective"),),
 )
 def centred_effective_rank(tokens: Tokens) -> Tensor:

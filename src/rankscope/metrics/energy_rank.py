@@ -18,6 +18,7 @@ from rankscope.metrics._spec import CHANNEL_ORDER, ROTATION, SCALE, SHIFT, TOKEN
     at_collapse=1.0,
     invariant_to=TOKEN_ORDER | CHANNEL_ORDER | ROTATION | SCALE,
     needs="spectrum",
+    depends_on_length=True,
     cites=(Cite("jolliffe2002principal", "sec. 6.1.1"),),
 )
 def energy_rank_99(tokens: Tokens) -> Tensor:
@@ -41,6 +42,7 @@ def energy_rank_99(tokens: Tokens) -> Tensor:
     needs="spectrum",
     reads_deviation=True,
     least_count=2,
+    depends_on_length=True,
     cites=(Cite("jolliffe2002principal", "sec. 6.1.1"),),
 )
 def centred_energy_rank_99(tokens: Tokens) -> Tensor:

@@ -16,6 +16,7 @@ from rankscope.metrics._spec import CHANNEL_ORDER, ROTATION, SCALE, SHIFT, TOKEN
     invariant_to=TOKEN_ORDER | CHANNEL_ORDER | ROTATION | SCALE,
     needs="spectrum",
     floors_itself=True,
+    depends_on_length=True,
     cites=(Cite("golubvanloan2013matrix"),),
 )
 def least_singular_value(tokens: Tokens) -> Tensor:
@@ -43,6 +44,7 @@ def least_singular_value(tokens: Tokens) -> Tensor:
     reads_deviation=True,
     floors_itself=True,
     least_count=2,
+    depends_on_length=True,
     cites=(Cite("golubvanloan2013matrix"),),
 )
 def centred_least_singular_value(tokens: Tokens) -> Tensor:

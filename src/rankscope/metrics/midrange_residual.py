@@ -17,6 +17,7 @@ from rankscope.metrics._spec import CHANNEL_ORDER, SCALE, TOKEN_ORDER, token_met
     needs="norms",
     reads_deviation=True,
     least_count=2,
+    depends_on_length=True,
     cites=(Cite("dong2021attention"),),
 )
 def midrange_relative_residual(tokens: Tokens) -> Tensor:

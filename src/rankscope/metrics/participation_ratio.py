@@ -17,6 +17,7 @@ from rankscope.metrics._spec import CHANNEL_ORDER, ROTATION, SCALE, SHIFT, TOKEN
     at_collapse=1.0,
     invariant_to=TOKEN_ORDER | CHANNEL_ORDER | ROTATION | SCALE,
     needs="gram",
+    depends_on_length=True,
     cites=(Cite("gao2017theory"),),
 )
 def participation_ratio(tokens: Tokens) -> Tensor:
@@ -41,6 +42,7 @@ def participation_ratio(tokens: Tokens) -> Tensor:
     needs="gram",
     reads_deviation=True,
     least_count=2,
+    depends_on_length=True,
     cites=(Cite("gao2017theory"),),
 )
 def centred_participation_ratio(tokens: Tokens) -> Tensor:

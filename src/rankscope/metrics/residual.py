@@ -19,6 +19,7 @@ from rankscope.metrics._spec import CHANNEL_ORDER, ROTATION, SCALE, SHIFT, TOKEN
     needs="norms",
     reads_deviation=True,
     least_count=2,
+    depends_on_length=True,
     cites=(Cite("dong2021attention"),),
 )
 def residual(tokens: Tokens) -> Tensor:

@@ -17,6 +17,7 @@ from rankscope.metrics._spec import CHANNEL_ORDER, ROTATION, SCALE, SHIFT, TOKEN
     at_collapse=1.0,
     invariant_to=TOKEN_ORDER | CHANNEL_ORDER | ROTATION | SCALE,
     needs="spectrum",
+    depends_on_length=True,
     cites=(Cite("rudelson2007sampling"),),
 )
 def stable_rank(tokens: Tokens) -> Tensor:
@@ -40,6 +41,7 @@ def stable_rank(tokens: Tokens) -> Tensor:
     needs="spectrum",
     reads_deviation=True,
     least_count=2,
+    depends_on_length=True,
     cites=(Cite("rudelson2007sampling"),),
 )
 def centred_stable_rank(tokens: Tokens) -> Tensor:

@@ -66,6 +66,7 @@ def copied_token_share(tokens: Tokens) -> Tensor:
     invariant_to=TOKEN_ORDER | CHANNEL_ORDER | SCALE,
     needs="gram",
     least_count=2,
+    depends_on_length=True,
     cites=(Cite("geshkovski2023emergence"),),
 )
 def distinct_tokens(tokens: Tokens) -> Tensor:

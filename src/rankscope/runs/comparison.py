@@ -104,7 +104,8 @@ def compare(
     Args:
         a: a run, or the folder it was saved in.
         b: the other run, of the same verb.
-        metrics: metrics to compare; by default all that are in both runs.
+        metrics: metrics to compare; by default all that are in both runs, without those that depend on the number of
+            tokens (ranks, sums, counts) if the runs counted different numbers.
         site: compare this site only.
         paired: resample pairs of sequences (True) or each run by itself (False); by default pairs when both runs read
             the same tokens under the same token policy.
@@ -116,7 +117,8 @@ def compare(
         The differences as a table, with text, figure and JSON.
 
     Raises:
-        InputError: the runs are of different verbs or share no value, or an option is out of range.
+        InputError: the runs are of different verbs or share no value, an option is out of range, or a metric in
+            ``metrics`` depends on the number of tokens and the runs counted different numbers.
 
     Example:
         >>> import rankscope
@@ -130,7 +132,8 @@ def compare(
         for run in (first, second):
             if name not in (known := names_in(run.table, "metric")):
                 raise UnknownNameError("metric in one of the runs", name, known)
-    left, right = (by_sequence(run.table, metrics=metrics, site=site) for run in (first, second))
+    compared, beyond = _across_lengths(first, second, metrics)
+    left, right = (by_sequence(run.table, metrics=compared, site=site) for run in (first, second))
     shared = [key for key in left.keys if key in right.position]
     if not shared:
         raise InputError(
@@ -145,7 +148,7 @@ def compare(
     found = resampled_differences(values_a, values_b, paired=pairs, draws=draws, level=level, seed=seed)
     table = _table(left.columns, shared, found)
     settings = {"draws": draws, "seed": seed, "level": level, "why": why}
-    verdict = _verdict(table, level) + _inputs_differ(first, second)
+    verdict = _verdict(table, level) + _inputs_differ(first, second) + beyond
     return Comparison(facts_line(first), facts_line(second), table, pairs, settings, verdict)
 
 
@@ -167,12 +170,46 @@ def _pairing(
         return asked, f"as asked{differ}"
     one, other = first.provenance, second.provenance
     if not (one.inputs_hash and other.inputs_hash):
-        return False, "a run of an earlier version does not say what it read"
+        return False, "one of the runs does not say what it read"
     if one.inputs_hash != other.inputs_hash:
         return False, "the runs did not read the same tokens"
     if one.token_policy != other.token_policy or one.lengths != other.lengths or left.sequences != right.sequences:
         return False, "the runs read the same tokens and did not count the same ones"
     return True, "both runs read the same tokens"
+
+
+def _across_lengths(first: Run, second: Run, asked: Sequence[str] | None) -> tuple[Sequence[str] | None, str]:
+    """The metrics to compare if the runs counted different numbers of tokens, and a sentence about the others.
+
+    A rank of 128 tokens and one of 512 differ for any model: nothing would be learned from their difference. Rows of a
+    run at several lengths carry their own length and are compared with rows of the same length only.
+
+    Raises:
+        InputError: a metric was asked for that depends on the length.
+    """
+    spans = [sorted(set(run.provenance.lengths)) for run in (first, second)]
+    by_rows = all("length" in run.table.column_names for run in (first, second))
+    if by_rows or not all(spans) or spans[0] == spans[1]:
+        return asked, ""
+    held = list(dict.fromkeys(names_in(first.table, "metric") + names_in(second.table, "metric")))
+    dependent: list[str] = resolve("metrics:depending_on_length")(held if asked is None else asked)
+    counts = " and ".join(_span(span) for span in spans)
+    if asked is not None and dependent:
+        raise InputError(
+            f"{dependent[0]} depends on the number of tokens, and the runs counted {counts}. Measure both at one "
+            "length, or both with lengths= (--lengths), whose rows are compared length by length."
+        )
+    kept = [name for name in held if name not in dependent] if asked is None else asked
+    if not kept:
+        raise InputError(
+            f"The runs counted {counts} tokens, and all their metrics depend on it. Measure at one length."
+        )
+    left = f" {', '.join(dependent)} depend on that and were not compared." if dependent else ""
+    return kept, f" The runs counted different numbers of tokens ({counts}).{left}"
+
+
+def _span(span: Sequence[int]) -> str:
+    return str(span[0]) if len(span) == 1 else f"{span[0]} to {span[-1]}"
 
 
 def _inputs_differ(first: Run, second: Run) -> str:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from rankscope._types import Status
 from rankscope.errors import InputError, UnknownNameError
-from rankscope.runs.rows import STATUSES, of_stack, only
+from rankscope.runs.rows import STATUSES, at_longest, of_stack, only
 
 Reduce = Literal["mean", "median"]
 BAND = (0.1, 0.9)
@@ -71,11 +71,11 @@ def names_in(table: pa.Table, column: str) -> list[str]:
 
 
 def where(table: pa.Table, *, metric: str, site: str, stack: str | None = None) -> pa.Table:
-    """Rows of one metric at one site, and of one stack if given."""
+    """Rows of one metric at one site, and of one stack if given; if there are several lengths, of the longest."""
     for kind, name in (("metric", metric), ("site", site), ("stack", stack)):
         if name is not None and name not in (known := names_in(table, kind)):
             raise UnknownNameError(f"{kind} in this run", name, known)
-    return of_stack(only(table, metric=metric, site=site), stack)
+    return at_longest(of_stack(only(table, metric=metric, site=site), stack))
 
 
 def curve(table: pa.Table, metric: str, site: str, *, stack: str | None = None, reduce: Reduce = "mean") -> Curve:

@@ -1,6 +1,7 @@
 """Inputs: turns what the user passes into the batches on which a model runs."""
 
 from rankscope.models.inputs._prepare import prepare_inputs, prepare_planned
+from rankscope.models.inputs.prefixes import prepare_prefixes
 from rankscope.models.inputs.record import (
     TOKENS_POLICIES,
     Batch,
@@ -20,5 +21,6 @@ __all__ = [
     "TokensPolicy",
     "prepare_inputs",
     "prepare_planned",
+    "prepare_prefixes",
     "sequences_in_pass",
 ]

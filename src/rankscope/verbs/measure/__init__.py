@@ -40,6 +40,18 @@ MEASURE = verb(
                 help="dense, blockwise or blockwise:WALKS; default: by the memory that the probabilities need.",
             ),
             Option(
+                name="lengths",
+                several="names",
+                metavar="N,N,...",
+                help="Measure prefixes of the same text at each of these numbers of tokens, instead of --tokens.",
+            ),
+            Option(
+                name="pair",
+                several="pair",
+                metavar="TEXT TEXT",
+                help="With --lengths: how much shared text makes these two prompts the same float vector.",
+            ),
+            Option(
                 name="states",
                 several="repeated",
                 metavar="FILE",
@@ -74,6 +86,7 @@ MEASURE = verb(
         ),
         under_torchrun="torchrun --nproc-per-node 2 -m rankscope measure init:tiny-llama --tokens 16 --batch 2",
         execution=EXECUTION,
+        columns={"length": "int64"},
         order=10,
         in_plans=True,
         under_variants=True,

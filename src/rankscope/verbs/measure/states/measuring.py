@@ -27,7 +27,7 @@ from rankscope.verbs.measure.states.reading import StateSet, coarsest_format, on
 from rankscope.verbs.reader import SiteReader
 
 ONLY_FOR_MODELS = ("inputs", "tokenizer", "random_tokens", "tokens", "batch", "padding", "blocks", "parallel",
-                   "offload", "memory", "work", "attention_algorithm", "attention")  # fmt: skip
+                   "offload", "memory", "work", "attention_algorithm", "attention", "lengths", "pair")  # fmt: skip
 """Arguments of ``measure`` that have no meaning for hidden states."""
 
 

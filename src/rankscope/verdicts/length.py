@@ -1,0 +1,193 @@
+"""What changes with the length of the inputs: a slope per block and metric, and the finding along this axis."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from rankscope.runs.bootstrap import resampled_differences
+from rankscope.runs.curves import cells, names_in
+from rankscope.runs.rows import of_stack, only
+from rankscope.runs.summary import stacks_of
+from rankscope.verdicts.axes import ALARMING, AxisFinding
+from rankscope.verdicts.states import TREND_FALL, State
+from rankscope.views import number
+
+DRAWS, LEVEL = 2000, 0.95
+VARIANCE = "attention_output_variance"
+"""Name of the variance of the attention output per token, which is derived from ``residual`` at ``attention.out``."""
+SPREAD, STREAM = "relative_residual", "block.out"
+
+
+@dataclass(frozen=True)
+class LengthSlope:
+    r"""One metric at one block against the length of the inputs.
+
+    **Estimate.** Per sequence the least-squares slope on :math:`\log_2 n`, so the change per doubling; then the mean
+    over sequences with a bootstrap interval. For :data:`VARIANCE` the logarithm of the value is used, so the slope
+    is the exponent :math:`p` of :math:`n^p`.
+    """
+
+    metric: str
+    site: str
+    stack: str | None
+    layer: int
+    means: tuple[float, ...]
+    slope: float
+    low: float
+    high: float
+
+    def to_json(self) -> dict[str, Any]:
+        """The entry of a run."""
+        plain = {name: getattr(self, name) for name in ("metric", "site", "stack", "layer")}
+        numbers = {name: _plain(getattr(self, name)) for name in ("slope", "low", "high")}
+        return {**plain, "means": [_plain(value) for value in self.means], **numbers}
+
+
+def lengths_in(table: pa.Table) -> list[int]:
+    """The lengths of a run, ascending."""
+    return sorted(int(length) for length in table["length"].unique().to_pylist())
+
+
+def length_slopes(table: pa.Table, counted: Mapping[int, int], *, seed: int = 0) -> list[LengthSlope]:
+    """The slope of every metric at every block.
+
+    Args:
+        table: rows with a column ``length``.
+        counted: number of measured tokens at each length.
+        seed: seed of the resampling.
+    """
+    lengths = lengths_in(table)
+    found: list[LengthSlope] = []
+    for stack in stacks_of(table):
+        mine = of_stack(table, stack)
+        for site in names_in(mine, "site"):
+            here = only(mine, site=site)
+            for metric in names_in(here, "metric"):
+                layers, values = _grid(here, metric, site, lengths)
+                found += _slopes(metric, site, stack, layers, values, lengths, seed)
+                if (metric, site) == ("residual", "attention.out"):
+                    tokens = np.array([counted[length] for length in lengths], dtype=np.float64)
+                    variance = values**2 / tokens[:, None, None]
+                    found += _slopes(VARIANCE, site, stack, layers, variance, lengths, seed)
+    return found
+
+
+def _grid(table: pa.Table, metric: str, site: str, lengths: Sequence[int]) -> tuple[list[int], NDArray[np.float64]]:
+    """Values by length, layer and sequence, for layers and sequences that all lengths have."""
+    grids = [cells(only(table, length=length), metric, site) for length in lengths]
+    layers = sorted(set.intersection(*(set(grid.layers.tolist()) for grid in grids)))
+    sequences = sorted(set.intersection(*(set(grid.sequences.tolist()) for grid in grids)))
+    picked = [
+        grid.values[np.ix_(np.searchsorted(grid.layers, layers), np.searchsorted(grid.sequences, sequences))]
+        for grid in grids
+    ]
+    return layers, np.stack(picked)
+
+
+def _slopes(
+    metric: str,
+    site: str,
+    stack: str | None,
+    layers: Sequence[int],
+    values: NDArray[np.float64],
+    lengths: Sequence[int],
+    seed: int,
+) -> list[LengthSlope]:
+    x = np.log2(np.array(lengths, dtype=np.float64))
+    x -= x.mean()
+    with np.errstate(divide="ignore", invalid="ignore"):
+        y = np.log2(values) if metric == VARIANCE else values
+        slopes = np.tensordot(x, np.where(np.isfinite(y), y, np.nan), axes=(0, 0)) / (x @ x)
+    none = np.zeros_like(slopes)
+    interval = resampled_differences(none, slopes, paired=True, draws=DRAWS, level=LEVEL, seed=seed)
+    ends = zip(interval.difference, interval.low, interval.high, strict=True)
+    means = _means(values)
+    return [
+        LengthSlope(metric, site, stack, int(layer), tuple(means[:, place]), float(slope), float(low), float(high))
+        for place, (layer, (slope, low, high)) in enumerate(zip(layers, ends, strict=True))
+    ]
+
+
+def _means(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    known = np.isfinite(values)
+    count = known.sum(axis=2)
+    total = np.where(known, values, 0.0).sum(axis=2)
+    found: NDArray[np.float64] = np.divide(total, count, out=np.full(total.shape, np.nan), where=count > 0)
+    return found
+
+
+def length_finding(
+    slopes: Sequence[LengthSlope],
+    lengths: Sequence[int],
+    codes: Mapping[int, str | None],
+    pair: Mapping[str, Any] | None = None,
+) -> AxisFinding:
+    """The finding along the length.
+
+    Collapsed if the tokens collapse at the longest length and not at the shortest; at the float floor if two prompts
+    become the same vector; collapsing if the relative residual of a block falls at least threefold from the shortest to
+    the longest length and the interval of its slope is below zero.
+
+    Args:
+        slopes: of the run.
+        lengths: ascending.
+        codes: of the verdict on the tokens, at the shortest and the longest length.
+        pair: what became of two prompts; see :mod:`rankscope.verbs.measure.pair`.
+    """
+    short, long = lengths[0], lengths[-1]
+    spread = [one for one in slopes if one.metric == SPREAD and one.site == STREAM and _known(one.means)]
+    falling = [one for one in spread if one.means[0] >= TREND_FALL * one.means[-1] and one.high < 0]
+    code, sentence = (
+        State.UNKNOWN,
+        f"Length: the relative residual after the blocks was not measured at {short} tokens.",
+    )
+    if spread:
+        code = State.HEALTHY
+        steepest = max(spread, key=_change)
+        sentence = (
+            f"Length: from {short} to {long} tokens the relative residual changes most at block {steepest.layer}, from "
+            f"{number(steepest.means[0])} to {number(steepest.means[-1])} ({_per_doubling(steepest)})."
+        )
+    if falling:
+        code = State.COLLAPSING
+        sentence += f" It falls threefold or more in {len(falling)} of {len(spread)} blocks."
+    if codes.get(long) in ALARMING and codes.get(short) not in ALARMING:
+        code = State.COLLAPSED
+        sentence += f" At {long} tokens the verdict is {codes[long]}, at {short} {codes.get(short)}."
+    if pair is not None:
+        sentence += f" {pair['sentence']}"
+        code = State.FLOOR if pair["equal_from"] is not None and code is not State.COLLAPSED else code
+    variance = [one.slope for one in slopes if one.metric == VARIANCE and math.isfinite(one.slope)]
+    if variance:
+        sentence += (
+            f" The variance of the attention output goes as n^{np.median(variance):.2f} (median over blocks; -1 is "
+            "uniform attention to independent values)."
+        )
+    evidence = tuple({"code": code.code, **one.to_json()} for one in (falling or spread)[:3])
+    return AxisFinding("length", code.code, sentence, evidence)
+
+
+def _change(slope: LengthSlope) -> float:
+    """How many-fold the value rises or falls from the shortest to the longest length, as a logarithm."""
+    first, last = slope.means[0], slope.means[-1]
+    return math.inf if min(first, last) <= 0 < max(first, last) else abs(math.log(last / first)) if first > 0 else 0.0
+
+
+def _per_doubling(slope: LengthSlope) -> str:
+    words = f"{slope.slope:+.3g} per doubling"
+    return words if math.isnan(slope.low) else f"{words} [{slope.low:.3g}, {slope.high:.3g}]"
+
+
+def _known(means: Sequence[float]) -> bool:
+    return all(math.isfinite(value) for value in means)
+
+
+def _plain(value: float) -> float | None:
+    return float(value) if math.isfinite(value) else None

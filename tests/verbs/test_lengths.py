@@ -1,0 +1,223 @@
+"""Prefixes of the same text at several lengths, and two prompts that become one vector."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import rankscope
+from rankscope.errors import InputError
+from rankscope.metrics import METRICS
+from rankscope.models.inputs import InputPlan, prepare_prefixes
+from rankscope.models.inputs.rows import hash_tokenizer
+from rankscope.models.pretrained import pretrained_folder
+from rankscope.runs.rows import RowWriter, only
+from rankscope.verbs.measure.pair import is_same, shortest_same
+from rankscope.verdicts.length import VARIANCE, length_finding, length_slopes
+
+PLAN = InputPlan(3, 128, 2, "content", 0, False)
+
+
+@pytest.mark.parametrize("spec", ["init:tiny-gpt2", "init:tiny-bert", "init:tiny-t5"])
+def test_shorter_inputs_are_prefixes_of_the_longest(spec: str) -> None:
+    """T5 closes a text with a special token, which has to close each prefix too."""
+    loaded = rankscope.load(spec)
+    found = prepare_prefixes(loaded, None, PLAN, [24, 8, 16])
+    assert list(found) == [8, 16, 24]
+    closing = 1 if "t5" in spec else 0
+    longest = [batch.inputs["input_ids"] for batch in found[24]]
+    for length, prepared in found.items():
+        assert prepared.lengths == (length,) * 3
+        for batch, whole in zip(prepared, longest, strict=True):
+            ids = batch.inputs["input_ids"]
+            assert ids.shape == (whole.shape[0], length)
+            assert torch.equal(ids[:, : length - closing], whole[:, : length - closing])
+            assert torch.equal(ids[:, length - closing :], whole[:, 24 - closing :])
+            if "decoder_input_ids" in batch.inputs:
+                assert batch.inputs["decoder_input_ids"].shape == ids.shape
+
+
+def test_rows_of_each_length_are_those_of_a_run_at_that_length() -> None:
+    """A hand-written twin: the ids of the prefix, measured by themselves."""
+    loaded = rankscope.load("init:tiny-bert")
+    run = rankscope.measure(loaded.model, None, lengths=[8, 16], sequences=3, metrics=["relative_residual"])
+    for length, prepared in prepare_prefixes(loaded, None, PLAN, [8, 16]).items():
+        ids = torch.cat([batch.inputs["input_ids"] for batch in prepared])
+        alone = rankscope.measure(loaded.model, {"input_ids": ids}, metrics=["relative_residual"])
+        mine = only(run.table, length=length)
+        block = only(mine, site="block.out")
+        assert block["value"].to_pylist() == alone.select(site="block.out")["value"].to_pylist()
+    assert run.provenance.lengths == (16, 16, 16)
+    longest = only(only(run.table, length=16), site="block.out", layer=0)["value"].to_numpy()
+    assert run.curve("relative_residual", "block.out").mean[0] == pytest.approx(longest.mean(), rel=1e-15)
+
+
+def test_lengths_that_cannot_be_cut_are_refused(tmp_path: Path) -> None:
+    cases = {
+        "at least two different lengths": {"lengths": [16]},
+        "expected numbers of tokens": {"lengths": ["16", "many"]},
+        "the inputs have 512": {"lengths": [8, 10**5]},
+        "attention_mask": {
+            "lengths": [4, 8],
+            "inputs": ["a short text", "a text that is longer than eight words, by far"],
+        },
+        "pair needs lengths": {"pair": ("a", "b")},
+        "both prompts are the same": {"lengths": [4, 8], "pair": ("a", "a")},
+        "expected two texts": {"lengths": [4, 8], "pair": ("a",)},
+        "has no room": {"lengths": [4, 8], "pair": ("a b c d e f g h i", "b")},
+    }
+    for message, given in cases.items():
+        with pytest.raises(InputError, match=message):
+            rankscope.measure("init:tiny-bert", **given)
+    with pytest.raises(InputError, match="reads something else"):
+        rankscope.measure(nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 2),
+                          torch.randn(2, 8, 8), lengths=[4, 8])  # fmt: skip
+    with pytest.raises(InputError, match="reads something else"):
+        rankscope.measure("init:tiny-vit", lengths=[4, 8])
+
+
+def rows(values: dict[int, np.ndarray], metric: str = "relative_residual", site: str = "block.out") -> RowWriter:
+    """A table of one block with the values of several sequences at each length."""
+    writer = RowWriter(("length",))
+    for length, given in values.items():
+        writer.add(metric=metric, site=site, stack=None, layer=0, first_sequence=0, values=given,
+                   statuses=np.zeros(given.size, dtype=int), head_axis=False, at={"length": length})  # fmt: skip
+    return writer
+
+
+def test_slope_is_that_of_a_straight_line_and_its_interval_covers_it() -> None:
+    """v = a + b log2 n has slope b exactly; with noise over sequences, the interval is that of their mean."""
+    lengths, random = [16, 64, 128], np.random.default_rng(0)
+    offset, slope = random.uniform(size=6), 0.05 + 0.01 * random.normal(size=6)
+    table = rows({n: offset + slope * math.log2(n) for n in lengths}).table()
+    (found,) = length_slopes(table, {n: n for n in lengths})
+    assert found.slope == pytest.approx(slope.mean(), rel=1e-12)
+    assert found.low < slope.mean() < found.high
+    half = 2.571 * slope.std(ddof=1) / math.sqrt(6)
+    assert found.high - found.low == pytest.approx(2 * half, rel=0.25)
+
+
+def test_variance_exponent_of_uniform_attention_is_minus_one() -> None:
+    """Averages of n independent values have variance 1/n: the residual of n tokens is sqrt(n * 1/n)."""
+    lengths = [16, 64, 256]
+    table = rows({n: np.full(3, 2.0) for n in lengths}, "residual", "attention.out").table()
+    found = {one.metric: one for one in length_slopes(table, {n: n for n in lengths})}
+    assert found["residual"].slope == pytest.approx(0.0, abs=1e-15)
+    assert found[VARIANCE].slope == pytest.approx(-1.0, rel=1e-12)
+
+
+CASES = {
+    "healthy": ([0.8, 0.7], "healthy", "healthy", None),
+    "falls, not threefold": ([0.8, 0.3], "healthy", "healthy", None),
+    "threefold": ([0.8, 0.2], "collapsing", "healthy", None),
+    "collapses at the longest": ([0.8, 0.01], "collapsed", "collapsed", None),
+    "one vector": ([0.8, 0.7], "floor", "healthy", {"equal_from": 9, "sentence": "Equal."}),
+    "two vectors": ([0.8, 0.7], "healthy", "healthy", {"equal_from": None, "sentence": "Apart."}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_finding_along_the_length(case: str) -> None:
+    (short, long), code, longest, pair = CASES[case]
+    noise = np.array([0.99, 1.0, 1.01, 1.0])
+    table = rows({16: short * noise, 256: long * noise}).table()
+    slopes = length_slopes(table, {16: 16, 256: 256})
+    found = length_finding(slopes, [16, 256], {16: "healthy", 256: longest}, pair)
+    assert (found.axis, found.code) == ("length", code)
+
+
+def test_a_fall_that_sequences_do_not_share_is_no_trend() -> None:
+    table = rows({16: np.array([1.0, 0.05, 0.9, 0.05]), 256: np.array([0.05, 0.2, 0.05, 0.2])}).table()
+    slopes = length_slopes(table, {16: 16, 256: 256})
+    assert slopes[0].means[0] > 3 * slopes[0].means[1]
+    assert length_finding(slopes, [16, 256], {16: "healthy", 256: "healthy"}).code == "healthy"
+
+
+@pytest.mark.parametrize("first", [1, 2, 3, 7, 8, 9, 63, 100])
+def test_bisection_finds_the_first_equal_length(first: int) -> None:
+    tried = []
+
+    def vectors(n: int):
+        tried.append(n)
+        return torch.ones(2), torch.ones(2) + (n < first) / n
+
+    assert shortest_same(vectors, 100)[0] == first
+    assert {first, first - 1} - {0} <= set(tried)
+    assert shortest_same(vectors, first - 1)[0] is None if first > 1 else True
+
+
+def test_same_means_the_same_bits() -> None:
+    assert not is_same((torch.tensor([0.0]), torch.tensor([-0.0])))
+    nan = torch.tensor([math.nan])
+    assert is_same((nan, nan.clone()))
+
+
+def test_two_prompts_become_one_vector_in_bfloat16() -> None:
+    """With weak attention, the share of a prompt in the last token soon falls below the rounding of bfloat16.
+
+    The twin runs the two sequences by hand: they are equal at the length found and differ one token earlier, and in
+    float32 they differ at the same length.
+    """
+    text, pair = " ".join(["one"] * 60), ("cat", "dog")
+    found = {}
+    for dtype in ("bfloat16", "float32"):
+        model = rankscope.load("init:tiny-gpt2", dtype=dtype).model
+        with torch.no_grad():
+            for block in model.h:
+                block.attn.c_proj.weight.mul_(0.05)
+        run = rankscope.measure(
+            model, [text], lengths=[4, 48], pair=pair, metrics=["relative_residual"], sites=["block.out"]
+        )
+        found[dtype] = run.extra["pair"]["equal_from"]
+        if dtype == "bfloat16":
+            assert run.extra["axes"][0]["code"] == "floor"
+            assert run.verdict.startswith("Collapsed along length, not tokens.")
+            encoder = hash_tokenizer(model.config)
+            last: list[torch.Tensor] = []
+            hook = model.h[-1].register_forward_hook(lambda *given: last.append(given[2][0, -1].clone()))
+            shared = encoder.encode(text)
+            for n in (found[dtype], found[dtype] - 1):
+                for prompt in pair:
+                    ids = [*encoder.prefix, *encoder.encode(prompt), *shared[:n]]
+                    with torch.no_grad():
+                        model(torch.tensor([ids]), use_cache=False)
+            hook.remove()
+            assert torch.equal(last[0], last[1])
+            assert not torch.equal(last[2], last[3])
+    assert found["bfloat16"] > 1
+    assert found["float32"] is None
+
+
+@pytest.mark.slow
+def test_effective_rank_per_token_of_smollm2_falls_with_the_length() -> None:
+    folder = pretrained_folder("smollm2-135m")
+    run = rankscope.measure(folder, lengths=[32, 128, 512], sequences=1, metrics=["effective_rank"], sites=["final"])
+    found = [run.table["value"][place].as_py() / n for place, n in enumerate((32, 128, 512))]
+    assert found == pytest.approx([0.715, 0.590, 0.416], abs=0.005)
+
+
+def test_declared_dependence_on_the_length_agrees_with_independent_tokens() -> None:
+    """A metric of independent tokens that changes by a tenth and by 0.05 between lengths has to be declared."""
+    random = torch.Generator().manual_seed(0)
+    common = 0.5 * torch.randn(96, generator=random, dtype=torch.float64)
+    for name in METRICS:
+        spec = METRICS[name]
+        if spec.side not in ("tokens", "attention"):
+            continue
+        changes = []
+        for shift in (0.0, 1.0):
+            means = []
+            for n in (24, 48, 96, 192):
+                if spec.side == "tokens":
+                    x = torch.randn(4, n, 96, generator=random, dtype=torch.float64) + shift * common
+                else:
+                    x = torch.softmax((1 + shift) * torch.randn(4, 2, n, n, generator=random, dtype=torch.float64), -1)
+                means.append(float(spec.function(x).nanmean()))
+            high, low = max(map(abs, means)), min(map(abs, means))
+            changes.append(high > 1.1 * low and high - low > 0.05)
+        assert spec.depends_on_length == any(changes), (name, means)
