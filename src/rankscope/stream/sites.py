@@ -27,6 +27,14 @@ SITES: Mapping[str, str] = {
     "final": "the stream after the stack's final norm",
 }
 
+POOLED_SITES: Mapping[str, str] = {
+    "inputs.mean": "the inputs, each the mean of its tokens at block.out, compared with each other (--between-inputs)",
+    "inputs.first": "the inputs, each its first token at block.out",
+    "inputs.last": "the inputs, each its last token at block.out",
+    "inputs.at": "the inputs, each its token at one position at block.out",
+}
+"""Sites of the comparison between inputs. They are made from ``block.out``, and are not selected like the others."""
+
 DEFAULT_SITES = ("block.in@0", "block.out", "final", "attention.probs")
 
 
@@ -61,6 +69,11 @@ class SiteSelection:
         layers: dict[str, frozenset[int] | None] = {}
         for word in words:
             site, at, numbers = word.partition("@")
+            if site in POOLED_SITES:
+                raise InputError(
+                    f"{site} compares inputs at block.out: pass between_inputs={site.partition('.')[2]!r} and leave "
+                    "it out of sites."
+                )
             if site not in SITES:
                 raise UnknownNameError("site", site, SITES)
             if not at:

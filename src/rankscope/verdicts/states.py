@@ -25,6 +25,8 @@ ALIGNED_COSINE = 0.9
 TREND_FALL = 3.0
 MAJORITY = 0.5
 LEAST_TOKENS = 8
+LEAST_INPUTS = 8
+AVERAGING = 0.5
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,10 @@ THRESHOLDS: tuple[Threshold, ...] = (
               "a common vector that grows by the same amount in every block halves the residual there, and no more"),
     Threshold("collapsed", "relative residual and typical residual at most", COLLAPSED_RESIDUAL,
               "a thousandth of the energy is left to tell tokens apart; bfloat16 (4 eps = 0.031) does not resolve it"),
+    Threshold("collapsed (inputs)", "different inputs at least", LEAST_INPUTS,
+              "fewer may be alike by chance; the same limit as for the directions of tokens"),
+    Threshold("collapsed (inputs, mean)", "relative residual below that of independent tokens times", AVERAGING,
+              "the mean of n independent tokens varies by 1/√n of what they do, which is no collapse of inputs"),
 )  # fmt: skip
 """Chosen before the confusion matrix was drawn, except for the mean cosine; see ``docs/verdicts.md``."""
 

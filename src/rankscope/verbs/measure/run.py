@@ -10,12 +10,13 @@ from typing import Any
 
 import pyarrow as pa
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from rankscope.errors import InputError
 from rankscope.execution.findings import Findings, Finished
 from rankscope.execution.passes import Execution, declared_or_offloaded, executing
 from rankscope.execution.support import Parallel
+from rankscope.linalg.numbered_vectors import ALWAYS_KEPT, MOST_KEPT
 from rankscope.linalg.precision import float_floor
 from rankscope.linalg.tokens import Tokens
 from rankscope.metrics import DEFAULT_ATTENTION_METRICS, DEFAULT_TOKEN_METRICS, METRICS, MetricSpec, evaluate
@@ -24,17 +25,20 @@ from rankscope.models.stream import Stream
 from rankscope.models.view import ModelView
 from rankscope.options import renamed
 from rankscope.runs.not_finite import CODE
-from rankscope.runs.rows import RowWriter
+from rankscope.runs.rows import BETWEEN_INPUTS, RowWriter
 from rankscope.runs.run import Run
-from rankscope.stream.sites import DEFAULT_SITES, SiteSelection
+from rankscope.stream.attention_calls import AttentionCall
+from rankscope.stream.sites import DEFAULT_SITES, SiteRef, SiteSelection
 from rankscope.stream.tracer import trace
+from rankscope.verbs import between_inputs as inputs_axis
+from rankscope.verbs.between_inputs import InputsReader, Pooling, metrics_between, parse_poolings
 from rankscope.verbs.locating import where_it_breaks
 from rankscope.verbs.measure import EXECUTION
 from rankscope.verbs.measure.judge import notes_on_estimates
 from rankscope.verbs.measure.similarity import SITE, SimilarityReader, labels_of
 from rankscope.verbs.origin import about_inputs, floor_of, provenance_of, spec_of
 from rankscope.verbs.reader import SiteReader, parse_attention_algorithm
-from rankscope.verdicts import AxisFinding, across_axes, judge
+from rankscope.verdicts import AxisFinding, across_axes, judge, judge_inputs
 
 
 def measure(
@@ -54,6 +58,7 @@ def measure(
     seed: int = 0,
     null: bool = False,
     similarity: bool = False,
+    between_inputs: str | Sequence[str] | None = None,
     blocks: str | Sequence[str] | None = None,
     attention_algorithm: str | None = None,
     parallel: Parallel | None = None,
@@ -86,6 +91,9 @@ def measure(
         seed: seed for a random initialisation and for random inputs.
         null: also measure Gaussian tokens of the same shape, as a baseline.
         similarity: also store the cosines between at most 64 tokens of the first sequence after each block.
+        between_inputs: also compare the inputs with each other, each pooled to one vector after every block: ``"mean"``
+            over the tokens that count, the ``"first"`` or ``"last"`` of them, ``"at:5"``, or several of these. None for
+            ``"mean"`` if there are several inputs and ``block.out`` is measured; ``"none"`` to leave it out.
         blocks: names or patterns of the block modules, if discovery needs help.
         attention_algorithm: ``"dense"`` keeps all probabilities of a block in memory, ``"blockwise"`` computes them
             tile by tile, ``"blockwise:20"`` with up to 20 walks per head for ``attention_contraction``; None chooses
@@ -130,23 +138,38 @@ def measure(
     ) as execution:
         loaded = execution.loaded
         specs = metrics_named(metrics)
-        choice = BatteryChoice(specs, sites_for(specs, sites), tokens_policy, algorithm, similarity)
         plan = InputPlan(sequences, tokens, batch, tokens_policy, seed, random_tokens, tokenizer, padding)
         prepared = prepare_planned(loaded, inputs, plan)
+        selection, of_inputs = sites_for(specs, sites), metrics_between(specs, default=metrics is None)
+        poolings = poolings_for(between_inputs, of_inputs, selection, prepared)
+        choice = BatteryChoice(specs, selection, tokens_policy, algorithm, similarity, poolings, of_inputs)
         passes = MeasuringPasses(choice, execution, prepared)
         passes.run(blocks, declared)
     table = passes.table()
     random_values = gaussian_null(specs, passes.reader.shapes, seed=seed) if null else None
     floor = floor_of(passes.reader.dtypes)
+    dim = min((width for _, width in passes.reader.shapes), default=None)
     verdict = judge(
         table,
         random_values,
         floor_relative=floor["relative"],
         lengths=passes.reader.lengths,
-        dim=min((width for _, width in passes.reader.shapes), default=None),
+        dim=dim,
         model=spec_of(model),
     )
     findings: list[AxisFinding] = []
+    compared: dict[str, Any] = {}
+    if choice.poolings:
+        compared = about_comparison(passes.prepared, choice, dim, seed if null else None)
+        found = judge_inputs(
+            table,
+            compared,
+            lengths=passes.reader.lengths,
+            floor_relative=floor["relative"],
+            model=spec_of(model),
+            asked=between_inputs is not None,
+        )
+        findings += [] if found is None else [found]
     verdict = across_axes(verdict, findings)
     lost = execution.is_in_memory and verdict.code == CODE
     broken = where_it_breaks(loaded.model, passes.prepared) if lost else []
@@ -157,8 +180,13 @@ def measure(
         **verdict.fields(),
         table=table,
         null=random_values,
-        notes=(*loaded.notes, *prepared.notes, *notes_on_estimates(table), *passes.reader.notes(), *broken),
-        extra={**passes.extra, **({"axes": verdict.axes} if verdict.axes else {}), **execution.described},
+        notes=(*loaded.notes, *prepared.notes, *notes_on_estimates(table), *passes.notes(), *broken),
+        extra={
+            **passes.extra,
+            **({"between_inputs": compared} if compared else {}),
+            **({"axes": verdict.axes} if verdict.axes else {}),
+            **execution.described,
+        },
     )
     return passes.finished.checked(about_inputs(run, prepared))
 
@@ -187,37 +215,81 @@ class MeasuringPasses:
         if choice.similarity:
             labels = labels_of(prepared, prepared.tokenizer or execution.loaded.tokenizer)
             self._similarity = SimilarityReader(self.reader, labels)
+        self._between: InputsReader | None = None
         self.finished = Finished(self._writer, prepared.sequences, "sequences")
 
     def run(self, blocks: str | Sequence[str] | None, stream: Stream | None) -> None:
         """All batches."""
         execution, selection = self._execution, self._choice.selection
         self._view = execution.plan(self.prepared, self._choice.identity(), blocks=blocks, stream=stream)
-        findings = Findings(self._writer, {"": self.reader}, rest=self._similar, learn_rest=self._learn_similar)
+        if self._choice.poolings:
+            self._between = InputsReader(
+                self.reader,
+                self._choice.poolings,
+                self._choice.of_inputs,
+                inputs=self.prepared.sequences,
+                blocks=self._view.depth,
+            )
+        findings = Findings(self._writer, {"": self.reader}, rest=self._rest, learn_rest=self._learn_rest)
         with execution.stages(findings, final=selection.wants("final")) as stages:
             for stage in stages:
-                watched = execution.watch(self._similarity or self.reader)
+                self._agree_on_references(stage.view)
+                watched = execution.watch(self._observe)
                 kept = self.finished.kept(alone=execution.ends_batch_by_batch)
                 with kept, trace(stage.view, selection, watched):
                     for part in execution.batches():
                         self.reader.start(part)
+                        if self._between is not None:
+                            self._between.start(part)
                         with stage.through(part):
                             part.run(stage.view.model)
+                        if self._between is not None:
+                            self._between.commit(self._writer)
                         self.finished.add(part.sequences)
         self.prepared = self.finished.sequences_of(self.prepared)
         execution.collect(findings)
+        if self._between is not None:
+            self._between.finish(self._writer)
+            # An offloaded run wrote them block by block, others at the end.
+            findings.arrange(lambda piece: piece.site.startswith(BETWEEN_INPUTS))
 
     @property
     def extra(self) -> dict[str, Any]:
         """Further entries of the run, besides the rows."""
         return {} if self._similarity is None else {"similarity": self._similarity.stored()}
 
-    def _similar(self) -> Any:
-        return None if self._similarity is None else self._similarity.stored()
+    def notes(self) -> list[str]:
+        """Notes about what was observed but not measured."""
+        refused = None if self._between is None else self._between.refused
+        return [*self.reader.notes(), *([refused] if refused else [])]
 
-    def _learn_similar(self, stored: Any) -> None:
+    def _observe(self, ref: SiteRef, seen: Tensor | AttentionCall) -> None:
+        (self._similarity or self.reader)(ref, seen)
+        if self._between is not None:
+            self._between(ref, seen)
+
+    def _agree_on_references(self, view: ModelView) -> None:
+        """Run the first batch once more if several processes will add up many inputs; see :class:`InputsReader`."""
+        several = self._execution.is_in_memory and not self._execution.ends_batch_by_batch
+        if self._between is None or not several or self.prepared.sequences <= ALWAYS_KEPT:
+            return
+        self.reader.start(self.prepared[0])
+        self._between.start(self.prepared[0])
+        with trace(view, SiteSelection.parse([inputs_axis.SITE]), self._execution.watch(self._between)):
+            self.prepared[0].run(view.model)
+        self._between.take_references()
+
+    def _rest(self) -> Any:
+        return {
+            "similarity": None if self._similarity is None else self._similarity.stored(),
+            "between_inputs": None if self._between is None else self._between.stored(),
+        }
+
+    def _learn_rest(self, stored: Any) -> None:
         if self._similarity is not None:
-            self._similarity.learn(stored)
+            self._similarity.learn(stored["similarity"])
+        if self._between is not None:
+            self._between.learn(stored["between_inputs"])
 
     def table(self) -> pa.Table:
         """The rows.
@@ -242,6 +314,8 @@ class BatteryChoice:
         policy: which tokens count.
         attention: algorithm for the attention probabilities, as the user wrote it.
         similarity: whether cosines between tokens are stored.
+        poolings: how inputs are pooled to be compared; empty if they are not.
+        of_inputs: the metrics that compare them.
     """
 
     specs: tuple[MetricSpec, ...]
@@ -249,6 +323,8 @@ class BatteryChoice:
     policy: TokensPolicy
     attention: str | None
     similarity: bool
+    poolings: tuple[Pooling, ...] = ()
+    of_inputs: tuple[MetricSpec, ...] = ()
 
     def __post_init__(self) -> None:
         if self.similarity and not self.selection.wants(SITE):
@@ -261,7 +337,8 @@ class BatteryChoice:
     def identity(self) -> tuple[Any, ...]:
         """Everything that decides the values besides the model and its inputs."""
         names = [spec.name for spec in self.specs]
-        return (names, self.selection, self.policy, self.similarity, self.attention)
+        inputs = ([str(pooling) for pooling in self.poolings], [spec.name for spec in self.of_inputs])
+        return (names, self.selection, self.policy, self.similarity, self.attention, inputs)
 
     def nothing_measured(self, view: ModelView) -> str:
         """Why a model of this structure gave no row."""
@@ -289,6 +366,48 @@ def sites_for(specs: Sequence[MetricSpec], words: Sequence[str] | None) -> SiteS
     return SiteSelection.parse(
         word for word in DEFAULT_SITES if ("attention" if word.endswith(".probs") else "tokens") in sides
     )
+
+
+def poolings_for(
+    asked: str | Sequence[str] | None, specs: Sequence[MetricSpec], selection: SiteSelection, prepared: Prepared
+) -> tuple[Pooling, ...]:
+    """How to pool the inputs; by default the mean, if it costs nothing and there is something to compare.
+
+    Raises:
+        InputError: the comparison was asked for and is not possible.
+    """
+    everywhere = inputs_axis.SITE in selection.layers and selection.layers[inputs_axis.SITE] is None
+    if asked is None:
+        return parse_poolings("mean") if everywhere and specs and prepared.sequences > 1 else ()
+    poolings = parse_poolings(asked)
+    if poolings and not everywhere:
+        raise InputError(f"between_inputs compares inputs at {inputs_axis.SITE}: add it to sites.")
+    if poolings and not specs:
+        raise InputError("between_inputs needs a metric of tokens, such as relative_residual: add one to metrics.")
+    return poolings
+
+
+def about_comparison(prepared: Prepared, choice: BatteryChoice, dim: int | None, seed: int | None) -> dict[str, Any]:
+    """What a run records about the comparison of its inputs.
+
+    Args:
+        prepared: the inputs that were finished.
+        choice: how they were compared.
+        dim: width of the stream.
+        seed: for a random baseline of the same shape; None for no baseline.
+    """
+    found: dict[str, Any] = {
+        "inputs": prepared.sequences,
+        "distinct": prepared.distinct,
+        "common_prefix": prepared.common_prefix,
+        "width": dim,
+        "poolings": {pooling.site: str(pooling) for pooling in choice.poolings},
+    }
+    if seed is not None and dim is not None:
+        # A larger cloud would only repeat what this one says, except for ranks beyond the width.
+        size = min(prepared.sequences, MOST_KEPT)
+        found["null"] = gaussian_null(choice.of_inputs, {(size, dim)}, seed=seed)
+    return found
 
 
 DRAWS = 8
