@@ -157,7 +157,6 @@ class InputsReader:
         self._floors: dict[Place, float] = {}
         self._pending: dict[Place, tuple[Tensor, list[bool]]] = {}
         self._batch: Batch | None = None
-        self.refused: str | None = None
 
     def start(self, batch: Batch) -> None:
         """Announce the batch of the next forward pass."""
@@ -166,14 +165,7 @@ class InputsReader:
 
     def __call__(self, ref: SiteRef, seen: Tensor | AttentionCall) -> None:
         """Pool what is observed after a block."""
-        if ref.site != SITE or isinstance(seen, AttentionCall) or self.refused is not None:
-            return
-        assert self._batch is not None
-        if self._batch.sequences not in (0, seen.shape[0]):  # 0: a training batch whose size nobody announced
-            self.refused = (
-                f"between inputs: not measured, because {ref} has {seen.shape[0]} rows for {self._batch.sequences} "
-                "inputs"
-            )
+        if ref.site != SITE or isinstance(seen, AttentionCall):
             return
         keep = self._reader.kept(seen)
         present = [True] * len(seen) if keep is None else keep.any(1).tolist()

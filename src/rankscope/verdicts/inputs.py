@@ -62,6 +62,8 @@ def judge_inputs(
             if site == MEAN:
                 averaged = (states == State.COLLAPSED) & (battery.spread() >= AVERAGING * expected)
                 states[averaged] = int(State.MEAN_OFFSET)
+            early = _before_they_come_apart(states)
+            states[early] = int(State.MEAN_OFFSET)
             reading = read(battery, floor_relative, compared.get("null") or {}, states)
             state = reading.state
             if _is_by_construction(reading, site, pooling, compared):
@@ -71,7 +73,7 @@ def judge_inputs(
                 )
                 state = State.UNKNOWN
             else:
-                words = _words(reading, compared) + _about_averaging(averaged, expected)
+                words = _words(reading, compared) + _about_averaging(averaged, expected) + _about_early(reading, early)
             named = f"{stack}, " if stack else ""
             found.append((state, f"Between inputs ({named}{pooling}): {words}.", _evidence(reading, stack)))
     if not found:
@@ -139,6 +141,26 @@ def _averaging(table: pa.Table, layers: np.ndarray, lengths: Mapping[int, int]) 
     return found
 
 
+def _before_they_come_apart(states: np.ndarray) -> np.ndarray:
+    """Rows in which inputs are equal and after which they are not.
+
+    What differs later was not lost: a class token is the same in all inputs until attention has told it of the others.
+    """
+    equal = np.isin(states, (int(State.COLLAPSED), int(State.FLOOR)))
+    found: np.ndarray = equal & np.logical_or.accumulate((~equal)[::-1], axis=0)[::-1]
+    return found
+
+
+def _about_early(r: StackReading, early: np.ndarray) -> str:
+    rows = np.flatnonzero(early.any(axis=1)).tolist()
+    if not rows:
+        return ""
+    value = r.cite("spread", r.worst("spread", rows, highest=False), beside_null=False)
+    layers = [int(r.battery.layers[row]) for row in rows]
+    where = f"block {layers[0]}" if len(layers) == 1 else f"blocks {layers[0]} to {layers[-1]}"
+    return f". They are nearly equal in {where} ({value}) and come apart after it, so nothing is lost"
+
+
 def _is_by_construction(reading: StackReading, site: str, pooling: str, compared: Mapping[str, Any]) -> bool:
     """Whether the pooled token and all before it are the same in every input, and its vectors are equal everywhere."""
     position = {"inputs.first": 0, "inputs.at": int(pooling.partition(":")[2] or 0)}.get(site)
@@ -172,7 +194,8 @@ def _words(r: StackReading, compared: Mapping[str, Any]) -> str:
             f"and differ around it{facts} at {r.block(lowest)}, the lowest"
         )
     if r.state in _SAYS:
-        return f"{_SAYS[r.state].format(inputs=f'{inputs} inputs{repeated}')} {r.span(r.state)}{facts}"
+        words = _SAYS[r.state].format(inputs=f"{inputs} inputs{repeated}")
+        return f"{'not collapsed, but ' if r.state < State.CLUSTERS else ''}{words} {r.span(r.state)}{facts}"
     if r.state is State.COLLAPSING:
         return f"collapsing: the residual falls block by block{facts}"
     return (

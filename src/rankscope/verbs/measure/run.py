@@ -180,7 +180,7 @@ def measure(
         **verdict.fields(),
         table=table,
         null=random_values,
-        notes=(*loaded.notes, *prepared.notes, *notes_on_estimates(table), *passes.notes(), *broken),
+        notes=(*loaded.notes, *prepared.notes, *notes_on_estimates(table), *passes.reader.notes(), *broken),
         extra={
             **passes.extra,
             **({"between_inputs": compared} if compared else {}),
@@ -257,11 +257,6 @@ class MeasuringPasses:
     def extra(self) -> dict[str, Any]:
         """Further entries of the run, besides the rows."""
         return {} if self._similarity is None else {"similarity": self._similarity.stored()}
-
-    def notes(self) -> list[str]:
-        """Notes about what was observed but not measured."""
-        refused = None if self._between is None else self._between.refused
-        return [*self.reader.notes(), *([refused] if refused else [])]
 
     def _observe(self, ref: SiteRef, seen: Tensor | AttentionCall) -> None:
         (self._similarity or self.reader)(ref, seen)
@@ -380,10 +375,10 @@ def poolings_for(
     if asked is None:
         return parse_poolings("mean") if everywhere and specs and prepared.sequences > 1 else ()
     poolings = parse_poolings(asked)
-    if poolings and not everywhere:
-        raise InputError(f"between_inputs compares inputs at {inputs_axis.SITE}: add it to sites.")
     if poolings and not specs:
         raise InputError("between_inputs needs a metric of tokens, such as relative_residual: add one to metrics.")
+    if poolings and not everywhere:
+        raise InputError(f"between_inputs compares inputs at {inputs_axis.SITE}: add it to sites.")
     return poolings
 
 
