@@ -94,7 +94,9 @@ def averaging_residual(residuals: Floats, counts: Floats) -> float:
 
     **Estimate**, :math:`\sqrt{\mathrm{mean}_i\; r_i^2 / ((1 - r_i^2)\, n_i)}` with the relative residuals
     :math:`r_i` of the tokens of each input and their numbers :math:`n_i`: averaging n tokens divides their spread
-    around the mean by :math:`\sqrt n`. Tokens of a text are not independent, so real inputs lie above it.
+    around the mean by :math:`\sqrt n`. Tokens of a text are not independent, so real inputs lie above it. NaN where
+    averaging is not what makes inputs alike: if :math:`r_i` is a smaller factor than :math:`1/\sqrt{n_i}`, or counts as
+    collapsed, inputs are alike because tokens are.
 
     Example:
         >>> round(averaging_residual(np.array([0.6, 0.6]), np.array([9.0, 9.0])), 12)
@@ -104,6 +106,8 @@ def averaging_residual(residuals: Floats, counts: Floats) -> float:
     if not known.any():
         return math.nan
     r, n = residuals[known], counts[known]
+    if np.median(r) <= max(COLLAPSED_RESIDUAL, 1.0 / math.sqrt(float(np.median(n)))):
+        return math.nan
     return float(np.sqrt(np.mean(r**2 / ((1.0 - r**2) * n))))
 
 
@@ -120,11 +124,7 @@ def _not_judged(compared: Mapping[str, Any]) -> str:
 
 
 def _averaging(table: pa.Table, layers: np.ndarray, lengths: Mapping[int, int]) -> Floats:
-    """:func:`averaging_residual` of each layer, as a column; NaN where averaging is not what makes inputs alike.
-
-    The residual of independent tokens is the product of their own, r, and of 1/√n. If r is the smaller factor, or if
-    the tokens are collapsed, inputs are alike because tokens are: that is no work of averaging.
-    """
+    """:func:`averaging_residual` of each layer, as a column; NaN if the tokens were not measured."""
     found = np.full((layers.size, 1), math.nan)
     rows = only(table, metric="relative_residual", site=TOKENS_SITE)
     if rows.num_rows == 0 or not lengths:
@@ -132,12 +132,7 @@ def _averaging(table: pa.Table, layers: np.ndarray, lengths: Mapping[int, int]) 
     grid = cells(rows, "relative_residual", TOKENS_SITE)
     counts = np.array([lengths.get(int(sequence), math.nan) for sequence in grid.sequences], dtype=np.float64)
     for row, layer in enumerate(grid.layers):
-        known = np.isfinite(grid.values[row]) & (counts >= 1)
-        if not known.any():
-            continue
-        own = float(np.median(grid.values[row][known]))
-        if own > max(COLLAPSED_RESIDUAL, 1.0 / math.sqrt(float(np.median(counts[known])))):
-            found[layers == layer] = averaging_residual(grid.values[row], counts)
+        found[layers == layer] = averaging_residual(grid.values[row], counts)
     return found
 
 

@@ -8,6 +8,7 @@ from rankscope.models.inputs.record import (
     Padding,
     Prepared,
     TokensPolicy,
+    distinct_in,
     sequences_in_pass,
 )
 
@@ -18,6 +19,7 @@ __all__ = [
     "Padding",
     "Prepared",
     "TokensPolicy",
+    "distinct_in",
     "prepare_inputs",
     "prepare_planned",
     "sequences_in_pass",

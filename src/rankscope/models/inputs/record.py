@@ -149,24 +149,7 @@ class Prepared(Sequence[Batch]):
     @property
     def distinct(self) -> int:
         """How many inputs differ from each other; all of them if they are not tensors."""
-        found: set[bytes] = set()
-        for part in self.batches:
-            hashes = [hashlib.sha256() for _ in range(part.sequences)]
-            tensors = [(value, part.axis) for value in part.arguments]
-            tensors += [(value, 0) for _, value in sorted(part.inputs.items()) if isinstance(value, torch.Tensor)]
-            rows = [value.movedim(axis, 0) for value, axis in tensors if value.ndim > axis]
-            rows = [value.detach().cpu().contiguous() for value in rows if len(value) == part.sequences]
-            if not rows:
-                return self.sequences
-            keep = None if part.keep is None else part.keep.cpu()
-            for value in rows:
-                for row, one in enumerate(hashes):
-                    # Without padding: how long it is depends on the other inputs of the batch.
-                    padded = keep is not None and value.shape == keep.shape
-                    entry = value[row][keep[row]] if keep is not None and padded else value[row]
-                    one.update(entry.reshape(-1).view(torch.uint8).numpy().tobytes())
-            found |= {one.digest() for one in hashes}
-        return len(found)
+        return distinct_in(self.batches)
 
     @property
     def common_prefix(self) -> int:
@@ -203,3 +186,25 @@ class Prepared(Sequence[Batch]):
 
     def __iter__(self) -> Iterator[Batch]:
         return iter(self.batches)
+
+
+def distinct_in(batches: Sequence[Batch]) -> int:
+    """How many sequences of these batches differ from each other; all of them if they are not tensors."""
+    found: set[bytes] = set()
+    for part in batches:
+        hashes = [hashlib.sha256() for _ in range(part.sequences)]
+        tensors = [(value, part.axis) for value in part.arguments]
+        tensors += [(value, 0) for _, value in sorted(part.inputs.items()) if isinstance(value, torch.Tensor)]
+        rows = [value.detach().movedim(axis, 0) for value, axis in tensors if value.ndim > axis]
+        rows = [value.cpu().contiguous() for value in rows if len(value) == part.sequences]
+        if not rows:
+            return sum(part.sequences for part in batches)
+        keep = None if part.keep is None else part.keep.cpu()
+        for value in rows:
+            padded = keep is not None and value.shape == keep.shape
+            for row, one in enumerate(hashes):
+                # Without padding: how long it is depends on the other inputs of the batch.
+                entry = value[row][keep[row]] if keep is not None and padded else value[row]
+                one.update(entry.reshape(-1).view(torch.uint8).numpy().tobytes())
+        found |= {one.digest() for one in hashes}
+    return len(found)
