@@ -58,7 +58,18 @@ def alone(rank: int, world: int, folder: Path) -> dict[str, Any]:
     for family in CUT_UP:
         found[f"{family} float64"] = told(rs.measure(f"init:{family}", **SIZE, dtype="float64"))
     found["own"] = told(rs.measure(own_model(), own_inputs(), batch=2))
+    found["many"] = many()
     return found
+
+
+def many(**options: Any) -> dict[str, Any]:
+    """So many inputs that their moments are kept, not their vectors."""
+    inputs = torch.randn(40, 7, 16, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    limits = {"linalg.numbered_vectors": ("ALWAYS_KEPT", "MOST_KEPT"), "verbs.measure.run": ("ALWAYS_KEPT",)}
+    for module, names in limits.items():
+        for name in names:
+            setattr(importlib.import_module(f"rankscope.{module}"), name, 4)
+    return told(rs.measure(own_model(), inputs, batch=3, **options))
 
 
 def own_inputs() -> torch.Tensor:
@@ -66,10 +77,11 @@ def own_inputs() -> torch.Tensor:
 
 
 def data(rank: int, world: int, folder: Path) -> dict[str, Any]:
-    return {
+    found = {
         family: told(rs.measure(f"init:{family}", **SIZE, null=True, similarity=True, parallel="data"))
         for family in FAMILIES
     }
+    return {**found, "many": many(parallel="data")}
 
 
 def fsdp(rank: int, world: int, folder: Path) -> dict[str, Any]:

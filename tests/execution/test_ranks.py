@@ -41,7 +41,7 @@ def without_processes(run: dict[str, Any], parallel: str, world: int) -> dict[st
 
 
 @pytest.mark.parametrize("world", [2, 4])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, "many"])
 def test_batches_dealt_out_give_the_bits_of_one_process(runs: Path, family: str, world: int) -> None:
     one = said(runs, "alone")[0][family]
     for rank in said(runs, f"data{world}"):

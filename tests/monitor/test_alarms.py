@@ -19,6 +19,8 @@ NULL = {
 }
 HEALTHY = {
     "relative_residual": 0.8,
+    "inputs_relative_residual": 0.2,
+    "inputs_averaging_residual": 0.05,
     "attention_entropy": 0.9,
     "qk_to_v_gradient": 0.1,
     "largest_token_share": 0.05,
@@ -30,6 +32,7 @@ BAD = {
     "vanishing_qk_gradients": {"qk_to_v_gradient": 1e-3},
     "sink_domination": {"largest_token_share": 0.9},
     "channel_domination": {"largest_channel_share": 0.9},
+    "input_collapse": {"inputs_relative_residual": 0.015},
 }
 
 
@@ -83,6 +86,15 @@ def test_thresholds_of_token_collapse_are_where_they_are_said_to_be() -> None:
     # a run that starts collapsed is alarmed by the null alone
     assert severity(spec, {"relative_residual": 1e-7}, {"relative_residual": 1e-7}) > 1.0
     assert severity(spec, {"relative_residual": 0.0}) == math.inf
+
+
+def test_inputs_that_agree_because_they_are_long_means_are_no_alarm() -> None:
+    spec = ALARMS["input_collapse"]
+    assert severity(spec, {"inputs_relative_residual": 0.02}) > 1.0
+    assert severity(spec, {"inputs_relative_residual": 0.02, "inputs_averaging_residual": 0.03}) == 0.0
+    assert severity(spec, {"inputs_relative_residual": 0.02, "inputs_averaging_residual": math.nan}) > 1.0
+    fallen = {"inputs_relative_residual": 0.09, "inputs_averaging_residual": math.nan}
+    assert severity(spec, fallen, {"inputs_relative_residual": 0.95}) > 1.0
 
 
 def test_massive_token_that_was_there_from_the_start_is_no_alarm() -> None:

@@ -100,6 +100,20 @@ def energy_rank_99(s):
     raise AssertionError("the whole spectrum holds 100%")
 
 
+def alpha_req(s):
+    """Weighted least squares from the normal equations, over values down to 1e-4 of the largest."""
+    used = [(mp.log(j), 2 * mp.log(v), mpf(1) / j) for j, v in enumerate(s, start=1) if v >= mpf("1e-4") * s[0] > 0]
+    w, wx, wy = (sum(f(x, y) * w for x, y, w in used) for f in (lambda x, y: 1, lambda x, y: x, lambda x, y: y))
+    wxx, wxy = (sum(f(x, y) * w for x, y, w in used) for f in (lambda x, y: x * x, lambda x, y: x * y))
+    return -(w * wxy - wx * wy) / (w * wxx - wx * wx)
+
+
+def uniformity(rows: Rows):
+    units = [[v / mp.sqrt(dot(r, r)) for v in r] for r in rows if any(r)]
+    pairs = [(a, b) for i, a in enumerate(units) for b in units[:i]]
+    return mp.log(sum(mp.exp(-2 * gap(a, b) ** 2) for a, b in pairs) / len(pairs))
+
+
 def of_spectrum(measure: Callable) -> Callable[[Rows], mpf]:
     return lambda rows: measure(singular_values(rows))
 
@@ -192,5 +206,8 @@ REFERENCE: dict[str, Callable[[Rows], mpf]] = {
     "energy_rank_99": of_spectrum(energy_rank_99),
     "centred_energy_rank_99": of_centred_spectrum(energy_rank_99),
     "least_singular_value": of_spectrum(lambda s: s[-1] / s[0]),
+    "rankme": of_spectrum(effective_rank),
+    "alpha_req": of_centred_spectrum(alpha_req),
+    "uniformity": uniformity,
     "centred_least_singular_value": of_centred_spectrum(lambda s: s[-1] / s[0]),
 }

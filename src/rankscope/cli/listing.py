@@ -80,9 +80,9 @@ def _metrics() -> list[dict[str, Any]]:
 
 
 def _sites() -> list[dict[str, Any]]:
-    from rankscope.stream.sites import SITES
+    from rankscope.stream.sites import POOLED_SITES, SITES
 
-    return [{"name": name, "summary": meaning} for name, meaning in SITES.items()]
+    return [{"name": name, "summary": meaning} for name, meaning in {**SITES, **POOLED_SITES}.items()]
 
 
 def _presets() -> list[dict[str, Any]]:

@@ -757,16 +757,17 @@ def _of_group(tokens: Tokens, group: slice, size: int) -> tuple[Tensor, ...]:
 
 def _without_outliers(X: Tensor) -> tuple[Tensor, Tensor]:
     """Unit vectors and lengths after scaling down outlier channels; all tokens have equal weight in finding them."""
-    V, length = _normalised(X)
+    V, length = normalised(X)
     energy = torch.linalg.vector_norm(V, dim=-2).square_()
     weight = (outlier_energy(energy) / energy).sqrt_().clamp_(max=1.0).nan_to_num_(nan=1.0)
     if bool((weight < 1.0).any()):
-        V, rest = _normalised(V * weight.unsqueeze(-2))
+        V, rest = normalised(V * weight.unsqueeze(-2))
         length = length * rest
     return V, length
 
 
-def _normalised(X: Tensor) -> tuple[Tensor, Tensor]:
+def normalised(X: Tensor) -> tuple[Tensor, Tensor]:
+    """Unit vectors, written over X if no length underflows, and lengths; a zero token stays zero."""
     length = torch.linalg.vector_norm(X, dim=-1)
     small = length < _UNDERFLOWS
     if bool(small.any()):

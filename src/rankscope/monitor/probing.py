@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from rankscope._types import Status
 from rankscope.errors import RankscopeError
 from rankscope.metrics import METRICS, MetricSpec
-from rankscope.models.inputs import Batch, Padding, Prepared, TokensPolicy, prepare_inputs
+from rankscope.models.inputs import Batch, Padding, Prepared, TokensPolicy, distinct_in, prepare_inputs
 from rankscope.models.loading import load
 from rankscope.models.spread import needs_all_ranks
 from rankscope.models.stream import Stream
@@ -27,12 +27,15 @@ from rankscope.monitor.gradients import BlockProjections, find_projections, grad
 from rankscope.monitor.isolation import beside_training, full_precision
 from rankscope.remedies import REMEDIES, applied
 from rankscope.runs.readings import LayerValue
-from rankscope.runs.rows import RowWriter
+from rankscope.runs.rows import RowWriter, only
 from rankscope.stream.attention_calls import AttentionCall
 from rankscope.stream.sites import SiteRef, SiteSelection, sites_of_sides
 from rankscope.stream.tracer import Observed, Unreadable, trace
 from rankscope.stream.viewing import view_of
+from rankscope.verbs.between_inputs import SITE, Pooling
 from rankscope.verbs.reader import SiteReader
+from rankscope.verdicts.inputs import averaging_residual
+from rankscope.verdicts.states import LEAST_INPUTS
 
 DEFAULT_METRICS = (
     "relative_residual",
@@ -47,6 +50,7 @@ DEFAULT_METRICS = (
 GAUGE_SITES = ("block.out", "attention.probs", "block.update")
 """Where a gauge reads the metrics of each side."""
 
+RESIDUAL = "relative_residual"
 _WORTH = (str(Status.OK), str(Status.FLOOR))
 
 
@@ -66,6 +70,7 @@ class ProbeBattery:
     def __init__(self, specs: Sequence[MetricSpec], policy: TokensPolicy) -> None:
         self.specs = tuple(specs)
         self.selection = SiteSelection.parse(sites_of_sides({spec.side for spec in specs}, GAUGE_SITES))
+        self._compares = any(spec.name == RESIDUAL for spec in specs)
         self._policy = policy
         self.shapes: set[tuple[int, int]] = set()
         self._start_over()
@@ -73,6 +78,8 @@ class ProbeBattery:
     def _start_over(self) -> None:
         self._writer = RowWriter()
         self._reader = SiteReader(self.specs, self._policy, self._writer)
+        self._batches: list[Batch] = []
+        self._pooled: dict[tuple[str | None, int], list[Tensor]] = {}
 
     def reading(self, view: ModelView, batch: Batch) -> AbstractContextManager[None]:
         """Read the forward pass of ``batch`` that happens inside the ``with`` block."""
@@ -82,6 +89,7 @@ class ProbeBattery:
     def begin(self, batch: Batch) -> None:
         """Announce the batch of the next forward pass."""
         self._reader.start(batch)
+        self._batches.append(batch)
 
     def observe(self, ref: SiteRef, seen: Observed) -> None:
         """Reduce what is observed at a site, immediately."""
@@ -89,13 +97,37 @@ class ProbeBattery:
             return
         with full_precision(_a_tensor_of(seen)):
             self._reader(ref, seen)
+            if self._compares and ref.site == SITE and isinstance(seen, Tensor):
+                pooled = Pooling("mean").pooled(seen, self._reader.kept(seen))
+                self._pooled.setdefault((ref.stack, ref.layer), []).append(pooled)
 
     def values(self) -> tuple[LayerValue, ...]:
         """The values read since the last call, per metric and layer."""
         table = self._writer.table()
         self.shapes |= self._reader.shapes
+        compared = tuple(self._between_inputs(table))
         self._start_over()
-        return layer_values(table)
+        return (*layer_values(table), *compared)
+
+    def _between_inputs(self, table: pa.Table) -> Iterator[LayerValue]:
+        """How far the inputs differ, and what averaging over tokens alone would leave; of eight inputs or more."""
+        known = all(batch.sequences for batch in self._batches)
+        if known and distinct_in(self._batches) < LEAST_INPUTS:
+            return
+        for (stack, layer), parts in self._pooled.items():
+            pooled = torch.cat(parts).cpu()
+            if len(pooled) < LEAST_INPUTS or not bool(torch.isfinite(pooled).all()):
+                continue
+            rows = only(table, metric=RESIDUAL, site=SITE, stack=stack, layer=layer)
+            lengths = self._reader.lengths.get(stack, {})
+            counts = np.array([lengths.get(number, math.nan) for number in rows["sequence"].to_pylist()])
+            averaging = averaging_residual(rows["value"].to_numpy(), counts)
+            for name, value in (
+                ("inputs_relative_residual", float(METRICS[RESIDUAL].function(pooled))),  # type: ignore[arg-type]
+                ("inputs_averaging_residual", averaging),
+            ):
+                status = str(Status.UNDEFINED if math.isnan(value) else Status.OK)
+                yield LayerValue(name, Pooling("mean").site, stack, layer, value, value, value, status)
 
 
 def _a_tensor_of(seen: Tensor | tuple[Tensor, ...] | AttentionCall) -> Tensor:

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from rankscope.errors import UnknownNameError
 from rankscope.runs.curves import names_in
-from rankscope.runs.rows import only
+from rankscope.runs.rows import BETWEEN_INPUTS, only, within_sequences
 from rankscope.runs.summary import headline, main_site, shown_lines
 from rankscope.views import Cell, Column, Document, Guide, Line, LineChart, Plot, Table, number
 
@@ -27,7 +27,12 @@ def document(comparison: Comparison) -> Document:
     level = f"{comparison.settings['level']:.0%}"
     how = "paired" if comparison.paired else "not paired"
     chosen = headline(comparison.table, MOST_METRICS)
-    tables = [difference_table(rows, chosen, name) for name, rows in difference_groups(comparison.table)]
+    within = within_sequences(comparison.table)
+    tables = [difference_table(rows, chosen, name) for name, rows in difference_groups(within)]
+    for site in names_in(comparison.table, "site"):
+        if site.startswith(BETWEEN_INPUTS):
+            groups = difference_groups(only(comparison.table, site=site))
+            tables += [difference_table(rows, chosen, name) for name, rows in groups]
     return Document(
         title=f"a: {comparison.a}\nb: {comparison.b}",
         verdict=comparison.verdict,

@@ -21,8 +21,9 @@ class LayerValue:
     """One metric at one layer, over the sequences (and heads) of the probe.
 
     Attributes:
-        metric: registered name, or ``"qk_to_v_gradient"``, ``"q_gradient"``, ``"k_gradient"``, ``"v_gradient"``.
-        site: where it was taken; ``"attention.weights"`` for gradients.
+        metric: registered name, or ``"qk_to_v_gradient"``, ``"q_gradient"``, ``"k_gradient"``, ``"v_gradient"``, or
+            ``"inputs_relative_residual"`` and ``"inputs_averaging_residual"``, which compare the inputs of the probe.
+        site: where it was taken; ``"attention.weights"`` for gradients, ``"inputs.mean"`` between inputs.
         stack: ``"encoder"`` or ``"decoder"`` in a model that has both, else None.
         layer: number of the block, from 0.
         mean: mean over sequences and heads with a usable value; NaN if there is none.

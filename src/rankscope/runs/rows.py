@@ -30,6 +30,9 @@ FIXED_COLUMNS: Mapping[str, pa.DataType] = {
     "status": NAMES,
 }
 
+BETWEEN_INPUTS = "inputs."
+"""Sites whose values compare the inputs of a run, not the tokens of one sequence; their rows have sequence 0."""
+
 _REMARKS = b"remarks"
 _PIECES = pa.schema(
     {
@@ -59,6 +62,11 @@ def only(table: pa.Table, **wanted: str | int | None) -> pa.Table:
         match = pc.is_null(table[column]) if value is None else pc.fill_null(pc.equal(table[column], value), False)
         table = table.filter(match)
     return table
+
+
+def within_sequences(table: pa.Table) -> pa.Table:
+    """Rows about single sequences, without those that compare inputs."""
+    return table.filter(pc.invert(pc.starts_with(pc.cast(table["site"], pa.string()), BETWEEN_INPUTS)))
 
 
 def of_stack(table: pa.Table, stack: str | None) -> pa.Table:

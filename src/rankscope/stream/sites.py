@@ -39,6 +39,14 @@ SITES: Mapping[str, str] = {
 _SIDES: Mapping[str, str] = {"probs": "attention", "scores": "scores", "router": "router", "update": "update"}
 """Last word of a site's name to the side of the metrics that read it; all other sites show tokens."""
 
+POOLED_SITES: Mapping[str, str] = {
+    "inputs.mean": "the inputs, each the mean of its tokens at block.out, compared with each other (--between-inputs)",
+    "inputs.first": "the inputs, each its first token at block.out",
+    "inputs.last": "the inputs, each its last token at block.out",
+    "inputs.at": "the inputs, each its token at one position at block.out",
+}
+"""Sites of the comparison between inputs. They are made from ``block.out``, and are not selected like the others."""
+
 DEFAULT_SITES = ("block.in@0", "block.out", "final", "attention.probs", "block.update", "mlp.router")
 
 
@@ -88,6 +96,11 @@ class SiteSelection:
         layers: dict[str, frozenset[int] | None] = {}
         for word in words:
             site, at, numbers = word.partition("@")
+            if site in POOLED_SITES:
+                raise InputError(
+                    f"{site} compares inputs at block.out: pass between_inputs={site.partition('.')[2]!r} and leave "
+                    "it out of sites."
+                )
             if site not in SITES:
                 raise UnknownNameError("site", site, SITES)
             if not at:

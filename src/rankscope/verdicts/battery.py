@@ -96,6 +96,7 @@ def read_battery(
     *,
     lengths: Mapping[int, int] | None = None,
     dim: int | None = None,
+    sites: Sequence[str] = STREAM_SITES,
 ) -> Battery | None:
     """The battery of one stack at the most informative measured site; None if no part was measured.
 
@@ -104,9 +105,10 @@ def read_battery(
         stack: the stack; None for all rows.
         lengths: number of tokens of each sequence; determines the share that one token has by chance.
         dim: width of the stream.
+        sites: where to look, the most informative first.
     """
     table = of_stack(table, stack)
-    for site in STREAM_SITES:
+    for site in sites:
         here = only(table, site=site)
         known = names_in(here, "metric")
         played = {part: next((n for n in names if n in known), None) for part, names in PARTS.items()}

@@ -27,6 +27,8 @@ MAJORITY = 0.5
 LEAST_TOKENS = 8
 IDLE_WRITE = 0.1
 IDLE_EXPERTS = 0.1
+LEAST_INPUTS = 8
+AVERAGING = 0.5
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,10 @@ THRESHOLDS: tuple[Threshold, ...] = (
               "a token then keeps its direction to within six degrees"),
     Threshold("experts", "experts in use beyond the k of one token, (e^H - k)/(E - k), at most", IDLE_EXPERTS,
               "nearly every token then goes to the same k experts"),
+    Threshold("collapsed (inputs)", "different inputs at least", LEAST_INPUTS,
+              "fewer may be alike by chance; the same limit as for the directions of tokens"),
+    Threshold("collapsed (inputs, mean)", "relative residual below that of independent tokens times", AVERAGING,
+              "the mean of n independent tokens varies by 1/√n of what they do, which is no collapse of inputs"),
 )  # fmt: skip
 """Chosen before the confusion matrix was drawn, except for the mean cosine; see ``docs/verdicts.md``."""
 

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from rankscope.runs._frozen import freeze, thaw
 from rankscope.runs.not_finite import CODE, first_not_finite
+from rankscope.runs.rows import within_sequences
 from rankscope.runs.summary import stacks_of
 from rankscope.verdicts.battery import PARTS, read_battery
 from rankscope.verdicts.reading import StackReading, read
@@ -99,6 +100,7 @@ def judge_rows(
         dim: width of the stream.
         model: name of the model on the command line, for the next steps.
     """
+    table = within_sequences(table)
     lost = first_not_finite(table)
     finite = _judge_finite(table, null or {}, floor_relative, lengths or {}, dim, model)
     if lost is None:

@@ -9,6 +9,7 @@ from rankscope.models.inputs.record import (
     Padding,
     Prepared,
     TokensPolicy,
+    distinct_in,
     sequences_in_pass,
 )
 
@@ -19,6 +20,7 @@ __all__ = [
     "Padding",
     "Prepared",
     "TokensPolicy",
+    "distinct_in",
     "prepare_inputs",
     "prepare_planned",
     "prepare_prefixes",

@@ -147,6 +147,29 @@ class Prepared(Sequence[Batch]):
         return found.hexdigest()
 
     @property
+    def distinct(self) -> int:
+        """How many inputs differ from each other; all of them if they are not tensors."""
+        return distinct_in(self.batches)
+
+    @property
+    def common_prefix(self) -> int:
+        """With how many equal token ids, of those that count, all inputs begin; 0 without ids."""
+        first: list[int] | None = None
+        shared = 0
+        for part in self.batches:
+            ids = part.inputs.get("input_ids")
+            if not isinstance(ids, torch.Tensor) or ids.ndim != 2 or ids.is_floating_point():
+                return 0
+            for row, values in enumerate(ids):
+                kept = values if part.keep is None else values[part.keep[row].to(values.device)]
+                numbers = kept.tolist()
+                if first is None:
+                    first, shared = numbers, len(numbers)
+                differs = (place for place, (a, b) in enumerate(zip(first, numbers, strict=False)) if a != b)
+                shared = min(shared, len(numbers), next(differs, shared))
+        return shared
+
+    @property
     def sequences(self) -> int:
         """Total number of sequences."""
         return sum(batch.sequences for batch in self.batches)
@@ -163,3 +186,25 @@ class Prepared(Sequence[Batch]):
 
     def __iter__(self) -> Iterator[Batch]:
         return iter(self.batches)
+
+
+def distinct_in(batches: Sequence[Batch]) -> int:
+    """How many sequences of these batches differ from each other; all of them if they are not tensors."""
+    found: set[bytes] = set()
+    for part in batches:
+        hashes = [hashlib.sha256() for _ in range(part.sequences)]
+        tensors = [(value, part.axis) for value in part.arguments]
+        tensors += [(value, 0) for _, value in sorted(part.inputs.items()) if isinstance(value, torch.Tensor)]
+        rows = [value.detach().movedim(axis, 0) for value, axis in tensors if value.ndim > axis]
+        rows = [value.cpu().contiguous() for value in rows if len(value) == part.sequences]
+        if not rows:
+            return sum(part.sequences for part in batches)
+        keep = None if part.keep is None else part.keep.cpu()
+        for value in rows:
+            padded = keep is not None and value.shape == keep.shape
+            for row, one in enumerate(hashes):
+                # Without padding: how long it is depends on the other inputs of the batch.
+                entry = value[row][keep[row]] if keep is not None and padded else value[row]
+                one.update(entry.reshape(-1).view(torch.uint8).numpy().tobytes())
+        found |= {one.digest() for one in hashes}
+    return len(found)

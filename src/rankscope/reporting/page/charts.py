@@ -125,9 +125,10 @@ def line_view(
     }
 
 
-def guides_of(run: Run, metric: str, *, stream: bool = True) -> list[Guide]:
-    """Reference values: random tokens (for the stream only), the float floor, the value at collapse."""
-    found = [guide for guide in run_guides(run, metric) if stream or guide.kind != "null"]
+def guides_of(run: Run, metric: str, site: str = "block.out") -> list[Guide]:
+    """Reference values: random tokens or inputs (not for attention), the float floor, the value at collapse."""
+    random = not site.endswith(".probs")
+    found = [guide for guide in run_guides(run, metric, site) if random or guide.kind != "null"]
     fact = FACTS.metrics.get(metric)
     if fact is not None and fact.at_collapse is not None:
         found.append(Guide(fact.at_collapse, f"collapse = {fact.at_collapse:g}", "collapse"))

@@ -24,11 +24,11 @@ from rankscope.reporting.page.charts import (
 from rankscope.reporting.page.safe_text import clipped, visible
 from rankscope.runs.curves import names_in
 from rankscope.runs.document import floor_line
-from rankscope.runs.rows import of_stack, only
+from rankscope.runs.rows import BETWEEN_INPUTS, of_stack, only
 from rankscope.runs.run import Run
 from rankscope.runs.similarity import Similarity, similarities_in
 from rankscope.runs.summary import Summary, stacks_of, summarise
-from rankscope.verbs.measure.show import grid_table, lines_by_stack, outlier_table
+from rankscope.verbs.measure.show import grid_table, inputs_tables, lines_by_stack, outlier_table
 from rankscope.views import Section, Table
 
 MOST_COLUMNS = 9
@@ -39,9 +39,9 @@ def depth_section(run: Run, detail: int) -> Section | None:
     views: Views = {}
     for metric in metrics_in_order(run.table):
         sites = sites_in_order(run.table, metric)
-        for site in sites if detail > 0 else sites[:1]:
+        for site in sites if detail > 0 else [*sites[:1], *(s for s in sites[1:] if s.startswith(BETWEEN_INPUTS))]:
             lines = lines_by_stack(run.table, metric, site)
-            guides = guides_of(run, metric, stream=not site.endswith(".probs"))
+            guides = guides_of(run, metric, site)
             if lines:
                 views[metric, site] = line_view(metric, lines, guides)
     if not views:
@@ -56,6 +56,7 @@ def depth_section(run: Run, detail: int) -> Section | None:
         cards=True,
     )
     tables = [_numbers(run, grid, first=position == 0) for position, grid in enumerate(summarise(run.table, limit=9))]
+    tables += [replace(table, folded=True) for table in inputs_tables(run.table)]
     lead = "Each value by block. Pick a metric on its card or in the list."
     return Section("Layer by layer", lead, (chart, *tables))
 

@@ -15,7 +15,7 @@ from rankscope.errors import MissingExtraError
 from rankscope.reporting.page.charts import Chart
 from rankscope.reporting.page.facts import FACTS, Fact
 from rankscope.reporting.page.safe_text import clipped, slug, spoken, visible, with_powers
-from rankscope.stream.sites import SITES
+from rankscope.stream.sites import POOLED_SITES, SITES
 from rankscope.views import Column, Section, Table
 from rankscope.views.palette import DARK, LIGHT, css_variables
 
@@ -118,7 +118,7 @@ def _sites_shown(chapters: Sequence[Chapter], together: Sequence[Section]) -> di
     keys = {
         word for part in _parts(chapters, together) if isinstance(part, Chart) for key in part.views for word in key
     }
-    return {name: meaning for name, meaning in SITES.items() if name in keys}
+    return {name: meaning for name, meaning in {**SITES, **POOLED_SITES}.items() if name in keys}
 
 
 def _parts(chapters: Sequence[Chapter], together: Sequence[Section]) -> Iterator[Chart | Table]:

@@ -34,6 +34,13 @@ MEASURE = verb(
                 help="Save the cosines between tokens of the first sequence, for the report.",
             ),
             Option(
+                name="between_inputs",
+                several="names",
+                metavar="POOLING",
+                in_plans=True,
+                help="Compare inputs pooled by mean (default), first, last, at:POSITION; none to leave it out.",
+            ),
+            Option(
                 name="attention_algorithm",
                 flags=("--attention-algorithm", "--attention"),
                 metavar="NAME",

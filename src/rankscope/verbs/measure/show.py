@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from rankscope.runs.curves import Curve, curve, names_in
 from rankscope.runs.document import facts_line, run_document
-from rankscope.runs.rows import of_stack, only
+from rankscope.runs.rows import BETWEEN_INPUTS, of_stack, only
 from rankscope.runs.summary import Summary, headline, main_site, shown_lines, stacks_of, summarise
 from rankscope.views import Column, Document, Guide, Line, LineChart, Plot, Row, Table, number, spans_decades
 from rankscope.views.figures import floor_words
@@ -24,11 +24,16 @@ RELATIVE = ("relative_", "residual")
 """Prefixes of the names of metrics that the float floor limits."""
 
 
+INPUTS_HEADLINE = ("relative_residual", "mean_cosine", "centred_effective_rank", "alpha_req", "uniformity")
+
+
 def document(run: Run) -> Document:
-    """A table of headline metrics by block, for each stack."""
+    """A table of headline metrics by block, for each stack, and one of the inputs compared with each other."""
     grids = summarise(run.table) if run.table.num_rows else []
     outliers = outlier_table(run)
-    return run_document(run, (*map(grid_table, grids), *(() if outliers is None else (outliers,))))
+    return run_document(
+        run, (*map(grid_table, grids), *inputs_tables(run.table), *(() if outliers is None else (outliers,)))
+    )
 
 
 def outlier_table(run: Run) -> Table | None:
@@ -58,7 +63,25 @@ def outlier_table(run: Run) -> Table | None:
     return Table(["stack", *heads] if several else heads, rows, caption=caption)
 
 
-def grid_table(grid: Summary) -> Table:
+def pooled_sites(table: pa.Table) -> list[str]:
+    """The sites at which inputs were compared."""
+    return [site for site in names_in(table, "site") if site.startswith(BETWEEN_INPUTS)]
+
+
+def inputs_tables(table: pa.Table) -> list[Table]:
+    """For each pooling and stack, the metrics between inputs by block."""
+    found = []
+    for site in pooled_sites(table):
+        rows = only(table, site=site)
+        known = names_in(rows, "metric")
+        chosen = [name for name in INPUTS_HEADLINE if name in known] or known[:5]
+        for grid in summarise(rows, metrics=chosen, site=site):
+            name = f"between inputs ({site.removeprefix(BETWEEN_INPUTS)})"
+            found.append(grid_table(grid, f"{grid.stack}, {name}" if grid.stack else name))
+    return found
+
+
+def grid_table(grid: Summary, caption: str | None = None) -> Table:
     """The table of one stack."""
     trends = [grid.values[grid.blocks, place].tolist() for place in range(len(grid.metrics))]
     columns = [Column(name, trend=trend, term=name) for name, trend in zip(grid.metrics, trends, strict=True)]
@@ -66,7 +89,7 @@ def grid_table(grid: Summary) -> Table:
         None if line is None else [grid.labels[line], *(grid.cell(line, place) for place in range(len(columns)))]
         for line in shown_lines(len(grid.labels))
     ]
-    return Table(["block", *columns], rows, caption=grid.stack or "")
+    return Table(["block", *columns], rows, caption=caption or grid.stack or "")
 
 
 def plot(run: Run, *, metrics: Sequence[str] | None = None, site: str | None = None) -> Plot:
@@ -86,8 +109,11 @@ def plot(run: Run, *, metrics: Sequence[str] | None = None, site: str | None = N
     if run.table.num_rows:
         summarise(run.table, metrics=metrics, site=site)
     chosen = list(metrics) if metrics is not None else headline(run.table, MOST_PANELS)
-    panels = tuple(depth_chart(run, metric, site or main_site(run.table, metric)) for metric in chosen)
-    return Plot(facts_line(run), run.verdict, panels, columns=max(1, min(len(chosen), MOST_COLUMNS)))
+    panels = [depth_chart(run, metric, site or main_site(run.table, metric)) for metric in chosen]
+    if metrics is None and site is None:
+        compared = only(run.table, metric=chosen[0]) if chosen else run.table
+        panels += [depth_chart(run, chosen[0], pooled) for pooled in pooled_sites(compared)]
+    return Plot(facts_line(run), run.verdict, tuple(panels), columns=max(1, min(len(panels), MOST_COLUMNS)))
 
 
 def depth_chart(run: Run, metric: str, site: str) -> LineChart:
@@ -98,7 +124,7 @@ def depth_chart(run: Run, metric: str, site: str) -> LineChart:
         title=metric.replace("_", " "),
         aside=site,
         lines=tuple(curve_line(name, line) for name, line in lines),
-        guides=guides(run, metric),
+        guides=guides(run, metric, site),
         log=log,
         y_range=None if log else _y_range(lines),
         names="ends",
@@ -136,10 +162,19 @@ def curve_line(name: str, line: Curve) -> Line:
     return Line(name, line.layers, line.mean, line.low, line.high, line.any_floor)
 
 
-def guides(run: Run, metric: str) -> tuple[Guide, ...]:
-    """Values to compare a metric with: that of random tokens of the same shape, and the float floor."""
+def null_of(run: Run, site: str) -> Mapping[str, Any]:
+    """The random baseline of the metrics at a site, empty if there is none: tokens or inputs of the same shape."""
+    if not site.startswith(BETWEEN_INPUTS):
+        return run.null or {}
+    compared = run.extra.get("between_inputs")
+    found = compared.get("null") if isinstance(compared, Mapping) else None
+    return found if isinstance(found, Mapping) else {}
+
+
+def guides(run: Run, metric: str, site: str) -> tuple[Guide, ...]:
+    """Values to compare a metric with: that of random tokens (or inputs) of the same shape, and the float floor."""
     found: list[Guide] = []
-    reference: Any = (run.null or {}).get(metric)
+    reference: Any = null_of(run, site).get(metric)
     level = reference.get("mean") if isinstance(reference, Mapping) else None
     if isinstance(level, (int, float)) and np.isfinite(level):
         found.append(Guide(float(level), f"same-shape random {number(float(level))}", "null"))

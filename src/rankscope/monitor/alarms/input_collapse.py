@@ -1,0 +1,38 @@
+"""Different inputs get the same representation."""
+
+from __future__ import annotations
+
+import math
+
+from rankscope._citations import Cite
+from rankscope.monitor.alarms._spec import Judgement, LayerState, alarm, fallen
+from rankscope.verdicts.states import AVERAGING, COLLAPSED_RESIDUAL, SHARED_RESIDUAL
+
+OF_START = 0.1
+
+
+@alarm(
+    metrics=("inputs_relative_residual",),
+    title="Inputs collapse",
+    blames="unknown",
+    cites=(Cite("chen2021simsiam"),),
+)
+def input_collapse(layer: LayerState) -> Judgement | None:
+    """The pooled inputs have collapsed as ``measure`` would say, or fallen far below the run's own start.
+
+    **Heuristic.** Severity is the larger of 0.03 / r and min(0.1 start / r, 0.5 / r), with r the relative residual of
+    the inputs of the probe, each the mean of its tokens. 0 if averaging over many tokens explains r. Needs a probe of
+    at least eight different inputs.
+    """
+    if not layer.has("inputs_relative_residual"):
+        return None
+    now = layer.now["inputs_relative_residual"]
+    start = layer.start.get("inputs_relative_residual", math.nan)
+    averaging = layer.now.get("inputs_averaging_residual", math.nan)
+    since_start = min(fallen(now, start, OF_START), fallen(now, 1.0, SHARED_RESIDUAL))
+    severity = max(fallen(now, 1.0, COLLAPSED_RESIDUAL), since_start)
+    return Judgement(
+        severity=0.0 if now >= AVERAGING * averaging else severity,
+        evidence={"inputs_relative_residual": now, "at_start": start, "averaging": averaging},
+        words=f"relative residual between inputs {now:.2g} (start of the run {start:.2g})",
+    )

@@ -1,0 +1,266 @@
+"""Pools every sequence to one vector after each block, and measures how the vectors of different inputs differ."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from rankscope._types import Status
+from rankscope.errors import InputError
+from rankscope.linalg import tiles
+from rankscope.linalg.numbered_vectors import NumberedVectors
+from rankscope.linalg.precision import float64_home, float_floor
+from rankscope.linalg.spectrum import least_with_six_digits
+from rankscope.linalg.tokens import Tokens
+from rankscope.metrics import METRICS, MetricSpec, MetricValues, evaluate
+from rankscope.models.inputs import Batch
+from rankscope.runs.rows import BETWEEN_INPUTS, RowWriter
+from rankscope.stream.attention_calls import AttentionCall
+from rankscope.stream.sites import SiteRef
+from rankscope.verbs.reader import SiteReader
+
+SITE = "block.out"
+"""Sequences are pooled here."""
+INPUT_METRICS = ("alpha_req", "uniformity")
+"""Measured between inputs in addition to the default metrics of tokens."""
+MOST_BYTES = 1 << 30
+"""Memory for the vectors of all blocks."""
+
+FROM_MOMENTS = frozenset(
+    {"residual", "relative_residual", "mu", "mu_over_norm", "largest_channel_share", "rankme", "alpha_req"}
+    | {
+        f"{centred}{name}"
+        for centred in ("", "centred_")
+        for name in ("stable_rank", "effective_rank", "participation_ratio", "energy_rank_99", "least_singular_value")
+    }
+)
+"""Metrics that depend only on the singular values of X and CX and on the mean; others are estimated from a sample."""
+
+_CODE = {status: code for code, status in enumerate(Status)}
+
+
+@dataclass(frozen=True)
+class Pooling:
+    """How a sequence becomes one vector.
+
+    Attributes:
+        how: ``"mean"``, ``"first"``, ``"last"`` or ``"at"``.
+        position: which of the tokens that count, from 0, for ``"at"``.
+    """
+
+    how: str
+    position: int = 0
+
+    @property
+    def site(self) -> str:
+        """The site its values are reported at."""
+        return BETWEEN_INPUTS + self.how
+
+    def __str__(self) -> str:
+        return f"at:{self.position}" if self.how == "at" else self.how
+
+    def pooled(self, x: Float[Tensor, "batch tokens dim"], keep: Bool[Tensor, "batch tokens"] | None) -> Tensor:
+        """One float64 vector per sequence; arbitrary for a sequence without tokens that count."""
+        keep = None if keep is None else keep.to(x.device)
+        if self.how == "mean":
+            return _mean(x, keep)
+        if keep is None:
+            place = torch.full((len(x),), {"first": 0, "last": x.shape[1] - 1}.get(self.how, self.position))
+        else:
+            rank = keep.cumsum(1)
+            wanted = {"first": torch.ones_like(rank[:, -1]), "last": rank[:, -1]}.get(self.how, self.position + 1)
+            place = (rank == torch.as_tensor(wanted, device=x.device).reshape(-1, 1)).to(torch.int8).argmax(1)
+        fewest = x.shape[1] if keep is None else int(keep.sum(1).min())
+        if self.how == "at" and fewest <= self.position:
+            raise InputError(
+                f"between_inputs='at:{self.position}' needs {self.position + 1} tokens that count in every input, and "
+                f"one has {fewest}. Choose an earlier position, or 'last'."
+            )
+        found = x[torch.arange(len(x), device=x.device), place.to(x.device)].detach()
+        return found.to(float64_home(x)).double()
+
+
+def _mean(x: Tensor, keep: Tensor | None) -> Tensor:
+    home = float64_home(x)
+    total = torch.zeros(x.shape[0], x.shape[2], dtype=torch.float64, device=home)
+    for rows in tiles.strips(x.shape[1], x.shape[0] * x.shape[2], x.device):
+        piece = x.detach()[:, rows].to(home).double()
+        if keep is not None:
+            piece = piece.masked_fill(~keep[:, rows, None].to(home), 0.0)  # padding may be NaN
+        total += piece.sum(1)
+    count = x.shape[1] if keep is None else keep.sum(1, keepdim=True).to(home)
+    return total / count
+
+
+def parse_poolings(words: str | Sequence[str] | None) -> tuple[Pooling, ...]:
+    """Read ``"mean"``, ``"first"``, ``"last"`` and ``"at:5"``; none for ``"none"``.
+
+    Example:
+        >>> [pooling.site for pooling in parse_poolings(["mean", "at:5"])]
+        ['inputs.mean', 'inputs.at']
+    """
+    words = [words] if isinstance(words, str) else list(words or ())
+    if words == ["none"]:
+        return ()
+    found: dict[str, Pooling] = {}
+    for word in words:
+        how, colon, number = word.partition(":")
+        if not ((how in ("mean", "first", "last") and not colon) or (how == "at" and number.isdecimal())):
+            raise InputError(
+                f"between_inputs={word!r} is not known. Expected 'mean', 'first', 'last', 'at:5' for the token at "
+                "position 5, or 'none'."
+            )
+        pooling = Pooling(how, int(number or 0))
+        if found.setdefault(pooling.site, pooling) != pooling:
+            raise InputError("between_inputs: one position at a time, because both would be reported as inputs.at.")
+    return tuple(found.values())
+
+
+Place = tuple[str | None, int, Pooling]
+
+
+class InputsReader:
+    """A :class:`SiteReader` that also pools every sequence, and writes one row per metric, block and pooling.
+
+    The rows have sequence 0, because there is one value for all inputs. A batch counts once it is finished
+    (:meth:`commit`), so that an interrupt leaves whole batches.
+
+    Args:
+        reader: the reader it extends.
+        poolings: how to pool.
+        specs: the metrics, all of tokens.
+        inputs: number of inputs.
+        blocks: number of blocks that share the memory.
+        most_bytes: memory for what is kept of all of them.
+    """
+
+    def __init__(
+        self,
+        reader: SiteReader,
+        poolings: Sequence[Pooling],
+        specs: Sequence[MetricSpec],
+        *,
+        inputs: int,
+        blocks: int,
+        most_bytes: int = MOST_BYTES,
+    ) -> None:
+        self._reader, self._poolings, self._specs = reader, tuple(poolings), tuple(specs)
+        self._inputs = inputs
+        self._bytes_per_place = most_bytes // max(1, blocks * len(self._poolings))
+        self._places: dict[Place, NumberedVectors] = {}
+        self._references: dict[Place, Tensor] = {}
+        self._floors: dict[Place, float] = {}
+        self._pending: dict[Place, tuple[Tensor, list[bool]]] = {}
+        self._batch: Batch | None = None
+
+    def start(self, batch: Batch) -> None:
+        """Announce the batch of the next forward pass."""
+        self._batch = batch
+        self._pending.clear()
+
+    def __call__(self, ref: SiteRef, seen: Tensor | AttentionCall) -> None:
+        """Pool what is observed after a block."""
+        if ref.site != SITE or isinstance(seen, AttentionCall):
+            return
+        keep = self._reader.kept(seen)
+        present = [True] * len(seen) if keep is None else keep.any(1).tolist()
+        for pooling in self._poolings:
+            place = (ref.stack, ref.layer, pooling)
+            self._pending[place] = pooling.pooled(seen, keep), present
+            self._floors[place] = max(self._floors.get(place, 0.0), float_floor(seen.dtype))
+
+    def commit(self, writer: RowWriter) -> None:
+        """Count the batch; a block all of whose inputs have been seen is written, and its vectors are dropped."""
+        assert self._batch is not None
+        for place, (vectors, present) in self._pending.items():
+            if place not in self._places:
+                self._places[place] = NumberedVectors(self._inputs, self._bytes_per_place, self._references.get(place))
+            self._places[place].add(self._batch.first_sequence, vectors, present)
+        self._pending.clear()
+        self._write(writer, [place for place, vectors in self._places.items() if vectors.is_complete])
+
+    def finish(self, writer: RowWriter) -> None:
+        """Write what is left: what several processes read together, or what an interrupt left."""
+        self._write(writer, list(self._places))
+
+    def take_references(self) -> None:
+        """Use the first vectors of this batch as references, and do not count it.
+
+        Sums over processes need the same reference in all of them; a process that works alone takes the same ones.
+        """
+        self._references = {
+            place: vectors[present.index(True)].cpu()
+            for place, (vectors, present) in self._pending.items()
+            if any(present)
+        }
+        self._pending.clear()
+
+    @property
+    def bytes_held(self) -> int:
+        """Memory of what is kept of the inputs so far."""
+        return sum(vectors.bytes_held for vectors in self._places.values())
+
+    def stored(self) -> list[Any]:
+        """The vectors seen so far, as JSON, for a reader in another process."""
+        return [
+            [stack, layer, str(pooling), self._floors[stack, layer, pooling], vectors.to_json()]
+            for (stack, layer, pooling), vectors in self._places.items()
+        ]
+
+    def learn(self, stored: Sequence[Any]) -> None:
+        """Add what another reader has seen; a second time changes nothing."""
+        for stack, layer, word, floor, vectors in stored:
+            place = (stack, layer, parse_poolings(word)[0])
+            self._floors[place] = max(self._floors.get(place, 0.0), floor)
+            self._places.setdefault(place, NumberedVectors(self._inputs, self._bytes_per_place)).learn(vectors)
+
+    def _write(self, writer: RowWriter, places: Sequence[Place]) -> None:
+        for place in places:
+            stack, layer, pooling = place
+            reading = measured(self._specs, self._places.pop(place), self._floors[place])
+            for spec, value, status in zip(self._specs, reading.values.numpy(), reading.statuses.numpy(), strict=True):
+                writer.add(
+                    metric=spec.name,
+                    site=pooling.site,
+                    stack=stack,
+                    layer=layer,
+                    first_sequence=0,
+                    values=value.reshape(1),
+                    statuses=status.reshape(1),
+                    head_axis=False,
+                )
+
+
+def measured(specs: Sequence[MetricSpec], vectors: NumberedVectors, floor: float) -> MetricValues:
+    """The metrics of many vectors; those that the moments do not determine are estimated from the sample.
+
+    Args:
+        specs: metrics of tokens.
+        vectors: what was kept of the vectors.
+        floor: the float floor of the activations.
+    """
+    of_sample = evaluate(specs, Tokens(vectors.sample()), floor)
+    if vectors.is_exact:
+        return of_sample
+    values, statuses = of_sample.values.clone(), of_sample.statuses.clone()
+    statuses[statuses == _CODE[Status.OK]] = _CODE[Status.ESTIMATE]
+    equivalent = vectors.equivalent()
+    if equivalent is not None:
+        exact = [row for row, spec in enumerate(specs) if spec.name in FROM_MOMENTS]
+        found = evaluate([specs[row] for row in exact], Tokens(equivalent), floor)
+        values[exact], statuses[exact] = found.values, found.statuses
+        # A Gram matrix does not resolve the smallest singular values.
+        few = torch.tensor([spec.floors_itself for spec in specs]) & (values < least_with_six_digits(torch.float32))
+        statuses[few & (statuses == _CODE[Status.OK])] = _CODE[Status.ESTIMATE]
+    return MetricValues(values, statuses)
+
+
+def metrics_between(specs: Sequence[MetricSpec], *, default: bool) -> tuple[MetricSpec, ...]:
+    """The token metrics among ``specs``, and by default those for inputs."""
+    further = [METRICS[name] for name in INPUT_METRICS] if default else []
+    return tuple({spec.name: spec for spec in (*specs, *further) if spec.side == "tokens"}.values())

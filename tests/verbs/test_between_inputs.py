@@ -1,0 +1,317 @@
+"""``measure`` between inputs: what it calls collapsed, what it does not, and what it will not judge."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from transformers import BertConfig, BertModel
+
+import rankscope as rs
+from rankscope.errors import InputError, LayoutError
+from rankscope.linalg import numbered_vectors
+from rankscope.metrics import METRICS
+from rankscope.models.pretrained import pretrained_folder
+from rankscope.runs.run import Run
+from rankscope.verdicts.inputs import averaging_residual
+
+BLOCKS, VOCABULARY, TRAINED = 3, 100, 2
+
+
+def small_bert() -> BertModel:
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=BLOCKS, num_attention_heads=2, intermediate_size=64,
+        max_position_embeddings=32,
+    )  # fmt: skip
+    return BertModel(config, add_pooling_layer=False).eval()
+
+
+def sentences(count: int = 12, length: int = 16, seed: int = 1) -> torch.Tensor:
+    return torch.randint(5, VOCABULARY, (count, length), generator=torch.Generator().manual_seed(seed))
+
+
+def finding(run: Run) -> dict[str, Any]:
+    (found,) = [axis for axis in run.extra["axes"] if axis["axis"] == "inputs"]
+    return dict(found)
+
+
+@pytest.mark.parametrize(("apart", "headline"), [(0.1, "inputs, not tokens"), (0.0, "tokens and inputs")])
+def test_a_bert_trained_to_collapse_is_called_so_from_the_block_where_it_happens(apart: float, headline: str) -> None:
+    """Means of different inputs are drawn together; with ``apart``, the tokens of each are held apart."""
+    model = small_bert()
+    assert finding(rs.measure(model, sentences()))["code"] == "mean offset"
+    late = [p for name, p in model.named_parameters() if f"layer.{TRAINED}." in name]
+    optimiser = torch.optim.Adam(late, lr=5e-3)
+    for step in range(80):
+        x = model(input_ids=sentences(seed=100 + step)).last_hidden_state
+        pooled = x.mean(1)
+        between = (pooled - pooled.mean(0)).square().sum() / pooled.square().sum()
+        within = (x - x.mean(1, keepdim=True)).square().sum() / x.square().sum()
+        loss = between + (apart**2 - within).clamp_min(0.0)
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    run = rs.measure(model, sentences())
+    assert finding(run)["code"] == "collapsed"
+    assert f"Between inputs (mean): collapsed in the last block ({TRAINED})" in run.verdict
+    assert run.verdict.startswith(f"Collapsed along {headline}.")
+
+
+class IgnoresItsInput(nn.Module):
+    """Positions only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bert = small_bert()
+        self.bert.embeddings.word_embeddings.weight.data.zero_()
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.bert(input_ids=input_ids).last_hidden_state
+        return found
+
+
+def test_a_network_that_ignores_its_input_is_collapsed_between_inputs_and_not_within() -> None:
+    run = rs.measure(IgnoresItsInput(), sentences())
+    assert run.code == "healthy"
+    assert finding(run)["code"] == "floor"
+    assert run.verdict.startswith("Collapsed along inputs, not tokens.")
+    assert "collapsed in every block" in run.verdict
+
+
+@pytest.mark.pretrained
+@pytest.mark.parametrize("pooling", ["mean", "first", "last"])
+def test_minilm_is_not_collapsed(pooling: str) -> None:
+    run = rs.measure(pretrained_folder("minilm"), tokens=32, between_inputs=pooling)
+    assert finding(run)["code"] in ("healthy", "mean offset", "huge channel")
+    assert "not collapsed" in finding(run)["sentence"]
+    assert run.curve("relative_residual", f"inputs.{pooling}").mean[-1] > 0.5
+    nearly_equal = "They are nearly equal in block" in run.verdict
+    assert nearly_equal == (pooling == "first"), "the class token has not seen much after block 0"
+
+
+def by_hand(model: BertModel, ids: torch.Tensor, mask: torch.Tensor, pooling: str) -> list[torch.Tensor]:
+    """All inputs at once, pooled straight from the hidden states."""
+    with torch.no_grad():
+        hidden = model(input_ids=ids, attention_mask=mask, output_hidden_states=True).hidden_states[1:]
+    found = []
+    for x in hidden:
+        rows = [row[kept.bool()] for row, kept in zip(x, mask, strict=True)]
+        pick = {"mean": lambda r: r.mean(0), "first": lambda r: r[0], "last": lambda r: r[-1], "at:3": lambda r: r[3]}
+        found.append(torch.stack([pick[pooling](row) for row in rows]))
+    return found
+
+
+@pytest.mark.parametrize("pooling", ["mean", "first", "last", "at:3"])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_values_are_those_of_all_inputs_at_once(pooling: str, side: str) -> None:
+    """Sequences of unequal length, padded on either side, in batches of several sizes: equal to 1e-10."""
+    model, ids = small_bert().double(), sentences(10)
+    mask = torch.ones_like(ids)
+    for row in range(10):
+        mask[row, : row // 2] = 0
+    mask = mask if side == "left" else mask.flip(1)
+    pooled = by_hand(model, ids, mask, pooling)
+    for batch in (1, 3, 10):
+        run = rs.measure(model, {"input_ids": ids, "attention_mask": mask}, batch=batch, between_inputs=pooling)
+        site = f"inputs.{pooling.partition(':')[0]}"
+        for name in ("relative_residual", "mean_cosine", "centred_effective_rank", "alpha_req", "uniformity"):
+            got = run.curve(name, site).mean
+            want = [METRICS[name].function(x).item() for x in pooled]
+            np.testing.assert_allclose(got, want, rtol=1e-10)
+
+
+def centred_effective_rank_by_hand(x: torch.Tensor) -> float:
+    s = torch.linalg.svdvals(x - x.mean(0))[: len(x) - 1]
+    p = s / s.sum()
+    return float(torch.exp(-(p * p.log()).sum()))
+
+
+def test_rank_of_n_inputs_is_at_most_n_minus_1() -> None:
+    model, ids = small_bert().double(), sentences(9)
+    run = rs.measure(model, ids, null=True)
+    (last,) = by_hand(model, ids, torch.ones_like(ids), "mean")[-1:]
+    got = run.curve("centred_effective_rank", "inputs.mean").mean[-1]
+    assert got == pytest.approx(centred_effective_rank_by_hand(last), rel=1e-10)
+    assert "of at most 8" in run.verdict
+    null = run.extra["between_inputs"]["null"]["centred_effective_rank"]
+    assert 7 < null["mean"] < 8, "Gaussian vectors of the same number and width"
+
+
+def test_many_inputs_are_summed_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, ids = small_bert().double(), sentences(60)
+    exact = rs.measure(model, ids, batch=7)
+    monkeypatch.setattr(numbered_vectors, "ALWAYS_KEPT", 20)
+    monkeypatch.setattr(numbered_vectors, "MOST_KEPT", 20)
+    monkeypatch.setattr(numbered_vectors, "MOST_SAMPLED", 30)
+    many = rs.measure(model, ids, batch=7)
+    for name in ("relative_residual", "effective_rank", "centred_stable_rank", "alpha_req"):
+        a, b = exact.curve(name, "inputs.mean"), many.curve(name, "inputs.mean")
+        np.testing.assert_allclose(b.mean, a.mean, rtol=1e-10)
+        assert not b.any_estimate.any()
+    estimated = many.curve("uniformity", "inputs.mean")
+    assert estimated.any_estimate.all()
+    np.testing.assert_allclose(estimated.mean, exact.curve("uniformity", "inputs.mean").mean, rtol=0.2)
+
+
+class Averages(nn.Module):
+    """Its one block leaves the tokens as they are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Identity()])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def test_means_of_long_sequences_agree_without_any_collapse() -> None:
+    x = 1.0 + torch.randn(10, 3000, 16, generator=torch.Generator().manual_seed(0))
+    run = rs.measure(Averages(), x, blocks="layers.*", metrics=["relative_residual", "mean_cosine"])
+    assert run.curve("relative_residual", "inputs.mean").mean[0] < 0.03
+    assert finding(run)["code"] == "mean offset"
+    assert "because each mean is over many tokens" in run.verdict
+    last = rs.measure(Averages(), x, blocks="layers.*", metrics=["relative_residual"], between_inputs="last")
+    assert finding(last)["code"] == "healthy"
+    same = x.clone()
+    same[:] = x[:1] + 1e-3 * x
+    assert finding(rs.measure(Averages(), same, blocks="layers.*"))["code"] == "collapsed", "not a work of averaging"
+
+
+def test_averaging_residual_is_that_of_independent_tokens() -> None:
+    x = 2.0 + torch.randn(400, 50, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    got = METRICS["relative_residual"].function(x.mean(1)).item()
+    residuals = METRICS["relative_residual"].function(x).numpy()
+    assert averaging_residual(residuals, np.full(400, 50.0)) == pytest.approx(got, rel=0.03)
+
+
+def test_the_first_token_of_a_causal_model_is_not_judged() -> None:
+    ids = sentences(10)
+    ids[:, 0] = 7
+    run = rs.measure("init:tiny-gpt2", ids, between_inputs=["first", "last"])
+    assert "Between inputs (first): not judged" in run.verdict
+    assert finding(run)["code"] in ("healthy", "mean offset")
+    ids[0, 0] = 8
+    assert "(first): not judged" not in rs.measure("init:tiny-gpt2", ids, between_inputs="first").verdict
+
+
+@pytest.mark.parametrize(
+    ("ids", "why"),
+    [
+        (sentences(1), "there is one input"),
+        (sentences(1).repeat(9, 1), "all 9 inputs are identical"),
+        (sentences(4).repeat(3, 1), "4 different inputs are too few"),
+    ],
+)
+def test_what_cannot_be_judged_is_refused_by_name(ids: torch.Tensor, why: str) -> None:
+    run = rs.measure(small_bert(), ids, between_inputs="mean")
+    assert finding(run)["code"] == "unknown"
+    assert why in run.verdict
+    assert "axes" not in rs.measure(small_bert(), ids).extra
+
+
+def test_identical_inputs_are_seen_through_padding() -> None:
+    ids, mask = sentences(9), torch.ones(9, 16, dtype=torch.long)
+    ids[:] = ids[0]
+    ids[4:, 12:], mask[:, 12:] = 99, 0
+    run = rs.measure(small_bert(), {"input_ids": ids, "attention_mask": mask}, batch=4, between_inputs="mean")
+    assert "all 9 inputs are identical" in run.verdict
+
+
+class Branch(nn.Module):
+    """x + Wx."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = x + self.linear(x)
+        return found
+
+
+class Windows(nn.Module):
+    """Works on two windows of each sequence, laid beside each other along the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Branch(), Branch()])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = x.reshape(2 * len(x), -1, 8)
+        for layer in self.layers:
+            h = layer(h)
+        return h.reshape(x.shape)
+
+
+def test_rows_that_are_not_inputs_are_refused() -> None:
+    x = torch.randn(8, 6, 8, generator=torch.Generator().manual_seed(0))
+    with pytest.raises(LayoutError, match="4 sequences, and the input holds 2"):
+        rs.measure(Windows(), x, blocks="layers.*", between_inputs="mean")
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"between_inputs": "median"}, "'median' is not known"),
+        ({"between_inputs": ["at:1", "at:2"]}, "one position at a time"),
+        ({"between_inputs": "at:16"}, "needs 17 tokens"),
+        ({"between_inputs": "mean", "sites": ["block.in"]}, "add it to sites"),
+        ({"between_inputs": "mean", "metrics": ["attention_entropy"]}, "metric of tokens"),
+        ({"sites": ["inputs.mean"]}, "between_inputs"),
+    ],
+)
+def test_what_is_not_possible_is_refused(options: dict[str, Any], match: str) -> None:
+    with pytest.raises(InputError, match=match):
+        rs.measure(small_bert(), sentences(), **options)
+
+
+def test_it_can_be_left_out_and_is_left_out_of_other_sites() -> None:
+    for options in ({"between_inputs": "none"}, {"sites": ["block.in"]}, {"metrics": ["attention_entropy"]}):
+        run = rs.measure(small_bert(), sentences(), **options)
+        assert "between_inputs" not in run.extra
+        assert not any(site.startswith("inputs.") for site in run.table["site"].unique().to_pylist())
+
+
+def test_tables_compare_report_and_conditions_know_it(tmp_path: Path) -> None:
+    one, other = rs.measure(small_bert(), sentences()), rs.measure(IgnoresItsInput(), sentences())
+    assert "between inputs (mean)" in str(one)
+    compared = rs.compare(one, other, metrics=["relative_residual"], site="inputs.mean")
+    assert compared.table["difference"].to_pylist()[0] < -0.05
+    assert "inputs.mean" in str(rs.compare(one, other))
+    rs.report([one], tmp_path / "page.html")
+    assert "inputs.mean" in (tmp_path / "page.html").read_text()
+    from rankscope.runs.conditions import parse_condition
+
+    condition = parse_condition("relative_residual@inputs.mean <= 0.03")
+    assert condition.held_in(other.table)
+    assert not condition.held_in(one.table)
+    assert len(one.plot().axes) >= 10, "a panel for inputs"
+
+
+def test_an_interrupt_leaves_the_inputs_of_whole_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rankscope.models.inputs import Batch
+    from rankscope.runs.interrupted import Interrupted
+
+    run, calls = Batch.run, []
+
+    def stopped(self: Batch, model: nn.Module) -> Any:
+        found = run(self, model)
+        calls.append(self.first_sequence)
+        if calls.count(8) == 1 and self.first_sequence == 8:
+            raise KeyboardInterrupt
+        return found
+
+    monkeypatch.setattr(Batch, "run", stopped)
+    with pytest.raises(Interrupted) as caught:
+        rs.measure(small_bert(), sentences(12), batch=4)
+    monkeypatch.undo()
+    part, whole = caught.value.run, rs.measure(small_bert(), sentences(12)[:8], batch=4)
+    for name in ("relative_residual", "uniformity"):
+        np.testing.assert_array_equal(part.curve(name, "inputs.mean").mean, whole.curve(name, "inputs.mean").mean)
