@@ -107,7 +107,7 @@ class StreamFrame:
         """The sum, if this call to one of ``sums`` adds something to the stream."""
         if not kwargs and not any(map(self.is_stream, args)):
             return None  # most sums of a model: analysing them would cost more than the sum itself
-        terms = _terms(func, args, kwargs)
+        terms = summands_of(func, args, kwargs)
         if terms is None:
             return None
         holds = [
@@ -179,7 +179,9 @@ class StreamFrame:
             self.follow_normed(out)
 
 
-def _terms(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Summand, Summand] | None:
+def summands_of(
+    func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[Summand, Summand] | None:
     """The two summands of a call; None for forms that are not recognised."""
     named = dict(kwargs)
     factors = (*args, *(named.pop(name) for name in _ARGUMENTS if name in named))

@@ -122,11 +122,16 @@ class ActiveBlock(StreamFrame):
 
     def canonical(self, tensor: Tensor) -> Tensor:
         """The tensor as ``batch tokens dim``, regardless of the order or flattening the block works in."""
+        return self.stack.stream.canonical(self._shaped(tensor), self._sequences)
+
+    def apart(self, tensor: Tensor) -> Tensor:
+        """The streams of each token, as ``batch tokens streams dim``."""
+        return self.stack.stream.apart(self._shaped(tensor), self._sequences)
+
+    def _shaped(self, tensor: Tensor) -> Tensor:
         shape = self.entry_shape
         flattened = tensor.dim() != len(shape) or self.is_stream(tensor)
-        if flattened and tensor.shape != shape and tensor.numel() == shape.numel():
-            tensor = tensor.reshape(shape)
-        return self.stack.stream.canonical(tensor, self._sequences)
+        return tensor.reshape(shape) if flattened and tensor.numel() == shape.numel() else tensor
 
     def native(self, x: Tensor, like: Tensor) -> Tensor:
         """A stream ``batch tokens dim`` in the order and flattening of ``like``, a tensor of this call."""
@@ -504,7 +509,7 @@ class SiteMode(StreamMode):
         self._selection = selection
 
     def show(self, ref: SiteRef, x: Tensor) -> None:
-        """Receive the stream at a site, as ``batch tokens dim``."""
+        """Receive the stream at a site, as ``batch tokens dim``; at ``streams`` sites ``batch tokens streams dim``."""
         raise NotImplementedError
 
     def _show(self, call: ActiveBlock, site: str, x: Tensor) -> None:
@@ -512,13 +517,21 @@ class SiteMode(StreamMode):
         if ref in self._selection:
             self.show(ref, call.canonical(x))
 
+    def _show_streams(self, call: ActiveBlock, site: str, x: Tensor) -> None:
+        ref = call.ref(site)
+        if call.stack.stream.has_streams and ref in self._selection:
+            self.show(ref, call.apart(x))
+
     def on_enter(self, call: ActiveBlock, entry: Tensor) -> None:
         """Show the stream as it enters a block."""
-        self._show(call, "block.in", entry)
+        if call.stack.stream.takes == "stream":
+            self._show(call, "block.in", entry)
+            self._show_streams(call, "streams.in", entry)
 
     def on_next_block(self, call: ActiveBlock, stream: Tensor) -> None:
         """Show the stream between two blocks of one call."""
         self._show(call, "block.out", stream)
+        self._show_streams(call, "streams.out", stream)
 
     def on_add(
         self, call: ActiveBlock, label: Label | None, stream: Tensor, branch: Tensor, perform: Perform

@@ -24,10 +24,12 @@ SITES: Mapping[str, str] = {
     "cross_attention.probs": "the cross-attention probabilities of each head",
     "attention.mixed": "the values as each head has mixed them, P V, before the output projection; fused kernels only",
     "cross_attention.mixed": "the same of cross-attention",
+    "streams.in": "the residual streams of each token as they enter a block, if a token has several",
+    "streams.out": "the residual streams of each token as they leave a block, if a token has several",
     "final": "the stream after the stack's final norm",
 }
 
-DEFAULT_SITES = ("block.in@0", "block.out", "final", "attention.probs")
+DEFAULT_SITES = ("block.in@0", "block.out", "final", "attention.probs", "streams.in@0", "streams.out")
 
 
 @dataclass(frozen=True)

@@ -32,9 +32,11 @@ from rankscope.verbs.locating import where_it_breaks
 from rankscope.verbs.measure import EXECUTION
 from rankscope.verbs.measure.judge import notes_on_estimates
 from rankscope.verbs.measure.similarity import SITE, SimilarityReader, labels_of
+from rankscope.verbs.measure.streams import stream_mixing
 from rankscope.verbs.origin import about_inputs, floor_of, provenance_of, spec_of
 from rankscope.verbs.reader import SiteReader, parse_attention_algorithm
 from rankscope.verdicts import AxisFinding, across_axes, judge
+from rankscope.verdicts.streams import judge_streams
 
 
 def measure(
@@ -135,6 +137,7 @@ def measure(
         prepared = prepare_planned(loaded, inputs, plan)
         passes = MeasuringPasses(choice, execution, prepared)
         passes.run(blocks, declared)
+        mixing = passes.stream_mixing()
     table = passes.table()
     random_values = gaussian_null(specs, passes.reader.shapes, seed=seed) if null else None
     floor = floor_of(passes.reader.dtypes)
@@ -147,6 +150,7 @@ def measure(
         model=spec_of(model),
     )
     findings: list[AxisFinding] = []
+    findings += judge_streams(table, mixing)
     verdict = across_axes(verdict, findings)
     lost = execution.is_in_memory and verdict.code == CODE
     broken = where_it_breaks(loaded.model, passes.prepared) if lost else []
@@ -158,7 +162,12 @@ def measure(
         table=table,
         null=random_values,
         notes=(*loaded.notes, *prepared.notes, *notes_on_estimates(table), *passes.reader.notes(), *broken),
-        extra={**passes.extra, **({"axes": verdict.axes} if verdict.axes else {}), **execution.described},
+        extra={
+            **passes.extra,
+            **({"streams": mixing} if mixing else {}),
+            **({"axes": verdict.axes} if verdict.axes else {}),
+            **execution.described,
+        },
     )
     return passes.finished.checked(about_inputs(run, prepared))
 
@@ -206,6 +215,11 @@ class MeasuringPasses:
                         self.finished.add(part.sequences)
         self.prepared = self.finished.sequences_of(self.prepared)
         execution.collect(findings)
+
+    def stream_mixing(self) -> list[dict[str, Any]]:
+        """How the blocks mix the streams of a token, for each stack in which it has several."""
+        assert self._view is not None
+        return stream_mixing(self._execution, self._view, self.prepared[0])
 
     @property
     def extra(self) -> dict[str, Any]:
