@@ -30,7 +30,7 @@ from tests.reference.metrics import REFERENCE, exact_rows
 FLOOR = float_floor(torch.float64)
 TOKEN = [name for name in METRICS if METRICS[name].side == "tokens"]
 ATTENTION = [name for name in METRICS if METRICS[name].side == "attention"]
-ABSOLUTE = {"residual", "mu", "composite_residual"}
+ABSOLUTE = {"residual", "mu", "composite_residual", "stream_rms"}
 STATUS = list(Status)
 
 

@@ -11,6 +11,7 @@ from rankscope.linalg.tokens import Tokens
 from rankscope.metrics import METRICS
 from tests.reference import attention as slow_attention
 from tests.reference import metrics as slow
+from tests.reference import sides as slow_sides
 
 SHAPES = [(9, 4), (4, 9), (6, 6)]
 
@@ -39,7 +40,7 @@ CASES = {
 
 
 def test_the_reference_covers_every_metric() -> None:
-    assert set(slow.REFERENCE) | set(slow_attention.REFERENCE) == set(METRICS)
+    assert set(slow.REFERENCE) | set(slow_attention.REFERENCE) | set(slow_sides.REFERENCE) == set(METRICS)
 
 
 @pytest.mark.parametrize("case", CASES)

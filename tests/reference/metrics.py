@@ -164,6 +164,7 @@ def members(rows: Rows):
 
 
 REFERENCE: dict[str, Callable[[Rows], mpf]] = {
+    "stream_rms": lambda x: frobenius(x) / mp.sqrt(len(x) * len(x[0])),
     "residual": lambda x: frobenius(centre(x)),
     "relative_residual": lambda x: frobenius(centre(x)) / frobenius(x),
     "mu": lambda x: frobenius(centre(x)),

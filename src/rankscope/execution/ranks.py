@@ -29,10 +29,9 @@ from rankscope.models.spread import Spread, in_group, is_distributed, spread_of,
 from rankscope.models.stream import Stream
 from rankscope.models.view import ModelView
 from rankscope.runs.rows import Piece, rows_from_bytes
-from rankscope.stream.attention_calls import AttentionCall
 from rankscope.stream.operators import is_attention
 from rankscope.stream.sites import SiteRef
-from rankscope.stream.tracer import Observer
+from rankscope.stream.tracer import Observed, Observer, Unreadable
 from rankscope.stream.viewing import view_of
 
 
@@ -210,15 +209,15 @@ class RankObserver:
         self.batch: Batch | None = None
         self.gathered_heads = False
 
-    def __call__(self, ref: SiteRef, seen: Tensor | AttentionCall) -> None:
+    def __call__(self, ref: SiteRef, seen: Observed) -> None:
         """Observe, unless muted; an error is stored for :meth:`settle`."""
         if self._spread:
             seen = self._whole(seen)  # a collective operation: every rank must make it
         if self._muted or self._error is not None:
             return
         try:
-            if self._spread and isinstance(seen, Tensor):
-                self._need_all_tokens(ref, seen)
+            if self._spread and isinstance(seen, (Tensor, tuple)):
+                self._need_all_tokens(ref, seen[0] if isinstance(seen, tuple) else seen)
             self._observe(ref, seen)
         except Exception as error:  # noqa: BLE001  (raised by settle, when no rank waits for this one any more)
             self._error = error
@@ -246,10 +245,14 @@ class RankObserver:
                 "split it."
             )
 
-    def _whole(self, seen: Tensor | AttentionCall) -> Tensor | AttentionCall:
+    def _whole(self, seen: Observed) -> Observed:
         if isinstance(seen, Tensor):
             return whole(seen)
-        names = ("weights", "query", "key", "value", "mask")
+        if isinstance(seen, tuple):
+            return tuple(map(whole, seen))
+        if isinstance(seen, Unreadable):
+            return seen
+        names = ("weights", "query", "key", "value", "mask", "scores")
         spread: dict[str, Any] = {
             name: whole(tensor) for name in names if is_distributed(tensor := getattr(seen, name))
         }

@@ -55,10 +55,7 @@ class AttentionMatrix(AttentionView):
     @cached_property
     def kept(self) -> Bool[Tensor, "matrices query"]:
         """Which rows count."""
-        drop = self.rows.dropped(slice(None), slice(None))
-        if drop is None:
-            return torch.ones(self.rows.sequences, self.rows.tokens, dtype=torch.bool, device=self.rows.device)
-        return ~drop.squeeze(-1)
+        return self.rows.kept
 
     @cached_property
     def support_size(self) -> Float[Tensor, "matrices query"]:
@@ -89,6 +86,23 @@ class AttentionMatrix(AttentionView):
     def first_mass(self) -> Float[Tensor, "matrices query"]:
         """Probability that each row gives to the first key."""
         return self.rows.entries(self._first_key)
+
+    @cached_property
+    def sees_itself(self) -> Bool[Tensor, "matrices query"]:
+        """Whether a row may see the key at its own position."""
+        if self.rows.tokens != self.keys:
+            return torch.zeros_like(self.kept)
+        if self._support is None:
+            return torch.ones_like(self.kept)
+        square = self._support.expand(*self._support.shape[:-2], self.keys, self.keys)
+        return self._per_row(square.diagonal(dim1=-2, dim2=-1))
+
+    @cached_property
+    def own_mass(self) -> Float[Tensor, "matrices query"]:
+        """Probability that each row gives to the key at its own position."""
+        if self.rows.tokens != self.keys:
+            return self.rows.zeros(self.rows.tokens)
+        return self.rows.entries(torch.arange(self.keys, device=self.rows.device).expand_as(self.kept))
 
     @property
     def count(self) -> Float[Tensor, " matrices"]:

@@ -64,6 +64,16 @@ class AttentionView(ABC):
 
     @property
     @abstractmethod
+    def sees_itself(self) -> Bool[Tensor, "matrices query"]:
+        """Whether a row may see the key at its own position; False if there are not as many keys as queries."""
+
+    @property
+    @abstractmethod
+    def own_mass(self) -> Float[Tensor, "matrices query"]:
+        """Probability that each row gives to the key at its own position; 0 where there is none."""
+
+    @property
+    @abstractmethod
     def sums(self) -> AttentionSums:
         """Mass, p log p and squares."""
 
@@ -91,3 +101,7 @@ class AttentionView(ABC):
     def relative_deviation(self) -> Float[Tensor, " matrices"]:
         r""":math:`\|CP\|_F / \|P\|_F`, the quantity that is compared with the float floor."""
         return (self.sums.centred_energy / self.sums.energy).sqrt()
+
+    def is_resolved(self, floor: float) -> Bool[Tensor, " matrices"]:
+        """Whether rows differ by more than the rounding of their dtype."""
+        return self.relative_deviation > floor

@@ -96,6 +96,15 @@ class SupportRows:
             seen &= torch.arange(self._shape[2], device=self._device) >= first.squeeze(-1)
         return self._by_matrix(seen)
 
+    @cached_property
+    def sees_itself(self) -> Bool[Tensor, "matrices query"]:
+        """Whether a row may see the key at its own position."""
+        queries, keys = self._shape[2:]
+        seen = torch.full((1, 1, queries), queries == keys, dtype=torch.bool, device=self._device)
+        if self._mask is not None and queries == keys:
+            seen = _visible(self._mask.diagonal(dim1=-2, dim2=-1))
+        return self._by_matrix(seen)
+
     def _strips(self) -> Iterator[Bool[Tensor, "batch heads strip key"]]:
         assert self._mask is not None
         batch, heads, queries, keys = self._mask.shape
@@ -399,6 +408,7 @@ class _MatrixSums:
     mass: Tensor
     p_log_p: Tensor
     first_mass: Tensor
+    own_mass: Tensor
     energy: Tensor
     centred_energy: Tensor
     top: SingularValue
@@ -509,6 +519,16 @@ class BlockwiseAttention(AttentionView):
         return self._by_row([one.first_mass for one in self._matrices], 0.0)
 
     @property
+    def sees_itself(self) -> Bool[Tensor, "matrices query"]:
+        """Whether a row may see the key at its own position."""
+        return self._support.sees_itself
+
+    @cached_property
+    def own_mass(self) -> Float[Tensor, "matrices query"]:
+        """Probability that each row gives to the key at its own position; 0 in rows that do not count."""
+        return self._by_row([one.own_mass for one in self._matrices], 0.0)
+
+    @property
     def largest_centred_singular_value(self) -> Float[Tensor, " matrices"]:
         """Largest singular value of CP, or a lower bound on it; NaN for P = 0."""
         return self._of_tops([top.lower for top in self.singular_values])
@@ -550,11 +570,12 @@ class BlockwiseAttention(AttentionView):
         energy = centred + n * (r + shift).square().sum()
         # The sink rate needs a single column, which is cheaper to recompute than to pick out of the walk.
         key = int(self._support.first_key[b, h])
-        at_first = _column(logs, key).double() / first.mass.masked_fill(first.mass == 0, 1.0)
+        mass = first.mass.masked_fill(first.mass == 0, 1.0)
+        at_first, at_own = _column(logs, key).double() / mass, _diagonal(logs).double() / mass
         top = _UNKNOWN
         if spectrum and bool(energy > 0) and bool(energy.isfinite()):
             top = self._top(logs, r, probes, first, float(centred), passes)
-        return _MatrixSums(first.mass, first.p_log_p, at_first, energy, centred, top)
+        return _MatrixSums(first.mass, first.p_log_p, at_first, at_own, energy, centred, top)
 
     def _logs(self, b: int, h: int) -> HeadScores:
         """Logarithms of the probabilities of the rows that count."""
@@ -635,6 +656,20 @@ def _column(logs: HeadScores, key: int) -> Tensor:
     if logs.later is not None:
         logarithm = logarithm - logs.later
     return logarithm.masked_fill(logs.places < key, -torch.inf).exp() if logs.causal else logarithm.exp()
+
+
+def _diagonal(logs: HeadScores) -> Tensor:
+    """The exponentials at each row's own position; 0 where there is no such key."""
+    exists = logs.places < logs.keys
+    own = logs.places.clamp_max(logs.keys - 1)
+    logarithm = (logs.query * logs.key[own]).sum(-1)
+    if logs.mask is not None:
+        entry = logs.mask[logs.places, own]
+        visible = entry.dtype == torch.bool
+        logarithm = logarithm.masked_fill(~entry, -torch.inf) if visible else logarithm + entry
+    if logs.later is not None:
+        logarithm = logarithm - logs.later
+    return logarithm.masked_fill(~exists, -torch.inf).exp()
 
 
 def _check(query: Tensor, key: Tensor, keep: Tensor | None, passes: int | None) -> None:

@@ -199,6 +199,18 @@ class HeadScores:
             out.add_(tile)
 
 
+def largest_scores(scores: HeadScores) -> Float[Tensor, " rows"]:
+    """The largest score of each row; -inf for a row that sees no key."""
+    found = [scores.query.new_zeros(0)]
+    for strip in scores.strips():
+        S = scores.query.new_empty(strip.height, scores.width)
+        largest = S.new_full((strip.height,), -torch.inf)
+        for tile in range(strip.tiles):
+            largest = torch.maximum(largest, scores.put(S, strip, tile).amax(-1))
+        found.append(largest)
+    return torch.cat(found)
+
+
 def row_log_sums(scores: HeadScores) -> tuple[Float[Tensor, " rows"], Float[Tensor, " rows"]]:
     """The largest score of each row, and the log-sum-exp of the row minus that, by online softmax.
 

@@ -83,6 +83,13 @@ class Tokens:
             return torch.full((self.sequences,), float(self.tokens), dtype=torch.float64, device=self.device)
         return (~self._drop).sum(-1).double()
 
+    @property
+    def kept(self) -> Bool[Tensor, "sequences tokens"]:
+        """Which tokens count."""
+        if self._drop is None:
+            return torch.ones(self.sequences, self.tokens, dtype=torch.bool, device=self.device)
+        return ~self._drop
+
     @cached_property
     def scale(self) -> Float[Tensor, " sequences"]:
         """The power of two that divides X: near its largest entry for float64, whose squares may overflow, else 1."""
@@ -90,7 +97,7 @@ class Tokens:
         if is_wide(self.dtype):
             room = self.room()
             for group, rows in self.pieces():
-                X = self._read(group, rows, room).abs_()
+                X = self.read(group, rows, room).abs_()
                 largest[group] = torch.maximum(largest[group], X.amax((-2, -1)))
         return power_of_two_below(largest)
 
@@ -209,7 +216,7 @@ class Tokens:
 
         It is stored in ``room``, until the next piece overwrites it, or in fresh memory. The caller may write to it.
         """
-        X = self._read(group, rows, room)
+        X = self.read(group, rows, room)
         return X.div_(self.scale[group, None, None]) if is_wide(self.dtype) else X
 
     def centred_piece(self, group: slice, rows: slice, room: Tensor | None = None) -> Tensor:
@@ -271,7 +278,8 @@ class Tokens:
         # As int64, False - 1 = -1 has all bits set and True - 1 = 0 has none.
         return None if self._drop is None else self._drop.long().sub_(1).unsqueeze(-1)
 
-    def _read(self, group: slice, rows: slice, room: Tensor | None) -> Tensor:
+    def read(self, group: slice, rows: slice, room: Tensor | None) -> Tensor:
+        """The same as :meth:`piece` in the units of ``x``."""
         x = self._x[group, rows]
         X = torch.empty(x.shape, dtype=torch.float64, device=self.device) if room is None else fitting(room, x)
         return clear_(X.copy_(x), self.kept_bits(group, rows))

@@ -3,6 +3,7 @@
 from rankscope._citations import Cite
 from rankscope.linalg.attention_view import AttentionView
 from rankscope.linalg.tokens import Tokens
+from rankscope.linalg.update import Update
 from rankscope.metrics._evaluate import (
     DEFAULT_ATTENTION_METRICS,
     DEFAULT_TOKEN_METRICS,
@@ -11,6 +12,7 @@ from rankscope.metrics._evaluate import (
     MetricValues,
     evaluate,
 )
+from rankscope.metrics._sides import SIDES, Side, View
 from rankscope.metrics._spec import (
     CHANNEL_ORDER,
     METRICS,
@@ -21,8 +23,10 @@ from rankscope.metrics._spec import (
     Invariance,
     MetricSpec,
     attention_metric,
+    metric,
     metric_alias,
     token_metric,
+    update_metric,
 )
 
 __all__ = [
@@ -35,15 +39,21 @@ __all__ = [
     "ROTATION",
     "SCALE",
     "SHIFT",
+    "SIDES",
     "TOKEN_ORDER",
     "AttentionView",
     "Cite",
     "Invariance",
     "MetricSpec",
     "MetricValues",
+    "Side",
     "Tokens",
+    "Update",
+    "View",
     "attention_metric",
     "evaluate",
+    "metric",
     "metric_alias",
     "token_metric",
+    "update_metric",
 ]

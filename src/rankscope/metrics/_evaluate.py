@@ -14,6 +14,7 @@ from rankscope.errors import InputError
 from rankscope.linalg.attention_view import AttentionView
 from rankscope.linalg.spectrum import least_with_six_digits
 from rankscope.linalg.tokens import Tokens
+from rankscope.metrics._sides import View, side_of_view
 from rankscope.metrics._spec import MetricSpec
 
 NORM_METRICS: tuple[str, ...] = (
@@ -77,21 +78,21 @@ class MetricValues:
     statuses: Int[Tensor, " metrics *batch"]
 
 
-def evaluate(specs: Sequence[MetricSpec], view: Tokens | AttentionView, floor: float) -> MetricValues:
+def evaluate(specs: Sequence[MetricSpec], view: View, floor: float) -> MetricValues:
     """Compute every metric of ``specs`` on one view, sharing its reductions.
 
     Args:
         specs: metrics of the view's side.
-        view: tokens of one site, or its attention matrices.
+        view: a view of what one site shows.
         floor: relative residual below which the dtype of the activations shows only rounding, see ``float_floor``.
 
     Returns:
         Values with a leading metric axis, then the batch axes (and heads, for attention).
 
     Raises:
-        InputError: a token metric was given for attention, or the reverse.
+        InputError: a metric of another side.
     """
-    side = "tokens" if isinstance(view, Tokens) else "attention"
+    side = side_of_view(view).name
     wrong = [spec.name for spec in specs if spec.side != side]
     if wrong:
         raise InputError(
@@ -100,36 +101,36 @@ def evaluate(specs: Sequence[MetricSpec], view: Tokens | AttentionView, floor: f
     if not specs:
         empty = view.count.new_empty((0, *view.batch_shape))
         return MetricValues(empty, empty.to(torch.int8))
-    values = torch.stack([spec.function(view) for spec in specs])  # type: ignore[arg-type]
+    values = torch.stack([spec.function(view) for spec in specs])
     statuses = _statuses(specs, values, view, floor)
     lost = (statuses == _CODE[Status.UNDEFINED]) | (statuses == _CODE[Status.NOT_FINITE])
     return MetricValues(values.masked_fill_(lost, torch.nan), statuses)
 
 
-def _statuses(specs: Sequence[MetricSpec], values: Tensor, view: Tokens | AttentionView, floor: float) -> Tensor:
+def _statuses(specs: Sequence[MetricSpec], values: Tensor, view: View, floor: float) -> Tensor:
     """All statuses at once: on an accelerator, a small operation costs as much as a large one."""
 
     def declared(facts: list[bool]) -> Tensor:
         return torch.tensor(facts, device=values.device).reshape(-1, *(1 for _ in view.batch_shape))
 
-    finite = view.finite.reshape(view.batch_shape)
-    deviation = view.relative_deviation.reshape(view.batch_shape)
-    reads_deviation = declared([spec.reads_deviation for spec in specs])
-    floors_itself = declared([spec.floors_itself for spec in specs])
-    # Not `deviation <= floor`: X = 0, whose deviation is 0/0, also counts as at the floor.
-    resolved = view.is_resolved(floor).reshape(view.batch_shape) if isinstance(view, Tokens) else deviation > floor
-    at_floor = reads_deviation & ~resolved
-    # Rounding is relative to X, so a singular value of CX reaches the floor earlier, by the ratio of the two norms.
-    at_floor |= floors_itself & (values * torch.where(reads_deviation, deviation, 1.0) <= floor)
     statuses = torch.full_like(values, _CODE[Status.OK], dtype=torch.int8)
     if isinstance(view, AttentionView) and any(spec.needs == "spectrum" for spec in specs):
         estimated = view.is_spectrum_estimated.reshape(view.batch_shape)
         statuses.masked_fill_(
             declared([spec.needs == "spectrum" for spec in specs]) & estimated, _CODE[Status.ESTIMATE]
         )
-    if isinstance(view, Tokens) and any(spec.floors_itself for spec in specs):
-        few_digits = floors_itself & (values < least_with_six_digits(view.dtype))
-        statuses.masked_fill_(few_digits, _CODE[Status.ESTIMATE])
-    statuses.masked_fill_(at_floor, _CODE[Status.FLOOR])
+    if isinstance(view, (Tokens, AttentionView)):
+        floors_itself = declared([spec.floors_itself for spec in specs])
+        if isinstance(view, Tokens) and any(spec.floors_itself for spec in specs):
+            few_digits = floors_itself & (values < least_with_six_digits(view.dtype))
+            statuses.masked_fill_(few_digits, _CODE[Status.ESTIMATE])
+        deviation = view.relative_deviation.reshape(view.batch_shape)
+        reads_deviation = declared([spec.reads_deviation for spec in specs])
+        # Not `deviation <= floor`: X = 0, whose deviation is 0/0, also counts as at the floor.
+        at_floor = reads_deviation & ~view.is_resolved(floor).reshape(view.batch_shape)
+        # Rounding is relative to X, so a singular value of CX reaches the floor earlier, by the ratio of the two norms.
+        at_floor |= floors_itself & (values * torch.where(reads_deviation, deviation, 1.0) <= floor)
+        statuses.masked_fill_(at_floor, _CODE[Status.FLOOR])
     statuses.masked_fill_(torch.isnan(values), _CODE[Status.UNDEFINED])
+    finite = view.finite.reshape(view.batch_shape)
     return statuses.masked_fill_(~finite | torch.isinf(values), _CODE[Status.NOT_FINITE])

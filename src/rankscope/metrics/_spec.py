@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Flag, auto
-from functools import wraps
+from functools import partial, wraps
 from typing import Literal
 
 import torch
@@ -14,17 +14,17 @@ from torch import Tensor
 
 from rankscope._citations import Cite
 from rankscope._registry import Registry
-from rankscope.linalg.attention import AttentionMatrix
-from rankscope.linalg.attention_view import AttentionView
-from rankscope.linalg.tokens import Tokens
+from rankscope.metrics._sides import ATTENTION, ROUTER, SCORES, TOKENS, UPDATE, Side, V, View
 
-Side = Literal["tokens", "attention"]
 Needs = Literal["norms", "order", "gram", "spectrum"]
-TokenFunction = Callable[[Tokens | Tensor], Tensor]
+MetricFunction = Callable[..., Tensor]
 
 
 class Invariance(Flag):
-    """Transformations of X (or of P, for attention) that do not change a metric."""
+    """Transformations of X (or of P, for attention) that do not change a metric.
+
+    For an update, both tensors are transformed in the same way; for a router, channels are the experts.
+    """
 
     NONE = 0
     TOKEN_ORDER = auto()
@@ -53,7 +53,7 @@ class MetricSpec:
 
     Attributes:
         name: the function's name.
-        side: whether it measures tokens or attention.
+        side: name of what it measures, a key of ``SIDES``.
         symbol: LaTeX.
         range: smallest and largest value, possibly infinite.
         at_collapse: value when all tokens are equal (all rows of P, for attention); None if there is no such value.
@@ -64,12 +64,13 @@ class MetricSpec:
         least_count: smallest number of tokens for which it has a value.
         cites: its sources.
         summary: first line of its docstring.
-        function: takes a tensor or a view that shares reductions; returns float64, one value per sequence (and head).
+        function: takes the tensors of its side, or a view of them that shares reductions; returns float64, one value
+            per sequence (and head).
         alias_of: the metric of which this is another name, or None.
     """
 
     name: str
-    side: Side
+    side: str
     symbol: str
     range: tuple[float, float]
     at_collapse: float | None
@@ -80,14 +81,15 @@ class MetricSpec:
     least_count: int
     cites: tuple[Cite, ...]
     summary: str
-    function: Callable[[Tokens | Tensor], Tensor] | Callable[[AttentionView | Tensor], Tensor]
+    function: MetricFunction
     alias_of: str | None = None
 
 
 METRICS: Registry[MetricSpec] = Registry("metric", "rankscope.metrics")
 
 
-def token_metric(
+def metric(
+    side: Side[V],
     *,
     symbol: str,
     range: tuple[float, float],
@@ -98,54 +100,40 @@ def token_metric(
     floors_itself: bool = False,
     least_count: int = 1,
     cites: tuple[Cite, ...],
-) -> Callable[[Callable[[Tokens], Tensor]], Callable[[Tokens | Tensor], Tensor]]:
-    """Register a function of :class:`Tokens`; the result also accepts a plain tensor ``(*batch, tokens, dim)``."""
+) -> Callable[[Callable[[V], Tensor]], Callable[..., Tensor]]:
+    """Register a function of a side's view; the result also accepts the tensors of which the side makes a view."""
 
-    def register(compute: Callable[[Tokens], Tensor]) -> Callable[[Tokens | Tensor], Tensor]:
+    def register(compute: Callable[[V], Tensor]) -> Callable[..., Tensor]:
         @wraps(compute)
-        def measured(x: Tokens | Tensor) -> Tensor:
-            view = x if isinstance(x, Tokens) else Tokens(x)
+        def measured(*given: V | Tensor) -> Tensor:
+            view = given[0] if isinstance(given[0], side.kind) else side.view(*given)
             return _where_defined(compute(view), view, least_count).reshape(view.batch_shape)
 
         facts = (symbol, range, at_collapse, invariant_to, needs, reads_deviation, floors_itself, least_count, cites)
-        METRICS.add(compute.__name__, MetricSpec(compute.__name__, "tokens", *facts, _summary(compute), measured))
+        METRICS.add(compute.__name__, MetricSpec(compute.__name__, side.name, *facts, _summary(compute), measured))
         return measured
 
     return register
 
 
-def attention_metric(
-    *,
-    symbol: str,
-    range: tuple[float, float],
-    at_collapse: float | None,
-    invariant_to: Invariance,
-    needs: Needs,
-    reads_deviation: bool = False,
-    least_count: int = 1,
-    cites: tuple[Cite, ...],
-) -> Callable[[Callable[[AttentionView], Tensor]], Callable[[AttentionView | Tensor], Tensor]]:
-    """Register a function of :class:`AttentionView`; the result also accepts ``(*batch, heads, query, key)``."""
-
-    def register(compute: Callable[[AttentionView], Tensor]) -> Callable[[AttentionView | Tensor], Tensor]:
-        @wraps(compute)
-        def measured(probs: AttentionView | Tensor) -> Tensor:
-            view = probs if isinstance(probs, AttentionView) else AttentionMatrix(probs)
-            return _where_defined(compute(view), view, least_count).reshape(view.batch_shape)
-
-        facts = (symbol, range, at_collapse, invariant_to, needs, reads_deviation, False, least_count, cites)
-        METRICS.add(compute.__name__, MetricSpec(compute.__name__, "attention", *facts, _summary(compute), measured))
-        return measured
-
-    return register
+token_metric = partial(metric, TOKENS)
+"""Register a function of :class:`Tokens`; the result also accepts a plain tensor ``(*batch, tokens, dim)``."""
+attention_metric = partial(metric, ATTENTION)
+"""Register a function of :class:`AttentionView`; the result also accepts ``(*batch, heads, query, key)``."""
+score_metric = partial(metric, SCORES)
+"""Register a function of :class:`AttentionScores`; the result also accepts ``(*batch, heads, query, key)``."""
+router_metric = partial(metric, ROUTER)
+"""Register a function of :class:`Routing`; the result also accepts probabilities and expert numbers."""
+update_metric = partial(metric, UPDATE)
+"""Register a function of :class:`Update`; the result also accepts the stream and what is added to it."""
 
 
 def metric_alias(
-    of: TokenFunction, *, symbol: str, cites: tuple[Cite, ...]
-) -> Callable[[TokenFunction], TokenFunction]:
+    of: MetricFunction, *, symbol: str, cites: tuple[Cite, ...]
+) -> Callable[[MetricFunction], MetricFunction]:
     """Register a function that only calls the metric ``of`` as another name for it, with its own symbol and source."""
 
-    def register(named: TokenFunction) -> TokenFunction:
+    def register(named: MetricFunction) -> MetricFunction:
         facts = METRICS.registered(of.__name__)
         name, summary = named.__name__, _summary(named)
         METRICS.add(
@@ -159,7 +147,7 @@ def metric_alias(
     return register
 
 
-def _where_defined(value: Tensor, view: Tokens | AttentionView, least_count: int) -> Tensor:
+def _where_defined(value: Tensor, view: View, least_count: int) -> Tensor:
     if view.fewest >= least_count:
         return value
     return torch.where(view.count >= least_count, value, math.nan)

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
-from torch import Tensor, nn
+from torch import nn
 
 from rankscope.errors import SiteError, UnsupportedOperationError
 from rankscope.models.inputs import Batch, Padding, TokensPolicy, prepare_inputs
@@ -16,9 +16,8 @@ from rankscope.models.view import ModelView, Stack
 from rankscope.monitor.isolation import is_compiled
 from rankscope.monitor.probing import Prober
 from rankscope.runs.readings import LayerValue
-from rankscope.stream.attention_calls import AttentionCall
 from rankscope.stream.sites import SiteRef, SiteSelection
-from rankscope.stream.tracer import Observer, Tracer
+from rankscope.stream.tracer import Observed, Observer, Tracer
 
 T = TypeVar("T")
 
@@ -31,7 +30,7 @@ class ForgivingTracer(Tracer):
         self.error: Exception | None = None
 
     def _kept_quiet(self, observe: Observer) -> Observer:
-        def quiet(ref: SiteRef, seen: Tensor | AttentionCall) -> None:
+        def quiet(ref: SiteRef, seen: Observed) -> None:
             if self.error is None:
                 try:
                     observe(ref, seen)

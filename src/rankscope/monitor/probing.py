@@ -29,8 +29,8 @@ from rankscope.remedies import REMEDIES, applied
 from rankscope.runs.readings import LayerValue
 from rankscope.runs.rows import RowWriter
 from rankscope.stream.attention_calls import AttentionCall
-from rankscope.stream.sites import SiteRef, SiteSelection
-from rankscope.stream.tracer import trace
+from rankscope.stream.sites import SiteRef, SiteSelection, sites_of_sides
+from rankscope.stream.tracer import Observed, Unreadable, trace
 from rankscope.stream.viewing import view_of
 from rankscope.verbs.reader import SiteReader
 
@@ -43,6 +43,9 @@ DEFAULT_METRICS = (
     "attention_entropy",
 )
 """The default metrics of a gauge: norms, one Gram matrix per layer, and the entropy of attention."""
+
+GAUGE_SITES = ("block.out", "attention.probs", "block.update")
+"""Where a gauge reads the metrics of each side."""
 
 _WORTH = (str(Status.OK), str(Status.FLOOR))
 
@@ -61,10 +64,8 @@ class ProbeBattery:
     """
 
     def __init__(self, specs: Sequence[MetricSpec], policy: TokensPolicy) -> None:
-        sides = {spec.side for spec in specs}
-        words = [word for word, side in (("block.out", "tokens"), ("attention.probs", "attention")) if side in sides]
         self.specs = tuple(specs)
-        self.selection = SiteSelection.parse(words)
+        self.selection = SiteSelection.parse(sites_of_sides({spec.side for spec in specs}, GAUGE_SITES))
         self._policy = policy
         self.shapes: set[tuple[int, int]] = set()
         self._start_over()
@@ -82,11 +83,11 @@ class ProbeBattery:
         """Announce the batch of the next forward pass."""
         self._reader.start(batch)
 
-    def observe(self, ref: SiteRef, seen: Tensor | AttentionCall) -> None:
+    def observe(self, ref: SiteRef, seen: Observed) -> None:
         """Reduce what is observed at a site, immediately."""
-        tensor = seen if isinstance(seen, Tensor) else seen.weights if seen.weights is not None else seen.query
-        assert tensor is not None
-        with full_precision(tensor):
+        if isinstance(seen, Unreadable):
+            return
+        with full_precision(_a_tensor_of(seen)):
             self._reader(ref, seen)
 
     def values(self) -> tuple[LayerValue, ...]:
@@ -95,6 +96,14 @@ class ProbeBattery:
         self.shapes |= self._reader.shapes
         self._start_over()
         return layer_values(table)
+
+
+def _a_tensor_of(seen: Tensor | tuple[Tensor, ...] | AttentionCall) -> Tensor:
+    if isinstance(seen, AttentionCall):
+        tensor = seen.weights if seen.weights is not None else seen.query
+        assert tensor is not None
+        return tensor
+    return seen[0] if isinstance(seen, tuple) else seen
 
 
 def layer_values(table: pa.Table) -> tuple[LayerValue, ...]:

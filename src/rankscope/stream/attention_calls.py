@@ -18,7 +18,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from rankscope.errors import InputError
 from rankscope.linalg import score_tiles
+from rankscope.linalg.attention_scores import blockwise_scores
 
 HIDES = score_tiles.HIDES
 """A number below this, added to a score, hides the key."""
@@ -34,8 +36,9 @@ class AttentionCall:
 
     Either ``weights`` is the model's own softmax output, or ``query``, ``key`` and the rest are the
     arguments of the fused kernel, from which the same probabilities follow; ``log_sums`` are the logarithms of its
-    sums of exponentials, one per row, if the kernel returned them. ``edits`` are the changes that surgery makes to the
-    probabilities afterwards, each a function of them and of the support.
+    sums of exponentials, one per row, if the kernel returned them. ``scores`` is the input of the model's own softmax,
+    with the column of a learned sink if it has one. ``edits`` are the changes that surgery makes to the probabilities
+    afterwards, each a function of them and of the support.
     """
 
     weights: Tensor | None = None
@@ -47,6 +50,7 @@ class AttentionCall:
     scale: float | None = None
     edits: tuple[Callable[[Tensor, Tensor | None], Tensor], ...] = ()
     log_sums: Tensor | None = None
+    scores: Tensor | None = None
 
     @property
     def lengths(self) -> tuple[int, int]:
@@ -89,6 +93,27 @@ class AttentionCall:
             seen = self.mask if self.mask.dtype == torch.bool else self.mask > HIDES
             support = seen if support is None else support & seen
         return support
+
+    def largest_scores(self) -> Tensor:
+        """The largest score of each row as it enters the softmax, ``batch heads query 1``, by tiles for a fused kernel.
+
+        Raises:
+            InputError: the model subtracts each row's maximum before its softmax, so that the scores are not known.
+        """
+        if self.scores is None:
+            assert self.query is not None
+            assert self.key is not None
+            return blockwise_scores(self.query, self.key, mask=self.mask, is_causal=self.is_causal, scale=self.scale)
+        assert self.weights is not None
+        largest = self.scores.amax(-1, keepdim=True)
+        sees = largest > HIDES
+        lowest = self.scores.masked_fill(self.scores <= HIDES, 0.0).amin()
+        if bool((largest[sees] == 0).all()) and float(lowest) < 0:
+            raise InputError(
+                "the largest score of every row is exactly 0: the model subtracts it before its softmax, and the "
+                "scores themselves are not seen. Load the model with another attn_implementation."
+            )
+        return self.scores[..., : self.weights.shape[-1]].amax(-1, keepdim=True)
 
     def probs(self) -> Tensor:
         """Attention probabilities, ``batch heads query key``; zero in the row of a query that sees no key."""
@@ -199,15 +224,15 @@ def is_over_keys(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     return bool(args) and isinstance(args[0], Tensor) and axis in (-1, args[0].dim() - 1)
 
 
-def from_softmax(probs: Tensor, tokens: int) -> AttentionCall:
-    """Take a softmax output ``batch heads query key`` as attention probabilities.
+def from_softmax(probs: Tensor, tokens: int, scores: Tensor | None = None) -> AttentionCall:
+    """Take a softmax output ``batch heads query key``, and its input if given, as attention.
 
     A learned sink column (one key more than there are tokens) is removed: the rows then sum to less than one, as
     in the model.
     """
     if probs.shape[-1] == tokens + 1:
         probs = probs[..., :-1]
-    return AttentionCall(weights=probs)
+    return AttentionCall(weights=probs, scores=scores)
 
 
 _HEARD: ContextVar[list[AttentionCall] | None] = ContextVar("_HEARD", default=None)

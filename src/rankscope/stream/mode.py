@@ -44,7 +44,8 @@ class ActiveBlock(StreamFrame):
     """Follows the stream through one call and checks it against what the probe saw.
 
     ``taken`` is the tensor that the model's own loop adds to the output of the call, if the skips go around the blocks.
-    The loop keeps a reference to it anyway, so keeping one here costs no memory.
+    The loop keeps a reference to it anyway, so keeping one here costs no memory. ``entered`` is a copy of the stream as
+    it entered the current block, kept only if a mode needs it when the block ends.
     """
 
     def __init__(self, entry: Tensor, stack: Stack, number: int, taken: Tensor | None = None) -> None:
@@ -55,6 +56,7 @@ class ActiveBlock(StreamFrame):
         self.call: BlockCall = stack.calls[number]
         self.block = 0
         self.last_sum: Tensor | None = None
+        self.entered: Tensor | None = None
         blocks = self.call.blocks
         self._adds = [(i, label) for i, plan in enumerate(blocks) for label in plan.adds]
         self._joins = [join for plan in blocks for join in plan.joins]
@@ -132,6 +134,13 @@ class ActiveBlock(StreamFrame):
         shape = self.entry_shape
         flattened = tensor.dim() != len(shape) or self.is_stream(tensor)
         return tensor.reshape(shape) if flattened and tensor.numel() == shape.numel() else tensor
+
+    def per_token(self, rows: Tensor) -> Tensor:
+        """Numbers per token, in the order of the tokens of this call, as ``batch tokens width``."""
+        if self.stack.stream.has_streams:
+            # A branch reads one stream per token, as batch tokens dim in every known model.
+            return rows.reshape(*self.batch_and_tokens(), -1)
+        return self.stack.stream.canonical(rows.reshape(*self.entry_shape[:-1], -1), self._sequences)
 
     def native(self, x: Tensor, like: Tensor) -> Tensor:
         """A stream ``batch tokens dim`` in the order and flattening of ``like``, a tensor of this call."""

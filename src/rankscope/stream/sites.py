@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from rankscope.errors import InputError, UnknownNameError
@@ -22,14 +22,41 @@ SITES: Mapping[str, str] = {
     "block.out": "the residual stream as it leaves a block, after any post-norm",
     "attention.probs": "the attention probabilities of each head",
     "cross_attention.probs": "the cross-attention probabilities of each head",
+    "attention.scores": "the attention scores of each head as they enter the softmax",
+    "cross_attention.scores": "the cross-attention scores of each head as they enter the softmax",
     "attention.mixed": "the values as each head has mixed them, P V, before the output projection; fused kernels only",
     "cross_attention.mixed": "the same of cross-attention",
     "streams.in": "the residual streams of each token as they enter a block, if a token has several",
     "streams.out": "the residual streams of each token as they leave a block, if a token has several",
     "final": "the stream after the stack's final norm",
+    "attention.update": "the stream, and what the attention branch adds to it",
+    "cross_attention.update": "the stream, and what the cross-attention branch adds to it",
+    "mixer.update": "the stream, and what a token mixer that is not attention adds to it",
+    "mlp.update": "the stream, and what the MLP or mixture-of-experts branch adds to it",
+    "both.update": "the stream, and what attention and MLP of a parallel block add to it at once",
+    "mlp.router": "the router of a mixture of experts: its probabilities, and the experts each token was sent to",
+    "block.update": "the stream as it enters a block, and how much the block changes it",
 }
 
+_SIDES: Mapping[str, str] = {"probs": "attention", "scores": "scores", "router": "router", "update": "update"}
+"""Last word of a site's name to the side of the metrics that read it; all other sites show tokens."""
+
 DEFAULT_SITES = ("block.in@0", "block.out", "final", "attention.probs", "streams.in@0", "streams.out")
+
+
+def side_shown(site: str) -> str:
+    """The side of the metrics that can be measured at a site, a key of ``rankscope.metrics.SIDES``.
+
+    Example:
+        >>> side_shown("attention.probs"), side_shown("mlp.update"), side_shown("block.out")
+        ('attention', 'update', 'tokens')
+    """
+    return _SIDES.get(site.rpartition(".")[2], "tokens")
+
+
+def sites_of_sides(sides: Collection[str], words: Iterable[str]) -> list[str]:
+    """Those of the words, such as ``"block.in@0"``, at whose sites metrics of these sides can be measured."""
+    return [word for word in words if side_shown(word.partition("@")[0]) in sides]
 
 
 @dataclass(frozen=True)
@@ -91,4 +118,4 @@ class SiteSelection:
     @property
     def wants_attention(self) -> bool:
         """Whether attention calls are needed at all."""
-        return any(site.endswith((".probs", ".mixed")) for site in self.layers)
+        return any(site.endswith((".probs", ".scores", ".mixed")) for site in self.layers)

@@ -13,17 +13,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from rankscope.linalg.precision import float64_home
 from rankscope.models.inputs import sequences_in_pass
-from rankscope.models.view import ModelView, Stack
+from rankscope.models.view import Label, ModelView, Stack
 from rankscope.stream.attention_calls import AttentionCall, from_sdpa, from_softmax, listening, sdpa_arguments
 from rankscope.stream.mode import ActiveBlock, Perform, SiteMode, unseen
+from rankscope.stream.operators import SOFTMAXES
+from rankscope.stream.routers import TOP_K, Mixture, RouterWatch, mixtures_in
 from rankscope.stream.sites import SiteRef, SiteSelection
 
 _KERNEL = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
@@ -60,7 +63,17 @@ def watching_kernel(query: Tensor, key: Tensor) -> AbstractContextManager[Kernel
     return KernelSums() if entries >= _WORTH_ENTRIES else nullcontext()
 
 
-Observer = Callable[[SiteRef, "Tensor | AttentionCall"], None]
+@dataclass(frozen=True)
+class Unreadable:
+    """Shown at a site that exists but could not be read, with the reason."""
+
+    why: str
+
+
+Observed = Tensor | tuple[Tensor, ...] | AttentionCall | Unreadable
+"""What a site shows: a tensor, the tensors of which a side makes its view, or an attention call."""
+
+Observer = Callable[[SiteRef, Observed], None]
 
 
 @contextmanager
@@ -82,25 +95,78 @@ class Tracer(SiteMode):
     def __init__(self, view: ModelView, selection: SiteSelection, observe: Observer) -> None:
         super().__init__(view, selection)
         self._observe = observe
+        self._routers: list[RouterWatch] = []
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        out = super().__torch_function__(func, types, args, kwargs)
+        if self._routers and (func in TOP_K or func in SOFTMAXES):
+            with unseen():
+                self._routers[-1].see_call(func, args, kwargs or {}, out)
+        return out
+
+    def _inner_hooks(self, block: nn.Module) -> Iterator[torch.utils.hooks.RemovableHandle]:
+        yield from super()._inner_hooks(block)
+        if not self._selection.wants("mlp.router"):
+            return
+        mixtures = mixtures_in(block)
+        for mixture in mixtures:
+            owner = block.get_submodule(mixture.owner)
+            yield owner.register_forward_pre_hook(self._enter_mixture(mixture))
+            for name in mixture.experts:
+                yield block.get_submodule(name).register_forward_pre_hook(self._enter_experts, with_kwargs=True)
+            yield owner.register_forward_hook(self._leave_mixture(alone=len(mixtures) == 1), always_call=True)
+
+    def _enter_mixture(self, mixture: Mixture) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+        def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
+            batch, tokens = (0, 0) if self._open is None else self._open.batch_and_tokens()
+            self._routers.append(RouterWatch(mixture, batch * tokens))
+
+        return hook
+
+    def _enter_experts(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._routers:
+            self._routers[-1].see_experts(args, kwargs)
+
+    def _leave_mixture(self, *, alone: bool) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
+        def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            watch, call = self._routers.pop(), self._open
+            if call is None or output is None or (ref := call.ref("mlp.router")) not in self._selection:
+                return
+            with unseen():
+                found = watch.routing() if alone else None
+            if found is None:
+                why = watch.refused or "the block has several mixtures of experts"
+                self.show(ref, Unreadable(f"the router of {type(module).__name__} cannot be read, because {why}"))
+                return
+            with unseen():
+                canonical = tuple(map(call.per_token, found))
+            self.show(ref, canonical)
+
+        return hook
 
     def reads_attention(self) -> bool:
         """Whether attention was selected."""
         return self._selection.wants_attention
 
-    def show(self, ref: SiteRef, x: Tensor | AttentionCall) -> None:
-        """Pass the stream, or attention, on to the observer."""
+    def show(self, ref: SiteRef, x: Observed) -> None:
+        """Pass what a site shows on to the observer."""
         with unseen():
             self._observe(ref, x)
 
     def on_fused(self, ref: SiteRef, args: Sequence[Any], kwargs: Mapping[str, Any], perform: Perform) -> Any:
         """Show fused attention, and its output."""
-        named, shown = sdpa_arguments(args, kwargs), ref in self._selection
+        named = sdpa_arguments(args, kwargs)
+        scores = replace(ref, site=ref.site.replace(".probs", ".scores"))
+        shown = ref in self._selection
         watch = watching_kernel(named["query"], named["key"]) if shown else nullcontext()
         with listening() as heard, watch as told:
             out = perform(*args, **kwargs)
         seen = heard[-1] if heard else from_sdpa(args, kwargs, None if told is None else told.log_sums)
-        if seen is not None and shown:
-            self.show(ref, seen)
+        for site in (ref, scores):
+            if seen is not None and site in self._selection:
+                self.show(site, seen)
         mixed = replace(ref, site=ref.site.replace(".probs", ".mixed"))
         if mixed in self._selection:
             self.show(mixed, out)
@@ -110,17 +176,54 @@ class Tracer(SiteMode):
         """Show attention at its softmax."""
         out = perform(*args, **kwargs)
         assert self._open is not None
-        if ref in self._selection:
-            self.show(ref, from_softmax(out, self._open.batch_and_tokens()[1]))
+        seen = from_softmax(out, self._open.batch_and_tokens()[1], args[0])
+        for site in (ref, replace(ref, site=ref.site.replace(".probs", ".scores"))):
+            if site in self._selection:
+                self.show(site, seen)
         return out
+
+    def on_enter(self, call: ActiveBlock, entry: Tensor) -> None:
+        """Show the stream as it enters a block; keep a copy if its change is wanted."""
+        super().on_enter(call, entry)
+        if call.ref("block.update") in self._selection:
+            # A copy, because a model may add its branches to this tensor in place.
+            with unseen():
+                call.entered = entry.detach().clone()
+
+    def on_next_block(self, call: ActiveBlock, stream: Tensor) -> None:
+        """Show the stream between two blocks of one call."""
+        super().on_next_block(call, stream)
+        self._show_change(call, stream)
+
+    def on_add(
+        self, call: ActiveBlock, label: Label | None, stream: Tensor, branch: Tensor, perform: Perform
+    ) -> Tensor:
+        """Show stream and branch, before an add in place overwrites one of them."""
+        if label is not None and (ref := call.ref(f"{label}.update")) in self._selection:
+            self.show(ref, (call.canonical(stream), call.canonical(branch)))
+        return super().on_add(call, label, stream, branch, perform)
 
     def on_leave(self, call: ActiveBlock, out: Tensor) -> None:
         """Show the stream as it leaves a block."""
         left = out if call.last_sum is None else call.last_sum
         self._show(call, "block.out", left)
         self._show_streams(call, "streams.out", left)
+        self._show_change(call, left)
         if call.last_sum is not None:
             self._show(call, "final", out)
+
+    def _show_change(self, call: ActiveBlock, left: Tensor) -> None:
+        if call.entered is None:
+            return
+        with unseen():
+            before, after = call.canonical(call.entered), call.canonical(left)
+            call.entered = None
+            # A difference in the format of the stream would be rounded; in the next wider one it is exact or nearly so.
+            wider = torch.float32 if before.element_size() < 4 else torch.float64
+            before, after = before.to(float64_home(before)), after.detach().to(float64_home(after), wider)
+            # A block that returns another shape has no change; the view of an update refuses the two tensors.
+            change = after - before.to(wider) if after.shape == before.shape else after
+        self.show(call.ref("block.update"), (before, change))
 
     def on_final(self, stack: Stack, x: Tensor, out: Tensor) -> Tensor:
         """Show the stream after the final norm."""

@@ -13,15 +13,17 @@ from torch import Tensor
 from rankscope._types import Status
 from rankscope.errors import InputError
 from rankscope.linalg.attention import AttentionMatrix
+from rankscope.linalg.attention_scores import AttentionScores
 from rankscope.linalg.attention_view import AttentionView
 from rankscope.linalg.blockwise_attention import BlockwiseAttention
 from rankscope.linalg.precision import float_floor
 from rankscope.linalg.tokens import Tokens
-from rankscope.metrics import MetricSpec, MetricValues, evaluate
+from rankscope.metrics import SIDES, MetricSpec, MetricValues, View, evaluate
 from rankscope.models.inputs import Batch, TokensPolicy
 from rankscope.runs.rows import RowWriter
 from rankscope.stream.attention_calls import AttentionCall
-from rankscope.stream.sites import SiteRef
+from rankscope.stream.sites import SiteRef, side_shown
+from rankscope.stream.tracer import Observed, Unreadable
 
 DENSE_BYTES = 1 << 29
 """By default, if the probabilities of one block would take more memory than this, they are computed in tiles."""
@@ -130,7 +132,7 @@ class SiteReader:
     """Observes sites and writes one row per metric, site, layer and sequence; stores no tensor.
 
     Args:
-        metrics: the metrics; token metrics at stream sites, attention metrics at probability sites.
+        metrics: the metrics; each is measured at the sites that show its side.
         policy: which tokens to measure.
         writer: collects the rows.
         at: values of the writer's further columns, for every row.
@@ -146,8 +148,7 @@ class SiteReader:
         attention: AttentionAlgorithm = BY_SIZE,
     ) -> None:
         self._attention = attention
-        self._of_tokens = [spec for spec in metrics if spec.side == "tokens"]
-        self._of_attention = [spec for spec in metrics if spec.side == "attention"]
+        self._of_side = {side: [spec for spec in metrics if spec.side == side] for side in SIDES}
         self._policy = policy
         self._writer = writer
         self._at = at
@@ -157,23 +158,30 @@ class SiteReader:
         self.shapes: set[tuple[int, int]] = set()
         self.lengths: dict[str | None, dict[int, int]] = {}
         self.in_parts: dict[str, str] = {}
+        self.refused: dict[str, str] = {}
 
     def start(self, batch: Batch) -> None:
         """Announce the batch of the next forward pass."""
         self._batch = batch
         self._heads_seen.clear()
 
-    def __call__(self, ref: SiteRef, seen: Tensor | AttentionCall) -> None:
-        """Reduce the observed tensor at once."""
-        if isinstance(seen, AttentionCall):
-            if self._of_attention:
-                self._read_attention(ref, seen)
-        elif self._of_tokens and ref.site.endswith(".mixed"):
-            self._read_heads(ref, seen)
+    def __call__(self, ref: SiteRef, seen: Observed) -> None:
+        """Reduce what a site shows at once."""
+        specs = self._of_side.get(side_shown(ref.site))
+        if not specs:
+            return
+        if isinstance(seen, Unreadable):
+            self.refused.setdefault(str(ref), seen.why)
+        elif isinstance(seen, AttentionCall):
+            self._read_attention(ref, specs, seen)
+        elif isinstance(seen, tuple):
+            self._read_several(ref, specs, seen)
+        elif ref.site.endswith(".mixed"):
+            self._read_heads(ref, specs, seen)
         elif ref.site.startswith("streams."):
-            self._read_streams(ref, seen)
-        elif self._of_tokens:
-            self._read_tokens(ref, seen)
+            self._read_streams(ref, specs, seen)
+        else:
+            self._read_tokens(ref, specs, seen)
 
     @property
     def first_sequence(self) -> int:
@@ -199,15 +207,17 @@ class SiteReader:
             "shapes": sorted(self.shapes),
             "lengths": lengths,
             "in_parts": self.in_parts,
+            "refused": self.refused,
         }
 
     def notes(self) -> list[str]:
         """Notes about what was observed but not measured."""
-        if not self.in_parts:
-            return []
-        where = ", ".join(self.in_parts)
-        why = next(iter(self.in_parts.values()))
-        return [f"attention among parts of the tokens (windows) is not measured: {where} ({why})"]
+        notes = [f"not measured at {where}: {why}" for where, why in self.refused.items()]
+        if self.in_parts:
+            where = ", ".join(self.in_parts)
+            why = next(iter(self.in_parts.values()))
+            notes.append(f"attention among parts of the tokens (windows) is not measured: {where} ({why})")
+        return notes
 
     def learn(self, seen: Mapping[str, Any]) -> None:
         """Merge what another reader has seen."""
@@ -216,15 +226,29 @@ class SiteReader:
         for stack, sequence, count in seen["lengths"]:
             self.lengths.setdefault(stack, {})[sequence] = count
         self.in_parts |= seen.get("in_parts", {})
+        self.refused |= seen.get("refused", {})
 
-    def _read_tokens(self, ref: SiteRef, x: Tensor) -> None:
+    def _read_tokens(self, ref: SiteRef, specs: list[MetricSpec], x: Tensor) -> None:
         self.note(ref, x)
         view = Tokens(x, self.kept(x))
-        self._write(ref, self._of_tokens, view, float_floor(x.dtype), head_axis=False)
+        self._write(ref, specs, view, float_floor(x.dtype), head_axis=False)
 
-    def _read_streams(self, ref: SiteRef, x: Float[Tensor, "batch tokens streams dim"]) -> None:
+    def _read_several(self, ref: SiteRef, specs: list[MetricSpec], seen: tuple[Tensor, ...]) -> None:
+        """A site that shows several tensors, each ``batch tokens ...``."""
+        first = seen[0]
+        keep = self.kept(first)
+        try:
+            view = SIDES[side_shown(ref.site)].view(*seen, keep)
+        except InputError as error:
+            self.refused.setdefault(str(ref), str(error))
+            return
+        self._write(ref, specs, view, float_floor(first.dtype), head_axis=False)
+
+    def _read_streams(
+        self, ref: SiteRef, specs: list[MetricSpec], x: Float[Tensor, "batch tokens streams dim"]
+    ) -> None:
         """Metrics of the streams of each token, as if they were its tokens; one row per sequence, the mean."""
-        specs = [spec for spec in self._of_tokens if spec.name in STREAM_METRICS]
+        specs = [spec for spec in specs if spec.name in STREAM_METRICS]
         if specs:
             reading = evaluate(specs, Tokens(x.flatten(0, 1)), float_floor(x.dtype))
             self._write_values(ref, specs, mean_over_tokens(reading, x.shape[0], self.kept(x)), head_axis=False)
@@ -238,23 +262,33 @@ class SiteReader:
         self.in_parts.setdefault(str(ref), why)
         return True
 
-    def _read_heads(self, ref: SiteRef, x: Float[Tensor, "batch heads tokens dim"]) -> None:
+    def _read_heads(self, ref: SiteRef, specs: list[MetricSpec], x: Float[Tensor, "batch heads tokens dim"]) -> None:
         if self._is_in_parts(ref, x.shape[0], x.shape[2]):
             return
         keep = self._keep(x.shape[0], x.shape[2], x.device)
         per_head = None if keep is None else keep.unsqueeze(1).expand(x.shape[:-1])
-        self._write(ref, self._of_tokens, Tokens(x, per_head), float_floor(x.dtype), head_axis=True)
+        self._write(ref, specs, Tokens(x, per_head), float_floor(x.dtype), head_axis=True)
 
-    def _read_attention(self, ref: SiteRef, call: AttentionCall) -> None:
+    def _read_attention(self, ref: SiteRef, specs: list[MetricSpec], call: AttentionCall) -> None:
         if self._is_in_parts(ref, call.sequences, call.lengths[0]):
             return
-        spectrum = any(spec.needs == "spectrum" for spec in self._of_attention)
+        if side_shown(ref.site) == "scores":
+            self._read_scores(ref, specs, call)
+            return
+        spectrum = any(spec.needs == "spectrum" for spec in specs)
         view, dtype = self._attention.view(call, self._keep, spectrum=spectrum)
-        self._write(ref, self._of_attention, view, float_floor(dtype), head_axis=True)
+        self._write(ref, specs, view, float_floor(dtype), head_axis=True)
 
-    def _write(
-        self, ref: SiteRef, specs: list[MetricSpec], view: Tokens | AttentionView, floor: float, *, head_axis: bool
-    ) -> None:
+    def _read_scores(self, ref: SiteRef, specs: list[MetricSpec], call: AttentionCall) -> None:
+        try:
+            rows = call.largest_scores()
+        except InputError as error:
+            self.refused.setdefault(str(ref), str(error))
+            return
+        keep = self._keep(rows.shape[0], rows.shape[2], rows.device)
+        self._write(ref, specs, AttentionScores(rows, keep), float_floor(rows.dtype), head_axis=True)
+
+    def _write(self, ref: SiteRef, specs: list[MetricSpec], view: View, floor: float, *, head_axis: bool) -> None:
         self._write_values(ref, specs, evaluate(specs, view, floor), head_axis=head_axis)
 
     def _write_values(self, ref: SiteRef, specs: list[MetricSpec], reading: MetricValues, *, head_axis: bool) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from tests.reference.sides import EXAMPLES
+
 
 def token_batches() -> list[tuple[Tensor, Tensor]]:
     generator = torch.Generator().manual_seed(2)
@@ -14,6 +16,15 @@ def token_batches() -> list[tuple[Tensor, Tensor]]:
         mask = (torch.arange(7) < torch.randint(2, 8, (sequences, 1), generator=generator)).long()
         found.append((x, mask))
     found[1][1][2] = torch.tensor([1, 0, 0, 0, 0, 0, 0])  # one token has no residual
+    return found
+
+
+def batches_of(side: str) -> list[tuple[tuple[Tensor, ...], Tensor]]:
+    """Tensors of any other side, each batch with its mask."""
+    found = []
+    for number, sequences in enumerate((1, 4, 2)):
+        mask = (torch.arange(7) < torch.arange(2, 2 + sequences)[:, None]).long()
+        found.append((EXAMPLES[side](number, sequences), mask))
     return found
 
 

@@ -16,7 +16,7 @@ import torch
 
 from rankscope.errors import InputError, MissingExtraError
 from rankscope.metrics import METRICS
-from tests.monitor.stateful.batches import attention_batches, token_batches
+from tests.monitor.stateful.batches import attention_batches, batches_of, token_batches
 
 pytest.importorskip("torchmetrics")
 import rankscope.monitor.stateful as stateful
@@ -42,7 +42,19 @@ def one_by_one(name: str) -> tuple[float, int, int]:
     return math.fsum(known.tolist()) / max(len(known), 1), len(known), len(flat) - len(known)
 
 
-@pytest.mark.parametrize("name", sorted(METRICS))
+@pytest.mark.parametrize("name", [name for name in METRICS if METRICS[name].side not in ("tokens", "attention")])
+def test_other_sides_take_their_tensors_and_a_mask(name: str) -> None:
+    metric = getattr(stateful, class_name(name))()
+    values = []
+    for tensors, mask in batches_of(METRICS[name].side):
+        metric.update(*tensors, attention_mask=mask)
+        assert getattr(functional, name)(*tensors, attention_mask=mask).isfinite()
+        for number, keep in enumerate(mask.bool()):
+            values.append(METRICS[name].function(*(tensor[number][keep] for tensor in tensors)).item())
+    assert metric.compute().item() == pytest.approx(sum(values) / len(values), rel=1e-9)
+
+
+@pytest.mark.parametrize("name", [name for name in METRICS if METRICS[name].side in ("tokens", "attention")])
 def test_the_mean_over_batches_is_the_mean_over_sequences(name: str) -> None:
     metric = getattr(stateful, class_name(name))()
     for batch in batches_for(name):

@@ -16,10 +16,10 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rankscope.monitor.stateful.metric import AttentionMetric, TokenMetric
+    from rankscope.monitor.stateful.metric import MeanOverSequences
 
 
-def __getattr__(name: str) -> type[TokenMetric] | type[AttentionMetric]:
+def __getattr__(name: str) -> type[MeanOverSequences]:
     if name.startswith("_"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from rankscope.metrics import METRICS

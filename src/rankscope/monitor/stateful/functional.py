@@ -6,7 +6,7 @@ these return what the class of the same metric returns after one ``update``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial, update_wrapper
 
@@ -15,8 +15,7 @@ from torch import Tensor
 
 from rankscope.errors import InputError
 from rankscope.linalg.attention import AttentionMatrix
-from rankscope.linalg.tokens import Tokens
-from rankscope.metrics import METRICS, MetricSpec
+from rankscope.metrics import METRICS, SIDES, MetricSpec
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,12 @@ class Sums:
 
 def token_sums(spec: MetricSpec, x: Tensor, attention_mask: Tensor | None = None) -> Sums:
     """Reduce hidden states ``(*batch, tokens, dim)``; tokens whose mask is zero do not count."""
-    return _sums(spec.function(Tokens(x, _as_bool(attention_mask))))  # type: ignore[arg-type]
+    return view_sums(spec, x, attention_mask=attention_mask)
+
+
+def view_sums(spec: MetricSpec, *tensors: Tensor, attention_mask: Tensor | None = None) -> Sums:
+    """Reduce the tensors of the metric's side (see ``SIDES``), each ``(*batch, tokens, ...)``."""
+    return _sums(spec.function(SIDES[spec.side].view(*tensors, _as_bool(attention_mask))))
 
 
 def attention_sums(
@@ -59,7 +63,7 @@ def attention_sums(
     if keep is not None:
         keys = keep[..., None, None, :]
         support = keys if support is None else support & keys
-    return _sums(spec.function(AttentionMatrix(probs, support, keep)))  # type: ignore[arg-type]
+    return _sums(spec.function(AttentionMatrix(probs, support, keep)))
 
 
 def token_mean(name: str, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
@@ -84,10 +88,24 @@ def attention_mean(
     return attention_sums(_of_side(name, "attention"), probs, attention_mask, support).mean
 
 
+def view_mean(name: str, *tensors: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+    """Mean over the sequences of a batch of a metric of any other side.
+
+    Example:
+        >>> x = torch.tensor([[[3.0], [4.0]]])
+        >>> view_mean("write_ratio", x, x / 2).item()
+        0.5
+    """
+    return view_sums(METRICS[name], *tensors, attention_mask=attention_mask).mean
+
+
+_TWINS: Mapping[str, Callable[..., Tensor]] = {"tokens": token_mean, "attention": attention_mean}
+
+
 def __getattr__(name: str) -> Callable[..., Tensor]:
     if name not in METRICS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(sorted(METRICS))}")
-    twin = token_mean if METRICS[name].side == "tokens" else attention_mean
+    twin = _TWINS.get(METRICS[name].side, view_mean)
     made = update_wrapper(partial(twin, name), METRICS[name].function)
     globals()[name] = made
     return made

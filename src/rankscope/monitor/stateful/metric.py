@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from rankscope.errors import MissingExtraError
 from rankscope.metrics import METRICS, MetricSpec
-from rankscope.monitor.stateful.functional import Sums, attention_sums, token_sums
+from rankscope.monitor.stateful.functional import Sums, attention_sums, token_sums, view_sums
 
 try:
     from torchmetrics import Metric
@@ -65,9 +66,20 @@ class AttentionMetric(MeanOverSequences):
         self._add(attention_sums(METRICS[self.name], probs, attention_mask, support))
 
 
-def make_class(name: str, spec: MetricSpec, module: str) -> type[TokenMetric] | type[AttentionMetric]:
+class ViewMetric(MeanOverSequences):
+    """A metric of any other side."""
+
+    def update(self, *tensors: Tensor, attention_mask: Tensor | None = None) -> None:
+        """Add the tensors of the metric's side, each ``(*batch, tokens, ...)``; see ``SIDES``."""
+        self._add(view_sums(METRICS[self.name], *tensors, attention_mask=attention_mask))
+
+
+_BASES: Mapping[str, type[MeanOverSequences]] = {"tokens": TokenMetric, "attention": AttentionMetric}
+
+
+def make_class(name: str, spec: MetricSpec, module: str) -> type[MeanOverSequences]:
     """The class of a metric, as an attribute of ``module``."""
-    base = TokenMetric if spec.side == "tokens" else AttentionMetric
+    base = _BASES.get(spec.side, ViewMetric)
     doc = f"Mean over sequences of ``{spec.name}``.\n\n{spec.summary}\n\n{MeanOverSequences.__doc__}"
     facts: dict[str, Any] = {"name": spec.name, "__doc__": doc, "__module__": module, "__qualname__": name}
     return type(name, (base,), facts)

@@ -12,9 +12,8 @@ from rankscope.models.loading.quiet import quiet_transformers
 from rankscope.models.view import ModelView
 from rankscope.papers.measuring.parts import Coordinates
 from rankscope.runs.rows import RowWriter
-from rankscope.stream.attention_calls import AttentionCall
 from rankscope.stream.sites import SiteRef, SiteSelection
-from rankscope.stream.tracer import trace
+from rankscope.stream.tracer import Observed, trace
 from rankscope.stream.viewing import undisturbed, view_of
 from rankscope.surgery.operating import operating
 from rankscope.surgery.operation import Operation
@@ -57,7 +56,7 @@ def measure_network(
         for part in prepared:
             reader.start(part)
 
-            def observe(ref: SiteRef, seen: Tensor | AttentionCall, part: Batch = part) -> None:
+            def observe(ref: SiteRef, seen: Observed, part: Batch = part) -> None:
                 reader(ref, seen)
                 if beside is not None and isinstance(seen, Tensor):
                     beside(ref, seen, part)

@@ -40,11 +40,10 @@ from rankscope.papers.mechanisms.rows import FULL, IN_SMALL, MECHANISMS, SMALL, 
 from rankscope.papers.mechanisms.show import AS_IT_IS
 from rankscope.runs.rows import RowWriter
 from rankscope.runs.run import Run
-from rankscope.stream.attention_calls import AttentionCall
 from rankscope.stream.discovery import discover
 from rankscope.stream.frames import first_tensor
 from rankscope.stream.sites import SiteRef
-from rankscope.stream.tracer import trace
+from rankscope.stream.tracer import Observed, trace
 from rankscope.stream.viewing import undisturbed
 from rankscope.surgery.operating import operating
 from rankscope.surgery.operation import Operation
@@ -325,7 +324,7 @@ class MechanismReader:
         """Relative residuals of the first sequence when tokens are drawn together by this factor."""
         found: Values = {}
 
-        def observe(ref: SiteRef, x: Tensor | AttentionCall) -> None:
+        def observe(ref: SiteRef, x: Observed) -> None:
             assert isinstance(x, Tensor)
             found[ref] = float(Tokens(x[:1], None).relative_deviation[0])
 

@@ -33,7 +33,7 @@ from rankscope.runs.rows import RowWriter
 from rankscope.runs.run import Run
 from rankscope.stream.attention_calls import AttentionCall
 from rankscope.stream.sites import SiteRef, SiteSelection
-from rankscope.stream.tracer import trace
+from rankscope.stream.tracer import Observed, trace
 from rankscope.stream.viewing import need_plain_stream, undisturbed
 from rankscope.surgery.refusals import check_carries
 from rankscope.verbs.decompose import EXECUTION
@@ -290,15 +290,16 @@ def planned_memory(
     sizes: dict[str, torch.Size] = {}
     itemsize = 4
 
-    def observe(ref: SiteRef, seen: Tensor | AttentionCall) -> None:
+    def observe(ref: SiteRef, seen: Observed) -> None:
         nonlocal itemsize
         if isinstance(seen, Tensor):
             itemsize = max(4, seen.element_size()) if dtype is None else dtype.itemsize
             sizes.setdefault("stream", seen.shape)
-        elif seen.weights is not None:
-            sizes.setdefault("heads", seen.weights.shape)
-        elif seen.query is not None:
-            sizes.setdefault("heads", seen.query.shape)
+            return
+        assert isinstance(seen, AttentionCall)
+        heads = seen.query if seen.weights is None else seen.weights
+        if heads is not None:
+            sizes.setdefault("heads", heads.shape)
 
     with trace(view, SiteSelection.parse(["block.in@0", "attention.probs@0"]), observe):
         prepared[0].run(view.model)
@@ -349,7 +350,7 @@ def check_reads_the_stream(owner: nn.Module, view: ModelView, batch: Batch) -> N
     last: list[Tensor] = []
     read: list[Tensor] = []
 
-    def observe(ref: SiteRef, seen: Tensor | AttentionCall) -> None:
+    def observe(ref: SiteRef, seen: Observed) -> None:
         if isinstance(seen, Tensor):
             last.append(seen.detach().clone())
 

@@ -23,7 +23,7 @@ from rankscope.stream.attention_calls import AttentionCall
 from rankscope.stream.frames import tensors_in
 from rankscope.stream.operators import without_fastpath
 from rankscope.stream.sites import SITES, SiteRef, SiteSelection
-from rankscope.stream.tracer import trace
+from rankscope.stream.tracer import Observed, Unreadable, trace
 from rankscope.stream.viewing import undisturbed, view_of
 from rankscope.verbs.measure.run import metrics_named, sites_for
 from rankscope.verbs.reader import SiteReader
@@ -129,17 +129,20 @@ class _Witness:
         self.eps = torch.finfo(torch.float64).eps
         self.shapes: dict[str | None, torch.Size] = {}
 
-    def __call__(self, ref: SiteRef, seen: Tensor | AttentionCall) -> None:
+    def __call__(self, ref: SiteRef, seen: Observed) -> None:
+        if isinstance(seen, Unreadable):
+            return
         self.fired[ref.site] += 1
         if isinstance(seen, AttentionCall):
             sums = seen.probs().double().sum(-1)
             self.row_sums.append((float(sums.min()), float(sums.max())))
             self.mismatch = max(self.mismatch, seen.mismatch())
             return
+        tensors = seen if isinstance(seen, tuple) else (seen,)
         if ref.site == "block.in":
-            self.shapes.setdefault(ref.stack, seen.shape)
-        self.eps = max(self.eps, torch.finfo(seen.dtype).eps)
-        if self.not_finite is None and not bool(torch.isfinite(seen).all()):
+            self.shapes.setdefault(ref.stack, tensors[0].shape)
+        self.eps = max(self.eps, torch.finfo(tensors[0].dtype).eps)
+        if self.not_finite is None and not all(bool(torch.isfinite(tensor).all()) for tensor in tensors):
             self.not_finite = ref
 
 

@@ -27,7 +27,7 @@ from rankscope.models.view import ModelView
 from rankscope.runs.rows import STATUS_CODE, RowWriter
 from rankscope.stream.attention_calls import AttentionCall
 from rankscope.stream.sites import SiteRef, SiteSelection
-from rankscope.stream.tracer import Observer, trace
+from rankscope.stream.tracer import Observed, Observer, trace
 from rankscope.surgery.session import operations_on
 from rankscope.theory.cubic_law import cubic_step
 from rankscope.verbs.reader import SiteReader
@@ -210,7 +210,7 @@ def read_in_float64(
 
 
 def _plain_observer(readings: Readings, counted: SiteReader) -> Observer:
-    def observe(ref: SiteRef, x: Tensor | AttentionCall) -> None:
+    def observe(ref: SiteRef, x: Observed) -> None:
         assert isinstance(x, Tensor)
         counted.note(ref, x)
         tokens = Tokens(x, counted.kept(x))
@@ -271,7 +271,7 @@ def sees_everything(view: ModelView, batch: Batch) -> bool:
     """Whether every query of every head sees every key."""
     complete = True
 
-    def look(ref: SiteRef, seen: Tensor | AttentionCall) -> None:
+    def look(ref: SiteRef, seen: Observed) -> None:
         nonlocal complete
         assert isinstance(seen, AttentionCall)
         support = seen.support()

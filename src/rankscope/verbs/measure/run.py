@@ -26,7 +26,7 @@ from rankscope.options import renamed
 from rankscope.runs.not_finite import CODE
 from rankscope.runs.rows import RowWriter
 from rankscope.runs.run import Run
-from rankscope.stream.sites import DEFAULT_SITES, SiteSelection
+from rankscope.stream.sites import DEFAULT_SITES, SiteSelection, sites_of_sides
 from rankscope.stream.tracer import trace
 from rankscope.verbs.locating import where_it_breaks
 from rankscope.verbs.measure import EXECUTION
@@ -299,10 +299,7 @@ def sites_for(specs: Sequence[MetricSpec], words: Sequence[str] | None) -> SiteS
     """The chosen sites; by default those that the metrics can read."""
     if words is not None:
         return SiteSelection.parse(words)
-    sides = {spec.side for spec in specs}
-    return SiteSelection.parse(
-        word for word in DEFAULT_SITES if ("attention" if word.endswith(".probs") else "tokens") in sides
-    )
+    return SiteSelection.parse(sites_of_sides({spec.side for spec in specs}, DEFAULT_SITES))
 
 
 DRAWS = 8

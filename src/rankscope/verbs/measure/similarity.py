@@ -12,8 +12,8 @@ from torch import Tensor
 
 from rankscope.models.inputs import Prepared
 from rankscope.runs.similarity import packed, shown_positions
-from rankscope.stream.attention_calls import AttentionCall
 from rankscope.stream.sites import SiteRef
+from rankscope.stream.tracer import Observed
 from rankscope.verbs.reader import SiteReader
 
 SITE = "block.out"
@@ -33,10 +33,10 @@ class SimilarityReader:
         self._labels = labels
         self._stacks: dict[str, dict[str, Any]] = {}
 
-    def __call__(self, ref: SiteRef, seen: Tensor | AttentionCall) -> None:
+    def __call__(self, ref: SiteRef, seen: Observed) -> None:
         """Reduce the observed tensor at once."""
         self._reader(ref, seen)
-        if ref.site == SITE and not isinstance(seen, AttentionCall) and self._reader.first_sequence == 0:
+        if ref.site == SITE and isinstance(seen, Tensor) and self._reader.first_sequence == 0:
             self._take(ref, seen)
 
     def stored(self) -> dict[str, Any]:

@@ -25,9 +25,8 @@ from rankscope.models.loading.quiet import quiet_transformers
 from rankscope.models.view import ModelView
 from rankscope.remedies import REMEDIES, Treatment, applied, treatment
 from rankscope.runs.rows import RowWriter
-from rankscope.stream.attention_calls import AttentionCall
 from rankscope.stream.sites import SiteRef, SiteSelection
-from rankscope.stream.tracer import trace
+from rankscope.stream.tracer import Observed, trace
 from rankscope.stream.viewing import undisturbed
 from rankscope.surgery.operating import operating
 from rankscope.verbs.ablate.variants import Variant
@@ -98,7 +97,7 @@ def _projection(model: nn.Module, view: ModelView, batch: Batch, seed: int) -> T
     """The loss: the last block of every stack, projected onto a Gaussian matrix."""
     parts: list[Tensor] = []
 
-    def take(ref: SiteRef, x: Tensor | AttentionCall) -> None:
+    def take(ref: SiteRef, x: Observed) -> None:
         assert isinstance(x, Tensor)
         if ref.layer == depths[ref.stack] - 1:
             generator = torch.Generator().manual_seed(seed)

@@ -112,4 +112,4 @@ def as_printed(value: float, digits: str) -> str:
 
 
 def _measure(name: str, view: Tokens) -> float:
-    return float(METRICS[name].function(view))  # type: ignore[arg-type]
+    return float(METRICS[name].function(view))
