@@ -76,12 +76,15 @@ def with_streams(
     records, _ = probe(model, run, batch)
     chosen = records if blocks is None else _named(records, blocks)
     passed_on = {record.input_shape for record in chosen if record.keeps_shape and record.fed_by}
+    shapes = {record.name: record.input_shape for record in records}
     views = []
     for axes in STREAM_AXES:
-        if any(_one_stream_of(Stream(axes), shape, batch) for shape in passed_on):
-            stacks, _, _ = _stacks(model, run, batch, blocks, Stream(axes), "plain")
-            stacks = tuple(replace(stack, is_declared=False) for stack in stacks)
-            views += [ModelView(model, stacks)] if stacks else []
+        if not any(_one_stream_of(Stream(axes), shape, batch) for shape in passed_on):
+            continue
+        stacks, _, _ = _stacks(model, run, batch, blocks, Stream(axes), "plain")
+        entries = [shapes[stack.calls[0].module_name] for stack in stacks]
+        if entries and all(_one_stream_of(Stream(axes), shape, batch) for shape in entries):
+            views.append(ModelView(model, tuple(replace(stack, is_declared=False) for stack in stacks)))
     return [*views, *_writing(model, records, chosen, batch)]
 
 

@@ -133,8 +133,10 @@ class _Seen:
 
     def channels(self, stream: Stream) -> int | None:
         """The channel axis; norms take precedence, because a linear map may also mix tokens, and streams."""
-        axes = self.calls[0].entry.dim()
-        mixed = {stream.axis_of("streams", axes)} if stream.has_streams else set()
+        mixed: set[int] = set()
+        if stream.has_streams:
+            with suppress(SiteError):  # other axes than were declared, which is refused later
+                mixed.add(stream.axis_of("streams", self.calls[0].entry.dim()))
         votes = self.by_norms or self.by_maps - mixed
         return next(iter(votes)) if len(votes) == 1 else None
 
@@ -261,7 +263,7 @@ def _against(stream: Stream, facts: _Facts) -> list[str]:
     if facts.channels is not None and facts.channels != own_axis:
         found.append(f"the norms and linear maps of its blocks act along axis {facts.channels}, not {own_axis}")
     # A length is evidence only if it equals another axis: models may add or pool tokens, which is not a contradiction.
-    apart = [size for word, size in zip(words, sizes, strict=True) if word == "tokens" and size > 1]
+    apart = [size for word, size in zip(words, sizes, strict=True) if word == "tokens"]
     several = apart if len(apart) > 1 else []
     others = [*several, *([dim] if facts.channels is None else [])]
     found += [

@@ -31,7 +31,14 @@ from rankscope.errors import UnsupportedConfigError
 from rankscope.models.inputs import Batch
 from rankscope.models.view import ModelView, Stack
 from rankscope.stream.frames import first_tensor, output_tensor, summands_of, tensors_in, with_output_tensor
-from rankscope.stream.operators import ADDED_MATRIX_PRODUCTS, ADDED_PRODUCTS, INTERPOLATIONS, MOVES, without_fastpath
+from rankscope.stream.operators import (
+    ADDED_MATRIX_PRODUCTS,
+    ADDED_PRODUCTS,
+    IN_PLACE_SUMS,
+    INTERPOLATIONS,
+    MOVES,
+    without_fastpath,
+)
 
 _ROUNDINGS = 32
 """Roundings of the largest tangent by which a mixture of streams may differ from a combination of the directions."""
@@ -159,17 +166,17 @@ class _OnlyMixtures(TorchFunctionMode):
         terms = summands_of(func, args, kwargs) if func in _SUMS_WITH_PRODUCTS else None
         if terms is not None:
             # One call that adds a product to a stream: tested term by term, or the stream would be dropped with it.
-            own, other = (self._run(term.value, (), {}) for term in terms)
-            return self._run(torch.add, (own, other), {})
-        return self._run(func, args, kwargs)
-
-    def _run(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+            own, other = (self._kept(term.value(), args, kwargs) for term in terms)
+            total = own + other
+            return args[0].copy_(total) if func in IN_PLACE_SUMS else total
         try:
             out = func(*args, **kwargs)
         except NotImplementedError:
             return self._without_derivative(func, args, kwargs)
-        if func in MOVES:
-            return out
+        return out if func in MOVES else self._kept(out, args, kwargs)
+
+    def _kept(self, out: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """What a call returned, without the tangents that are no mixtures."""
         with torch._C.DisableTorchFunction():
             given = map(_tangent, tensors_in((args, kwargs), depth=3))
             sizes = [float(tangent.abs().max()) for tangent in given if tangent is not None]

@@ -152,6 +152,8 @@ class ActiveBlock(StreamFrame):
 
     def _check_batch(self) -> None:
         """Raise if the stream does not contain the sequences of the current batch."""
+        if self.stack.stream.takes == "branch":
+            return
         batch, tokens = self.batch_and_tokens()
         if self._sequences is not None and batch != self._sequences:
             raise SiteError(
