@@ -32,6 +32,8 @@ class Stream:
             ``"mean"`` combine them, a number picks one.
         skips: ``"inside"`` the blocks, or ``"around"`` them: the model's own loop adds the output of a block to
             its input, so the stream after a block is their sum.
+        takes: what the modules take: the ``"stream"``, or a ``"branch"`` that they write into streams mixed elsewhere,
+            so that only what they return is the stream.
 
     Example:
         >>> Stream("batch dim tokens").canonical(torch.zeros(2, 64, 7, 7)).shape
@@ -46,6 +48,7 @@ class Stream:
     slot: int | str = 0
     streams: Literal["join", "sum", "mean"] | int = "join"
     skips: Literal["inside", "around"] = "inside"
+    takes: Literal["stream", "branch"] = "stream"
 
     def __post_init__(self) -> None:
         if self.axes is not None:
@@ -57,7 +60,9 @@ class Stream:
             raise InputError(f"slot={self.slot}: expected the number of a tensor, from 0, its name, or 'sum'.")
         if self.skips not in ("inside", "around"):
             raise InputError(f"skips={self.skips!r}: expected 'inside' or 'around'.")
-        if self.streams != "join" and "streams" not in (self.axes or "").replace("(", " ").replace(")", " ").split():
+        if self.takes not in ("stream", "branch"):
+            raise InputError(f"takes={self.takes!r}: expected 'stream' or 'branch'.")
+        if self.streams != "join" and not self.has_streams:
             raise InputError(f"streams={self.streams!r} needs an axis of that name, as in 'batch tokens streams dim'.")
 
     @classmethod
@@ -90,7 +95,12 @@ class Stream:
     @property
     def has_plain_blocks(self) -> bool:
         """Whether a block's first tensor, in and out, is the stream, and skips are inside."""
-        return self.slot == 0 and self.skips == "inside"
+        return self.slot == 0 and self.skips == "inside" and self.takes == "stream"
+
+    @property
+    def has_streams(self) -> bool:
+        """Whether a token has several residual streams."""
+        return any("streams" in entry for entry in _entries(self.axes or ""))
 
     @property
     def is_readable_only(self) -> bool:
@@ -141,6 +151,22 @@ class Stream:
         order = _order(words)
         back = sorted(range(len(order)), key=order.__getitem__)
         return x.reshape([sizes[axis] for axis in order]).permute(back).reshape(shape)
+
+    def apart(self, x: Tensor, sequences: int | None = None) -> Tensor:
+        """The streams of each token, as ``batch tokens streams dim``; all of them, whatever ``streams`` says.
+
+        Example:
+            >>> Stream("(batch streams) tokens dim").apart(torch.zeros(8, 5, 16), sequences=2).shape
+            torch.Size([2, 5, 4, 16])
+        """
+        words, sizes = self.unfolded(x.shape, sequences)
+        batch, tokens, joined = _grouped(words, sizes)
+        streams = sizes[words.index("streams")]
+        return x.reshape(sizes).permute(_order(words)).reshape(batch, tokens, streams, joined // streams)
+
+    def from_apart(self, x: Tensor, shape: torch.Size, sequences: int | None = None) -> Tensor:
+        """Streams ``batch tokens streams dim`` in the block's own layout; the inverse of :meth:`apart`."""
+        return self.native(x.flatten(2), shape, sequences)
 
     def unfolded(self, shape: torch.Size, sequences: int | None) -> tuple[list[str], list[int]]:
         """A word and a size for each axis, after splitting shared ones.

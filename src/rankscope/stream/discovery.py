@@ -12,15 +12,25 @@ import fnmatch
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
+import torch
 from torch import nn
 
-from rankscope.errors import DiscoveryError
+from rankscope.errors import DiscoveryError, SiteError
 from rankscope.models.stream import Stream
 from rankscope.models.view import BlockCall, BlockPlan, Label, ModelView, Stack, Sums
 from rankscope.stream.carries import KnownCall, carries_of, long_skips_of
 from rankscope.stream.probe import CallRecord, LongSkips, probe
 
+STREAM_AXES = (
+    "batch tokens streams dim",
+    "batch streams tokens dim",
+    "streams batch tokens dim",
+    "(batch streams) tokens dim",
+    "(streams batch) tokens dim",
+)
+"""How several streams per token can lie."""
 _STACK_WORDS = ("encoder", "decoder", "vision", "text", "audio")
 
 
@@ -64,6 +74,67 @@ def discover(
         if all_true and _uncut(long) < _uncut(found):
             found = long
     return ModelView(model, found)
+
+
+def with_streams(
+    model: nn.Module, run: Callable[[], object], *, batch: int, blocks: str | Sequence[str] | None = None
+) -> list[ModelView]:
+    """Readings of the model in which a token has several residual streams, each with its own layout.
+
+    They are candidates by shape alone; which of them holds has to be decided by evidence.
+    """
+    records, _ = probe(model, run, batch)
+    chosen = records if blocks is None else _named(records, blocks)
+    passed_on = {record.input_shape for record in chosen if record.keeps_shape and record.fed_by}
+    shapes = {record.name: record.input_shape for record in records}
+    views = []
+    for axes in STREAM_AXES:
+        if not any(_one_stream_of(Stream(axes), shape, batch) for shape in passed_on):
+            continue
+        stacks, _, _ = _stacks(model, run, batch, blocks, Stream(axes), "plain")
+        entries = [shapes[stack.calls[0].module_name] for stack in stacks]
+        if entries and all(_one_stream_of(Stream(axes), shape, batch) for shape in entries):
+            views.append(ModelView(model, tuple(replace(stack, is_declared=False) for stack in stacks)))
+    return [*views, *_writing(model, records, chosen, batch)]
+
+
+def _one_stream_of(stream: Stream, shape: torch.Size | None, batch: int) -> tuple[int, ...] | None:
+    """The shape without the axis of streams; None if a tensor of this shape does not hold several."""
+    try:
+        words, sizes = stream.unfolded(shape or torch.Size(), batch)
+    except SiteError:
+        return None
+    if sizes[words.index("batch")] != batch or sizes[words.index("streams")] < 2:
+        return None
+    return tuple(size for word, size in zip(words, sizes, strict=True) if word != "streams")
+
+
+def _writing(model: nn.Module, records: list[CallRecord], chosen: list[CallRecord], batch: int) -> list[ModelView]:
+    """Readings in which modules take a branch and return the streams it was written to.
+
+    A block ends with the last such call before attention runs again; only that call is followed.
+    """
+    views = []
+    for axes in STREAM_AXES:
+        stream = Stream(axes, takes="branch")
+        writers = [r for r in chosen if tuple(r.input_shape) == _one_stream_of(stream, r.output_shape, batch)]
+        for pattern in dict.fromkeys(map(_pattern, writers)):
+            calls = _last_of_each_block(records, [record for record in writers if _pattern(record) == pattern])
+            if len(calls) > 1:
+                blocks = tuple(BlockCall(r.name, layer, (BlockPlan((), ()),)) for layer, r in enumerate(calls))
+                views.append(ModelView(model, (Stack(None, blocks, stream, None),)))
+    return views
+
+
+def _last_of_each_block(records: list[CallRecord], writers: list[CallRecord]) -> list[CallRecord]:
+    """The writers after which attention runs next, and the last one; none if no attention is written."""
+    numbers = {id(record): number for number, record in enumerate(records)}
+    starts = [0, *(numbers[id(writer)] for writer in writers)]
+    # Whether tokens are mixed between the writer before and this one.
+    mixes = [any(r.mixes for r in records[a + 1 : b]) for a, b in pairwise(starts)]
+    if not any(mixes):
+        return []
+    return [writer for number, writer in enumerate(writers) if number + 1 == len(writers) or mixes[number + 1]]
 
 
 def _uncut(stacks: Sequence[Stack]) -> int:

@@ -52,6 +52,7 @@ _TURNS = frozenset(
         torch.permute, torch.transpose, torch.swapaxes, torch.movedim, torch.moveaxis,
     }
 )  # fmt: skip
+_STREAMS_SEEN = "what a token reaches"
 _ROUNDINGS = 256
 _SHORT = 8
 _REORDERED = 16
@@ -79,6 +80,8 @@ class _Call:
         left: the output, likewise; None if there is no such slot.
         carries: marks of earlier calls that the input still has, from paths around the blocks.
         takes: slots of the previous call that are among the arguments of this one, shaped like the stream.
+        given: shape of the branch it takes, if it only writes to streams; what it returns then also stands for
+            its input.
     """
 
     name: str
@@ -86,6 +89,7 @@ class _Call:
     carries: _Marks
     takes: tuple[str, ...]
     left: Tensor | None = None
+    given: torch.Size | None = None
 
 
 @dataclass
@@ -102,6 +106,7 @@ class _Facts:
         changed_behind: the same for the output of the first block.
         channels: the axis along which norms, linear maps and convolutions of the blocks act, if they agree.
         attention: batch, queries and keys of each observed attention.
+        given: shape of what the first module takes, if it takes a branch and not the stream.
     """
 
     shape: torch.Size
@@ -113,6 +118,7 @@ class _Facts:
     changed_behind: Tensor | None
     channels: int | None
     attention: Sequence[tuple[int, int, int]]
+    given: torch.Size | None = None
 
 
 @dataclass
@@ -125,10 +131,13 @@ class _Seen:
     attention: set[tuple[int, int, int]] = field(default_factory=set)
     added_behind: set[_Marks] = field(default_factory=set)
 
-    @property
-    def channels(self) -> int | None:
-        """The channel axis; norms take precedence, because a linear map may also mix tokens."""
-        votes = self.by_norms or self.by_maps
+    def channels(self, stream: Stream) -> int | None:
+        """The channel axis; norms take precedence, because a linear map may also mix tokens, and streams."""
+        mixed: set[int] = set()
+        if stream.has_streams:
+            with suppress(SiteError):  # other axes than were declared, which is refused later
+                mixed.add(stream.axis_of("streams", self.calls[0].entry.dim()))
+        votes = self.by_norms or self.by_maps - mixed
         return next(iter(votes)) if len(votes) == 1 else None
 
 
@@ -163,13 +172,19 @@ def agreed(view: ModelView, batch: Batch, rows: int, *, some_count: bool = False
             not any(_is_data(name, value) for name, value in _named(batch)),
             _change(before.entry, entry),
             _change(before.left, left),
-            found.channels,
+            found.channels(stack.stream),
             sorted(found.attention),
+            before.given,
         )
         stacks.append(_settled(stack, facts, found))
         if some_count:
             _check_places(stacks[-1], facts)
     return replace(view, stacks=tuple(stacks))
+
+
+def shows_streams(stack: Stack) -> bool:
+    """Whether the evidence for a stack is enough to read several streams per token that nobody declared."""
+    return _STREAMS_SEEN in stack.agrees_with
 
 
 def _settled(stack: Stack, facts: _Facts, seen: _Seen) -> Stack:
@@ -248,7 +263,7 @@ def _against(stream: Stream, facts: _Facts) -> list[str]:
     if facts.channels is not None and facts.channels != own_axis:
         found.append(f"the norms and linear maps of its blocks act along axis {facts.channels}, not {own_axis}")
     # A length is evidence only if it equals another axis: models may add or pool tokens, which is not a contradiction.
-    apart = [size for word, size in zip(words, sizes, strict=True) if word == "tokens" and size > 1]
+    apart = [size for word, size in zip(words, sizes, strict=True) if word == "tokens"]
     several = apart if len(apart) > 1 else []
     others = [*several, *([dim] if facts.channels is None else [])]
     found += [
@@ -346,7 +361,34 @@ def _for(stream: Stream, facts: _Facts) -> tuple[str, ...]:
         found.append("the attention")
     if facts.channels is not None:
         found.append("the blocks' own maps")
+    if stream.has_streams and _streams_are_seen(stream, words, sizes, facts):
+        found.append(_STREAMS_SEEN)
     return tuple(found)
+
+
+def _streams_are_seen(stream: Stream, words: Sequence[str], sizes: Sequence[int], facts: _Facts) -> bool:
+    """Whether a changed token reaches all its streams and few other tokens, and branches read one stream per token.
+
+    Members of an ensemble are also reached by a change of one token, but each has its own attention. A module that only
+    writes to streams shows both in its shapes: it takes one stream per token and returns several.
+    """
+    if facts.changed is None:
+        return False
+    reached = _reached(facts.changed.reshape(tuple(sizes)), list(words).index("streams"))
+    if len(reached) < 2 or not bool(reached.all()):
+        return False
+    batch, tokens, _ = stream.sizes(facts.shape, facts.rows)
+    if stream.takes == "branch":
+        return facts.given is not None and tuple(facts.given) == _one_stream_of(stream, facts)
+    inside = {found[:2] for found in facts.attention}
+    alone = (batch, tokens) in inside and (batch * len(reached), tokens) not in inside
+    return alone and _is_local(words, sizes, facts)
+
+
+def _one_stream_of(stream: Stream, facts: _Facts) -> tuple[int, ...]:
+    """Shape of a tensor that lies like the streams and has one per token."""
+    words, sizes = stream.unfolded(facts.shape, facts.rows)
+    return tuple(size for word, size in zip(words, sizes, strict=True) if word != "streams")
 
 
 def _refusal(stack: Stack, facts: _Facts, against: Sequence[str]) -> str:
@@ -616,6 +658,8 @@ class _Watch(TorchFunctionMode):
                 _, call = self._open.pop()
                 left = stream_out(stack.stream, output)
                 call.left = None if left is None else left.clone()
+                if stack.stream.takes == "branch" and call.left is not None:
+                    call.given, call.entry = call.entry.shape, call.left
                 number = len(self.seen[stack.name].calls) - 1
                 slots = slots_in(output)
                 first = next(iter(slots.values()), None)
@@ -680,6 +724,8 @@ def _first_calls_of_another_token(
     def leave(stack: Stack) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
         def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
             left = stream_out(stack.stream, output)
+            if stack.stream.takes == "branch" and left is not None:
+                entries[stack.name] = left.clone()
             if stack.name in entries:
                 found.setdefault(stack.name, (entries[stack.name], None if left is None else left.clone()))
             if ends_early and len(found) == len(view.stacks):

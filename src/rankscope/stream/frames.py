@@ -133,7 +133,7 @@ class StreamFrame:
         """The sum, if this call to one of ``sums`` adds something to the stream."""
         if not kwargs and func not in JOINS and not any(map(self.is_stream, args)):
             return None  # most sums of a model: analysing them would cost more than the sum itself
-        terms = terms_of(func, args, kwargs)
+        terms = summands_of(func, args, kwargs)
         if terms is None:
             return None
         holds = [
@@ -249,7 +249,7 @@ class StreamFrame:
             self.follow_normed(out)
 
 
-def terms_of(
+def summands_of(
     func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[Summand, Summand] | None:
     """The two summands of a call; None for forms that are not recognised."""

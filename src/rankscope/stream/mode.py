@@ -140,14 +140,22 @@ class ActiveBlock(StreamFrame):
 
     def canonical(self, tensor: Tensor) -> Tensor:
         """The tensor as ``batch tokens dim``, regardless of the order or flattening the block works in."""
+        return self.stack.stream.canonical(self._shaped(tensor), self._sequences)
+
+    def apart(self, tensor: Tensor) -> Tensor:
+        """The streams of each token, as ``batch tokens streams dim``."""
+        return self.stack.stream.apart(self._shaped(tensor), self._sequences)
+
+    def _shaped(self, tensor: Tensor) -> Tensor:
         shape = self.entry_shape
         flattened = tensor.dim() != len(shape) or self.is_stream(tensor)
-        if flattened and tensor.shape != shape and tensor.numel() == shape.numel():
-            tensor = tensor.reshape(shape)
-        return self.stack.stream.canonical(tensor, self._sequences)
+        return tensor.reshape(shape) if flattened and tensor.numel() == shape.numel() else tensor
 
     def per_token(self, rows: Tensor) -> Tensor:
         """Numbers per token, in the order of the tokens of this call, as ``batch tokens width``."""
+        if self.stack.stream.has_streams:
+            # A branch reads one stream per token, as batch tokens dim in every known model.
+            return rows.reshape(*self.batch_and_tokens(), -1)
         return self.stack.stream.canonical(rows.reshape(*self.entry_shape[:-1], -1), self._sequences)
 
     def native(self, x: Tensor, like: Tensor) -> Tensor:
@@ -160,6 +168,8 @@ class ActiveBlock(StreamFrame):
 
     def _check_batch(self) -> None:
         """Raise if the stream does not contain the sequences of the current batch."""
+        if self.stack.stream.takes == "branch":
+            return
         batch, tokens = self.batch_and_tokens()
         if self._sequences is not None and batch != self._sequences:
             raise SiteError(
@@ -540,7 +550,7 @@ class SiteMode(StreamMode):
         self._selection = selection
 
     def show(self, ref: SiteRef, x: Tensor) -> None:
-        """Receive the stream at a site, as ``batch tokens dim``."""
+        """Receive the stream at a site, as ``batch tokens dim``; at ``streams`` sites ``batch tokens streams dim``."""
         raise NotImplementedError
 
     def _show(self, call: ActiveBlock, site: str, x: Tensor) -> None:
@@ -548,13 +558,21 @@ class SiteMode(StreamMode):
         if ref in self._selection:
             self.show(ref, call.canonical(x))
 
+    def _show_streams(self, call: ActiveBlock, site: str, x: Tensor) -> None:
+        ref = call.ref(site)
+        if call.stack.stream.has_streams and ref in self._selection:
+            self.show(ref, call.apart(x))
+
     def on_enter(self, call: ActiveBlock, entry: Tensor) -> None:
         """Show the stream as it enters a block."""
-        self._show(call, "block.in", entry)
+        if call.stack.stream.takes == "stream":
+            self._show(call, "block.in", entry)
+            self._show_streams(call, "streams.in", entry)
 
     def on_next_block(self, call: ActiveBlock, stream: Tensor) -> None:
         """Show the stream between two blocks of one call."""
         self._show(call, "block.out", stream)
+        self._show_streams(call, "streams.out", stream)
 
     def on_add(
         self, call: ActiveBlock, label: Label | None, stream: Tensor, branch: Tensor, perform: Perform

@@ -50,6 +50,16 @@ SAME_VALUES: frozenset[Callable[..., Any]] = frozenset(
 )  # fmt: skip
 
 SLICE: Callable[..., Any] = T.__getitem__
+MOVES: frozenset[Callable[..., Any]] = SAME_VALUES | frozenset(
+    {
+        SLICE, T.__setitem__, T.permute, T.transpose, T.swapaxes, T.swapdims, T.movedim, T.moveaxis, T.t, T.narrow,
+        T.select, T.chunk, T.split, T.unbind, T.repeat, T.repeat_interleave, T.index_select, T.flip, T.roll, T.copy_,
+        torch.permute, torch.transpose, torch.swapaxes, torch.movedim, torch.moveaxis, torch.narrow, torch.select,
+        torch.chunk, torch.split, torch.unbind, torch.repeat_interleave, torch.index_select, torch.flip, torch.roll,
+        torch.cat, torch.concat, torch.stack,
+    }
+)  # fmt: skip
+"""Calls that copy entries from one place to another and compute nothing."""
 MULTIPLICATIONS: frozenset[Callable[..., Any]] = frozenset({T.mul, T.__mul__, T.__rmul__, torch.mul})
 DIVISIONS: frozenset[Callable[..., Any]] = frozenset(
     {T.div, T.__truediv__, torch.div, T.true_divide, torch.true_divide}

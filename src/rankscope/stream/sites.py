@@ -26,6 +26,8 @@ SITES: Mapping[str, str] = {
     "cross_attention.scores": "the cross-attention scores of each head as they enter the softmax",
     "attention.mixed": "the values as each head has mixed them, P V, before the output projection; fused kernels only",
     "cross_attention.mixed": "the same of cross-attention",
+    "streams.in": "the residual streams of each token as they enter a block, if a token has several",
+    "streams.out": "the residual streams of each token as they leave a block, if a token has several",
     "final": "the stream after the stack's final norm",
     "attention.update": "the stream, and what the attention branch adds to it",
     "cross_attention.update": "the stream, and what the cross-attention branch adds to it",
@@ -47,7 +49,16 @@ POOLED_SITES: Mapping[str, str] = {
 }
 """Sites of the comparison between inputs. They are made from ``block.out``, and are not selected like the others."""
 
-DEFAULT_SITES = ("block.in@0", "block.out", "final", "attention.probs", "block.update", "mlp.router")
+DEFAULT_SITES = (
+    "block.in@0",
+    "block.out",
+    "final",
+    "attention.probs",
+    "streams.in@0",
+    "streams.out",
+    "block.update",
+    "mlp.router",
+)
 
 
 def side_shown(site: str) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
-from rankscope.stream.frames import StreamFrame, tensors_in, terms_of
+from rankscope.stream.frames import StreamFrame, tensors_in, summands_of
 from rankscope.stream.operators import JOINS, SUMS
 
 
@@ -81,7 +81,7 @@ class States(StreamFrame):
         given = tensors_in((args, kwargs), depth=3)
         if len({number for value in given if (number := self.number_of(value)) is not None}) != 2:
             return None
-        terms = terms_of(func, args, kwargs)
+        terms = summands_of(func, args, kwargs)
         found = [
             [factor for factor in term.factors if isinstance(factor, Tensor) and self.number_of(factor) is not None]
             for term in terms or ()

@@ -1,7 +1,8 @@
 """The tracer: shows the residual stream of a running model at every site.
 
 The model's own code runs unchanged and the tracer only observes, so outputs are bit-identical. Observers receive
-tensors of shape ``batch tokens dim`` and must reduce them immediately: the tracer stores nothing.
+tensors of shape ``batch tokens dim``, at sites of several streams ``batch tokens streams dim``, and must reduce them
+immediately: the tracer stores nothing.
 
 A fused attention kernel does not expose the logarithm of each row's sum of exponentials in Python, but PyTorch's CPU
 kernel returns it internally for the backward pass. Given these log-sums, the probabilities of any tile follow from
@@ -206,6 +207,7 @@ class Tracer(SiteMode):
         """Show the stream as it leaves a block."""
         left = out if call.last_sum is None else call.last_sum
         self._show(call, "block.out", left)
+        self._show_streams(call, "streams.out", left)
         self._show_change(call, left)
         if call.last_sum is not None:
             self._show(call, "final", out)

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
-from rankscope.errors import UnsupportedConfigError
+from rankscope.errors import DiscoveryError, LayoutError, UnsupportedConfigError
 from rankscope.models.inputs import Batch
 from rankscope.models.spread import resharded
 from rankscope.models.stream import Stream
-from rankscope.models.view import ModelView, Stack
-from rankscope.stream.discovery import discover
-from rankscope.stream.evidence import agreed
+from rankscope.models.view import BlockCall, BlockPlan, ModelView, Stack
+from rankscope.stream.discovery import discover, with_streams
+from rankscope.stream.evidence import agreed, shows_streams
+from rankscope.stream.mixing import adds_only
 
 _PROBE_TOKENS = 256
 """Long enough to reveal most paths that only longer inputs take, short compared with what is measured."""
@@ -37,11 +39,50 @@ def view_of(
         LayoutError: the axes of their residual stream are not in the assumed order.
     """
     small, sequences = probe_batch(batch, whole=_depends_on_length(model))
+    some_count = batch.keep is not None
     with undisturbed(model):
-        view = discover(model, lambda: small.run(model), batch=sequences, blocks=blocks, stream=stream)
-        view = agreed(view, small, sequences, some_count=batch.keep is not None)
+        try:
+            view = discover(model, lambda: small.run(model), batch=sequences, blocks=blocks, stream=stream)
+            view = agreed(view, small, sequences, some_count=some_count)
+        except DiscoveryError:
+            found = None if stream is not None else _with_streams(model, small, sequences, blocks, some_count)
+            if found is None:
+                raise
+            view = found
+        view = replace(view, stacks=tuple(_with_true_skips(view, stack, small) for stack in view.stacks))
     _STACKS[model] = view.stacks
     return view
+
+
+def _with_streams(
+    model: nn.Module, small: Batch, sequences: int, blocks: str | Sequence[str] | None, some_count: bool
+) -> ModelView | None:
+    """The only reading with several residual streams per token for which there is evidence; None if there is none."""
+    found = []
+    for view in with_streams(model, lambda: small.run(model), batch=sequences, blocks=blocks):
+        with suppress(LayoutError):
+            settled = agreed(view, small, sequences, some_count=some_count)
+            found += [settled] if all(map(shows_streams, settled.stacks)) else []
+    return found[0] if len(found) == 1 else None
+
+
+def _with_true_skips(view: ModelView, stack: Stack, small: Batch) -> Stack:
+    """The stack with one block per call and no skips, if its blocks do more to several streams than add to them.
+
+    Where streams are mixed, a sum such as ``x + H x`` looks like a skip around a branch, and is neither.
+    """
+    if not stack.stream.has_streams or not stack.stream.has_plain_blocks or not any(plan.skips for plan in stack.plans):
+        return stack
+    if adds_only(view, stack, small):
+        return stack
+    calls = [replace(call, first_layer=layer, blocks=(_merged(call),)) for layer, call in enumerate(stack.calls)]
+    return replace(stack, calls=tuple(calls))
+
+
+def _merged(call: BlockCall) -> BlockPlan:
+    attention = tuple(kind for plan in call.blocks for kind in plan.attention)
+    adds = sum(len(plan.adds) for plan in call.blocks)
+    return replace(call.blocks[0], adds=(None,) * adds, attention=attention, joins=(), parallel_mlp=None)
 
 
 def need_plain_stream(view: ModelView, verb: str) -> None:

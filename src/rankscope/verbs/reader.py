@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from rankscope._types import Status
 from rankscope.errors import InputError
 from rankscope.linalg.attention import AttentionMatrix
 from rankscope.linalg.attention_scores import AttentionScores
@@ -18,7 +19,7 @@ from rankscope.linalg.blockwise_attention import BlockwiseAttention
 from rankscope.linalg.precision import float_floor
 from rankscope.linalg.routing import Routing
 from rankscope.linalg.tokens import Tokens
-from rankscope.metrics import SIDES, MetricSpec, View, evaluate
+from rankscope.metrics import SIDES, MetricSpec, MetricValues, View, evaluate
 from rankscope.models.inputs import Batch, TokensPolicy
 from rankscope.runs.rows import RowWriter
 from rankscope.stream.attention_calls import AttentionCall
@@ -104,6 +105,30 @@ def parse_attention_algorithm(word: str | None) -> AttentionAlgorithm:
     )
 
 
+STREAM_METRICS = frozenset({"relative_residual", "mean_cosine", "stable_rank", "effective_rank"})
+"""Token metrics that are also measured over the streams of a token."""
+_CODES = {status: code for code, status in enumerate(Status)}
+
+
+def mean_over_tokens(reading: MetricValues, sequences: int, keep: Tensor | None) -> MetricValues:
+    """One value per sequence from one per token: the mean over the kept tokens for which it is defined.
+
+    A sequence with a token that is not finite is not finite; it is at the float floor if all its tokens are, and
+    undefined if no token has a value.
+    """
+    values, codes = (part.unflatten(1, (sequences, -1)) for part in (reading.values, reading.statuses))
+    kept = torch.ones_like(codes, dtype=torch.bool) if keep is None else keep.expand_as(codes)
+    known = kept & values.isfinite()
+    count = known.sum(-1)
+    mean = values.where(known, 0.0).sum(-1) / count
+    statuses = torch.full_like(count, _CODES[Status.OK], dtype=codes.dtype)
+    statuses[((codes == _CODES[Status.FLOOR]) | ~known).all(-1)] = _CODES[Status.FLOOR]
+    statuses[count == 0] = _CODES[Status.UNDEFINED]
+    broken = (kept & (codes == _CODES[Status.NOT_FINITE])).any(-1)
+    statuses[broken] = _CODES[Status.NOT_FINITE]
+    return MetricValues(mean.masked_fill(broken, torch.nan), statuses)
+
+
 class SiteReader:
     """Observes sites and writes one row per metric, site, layer and sequence; stores no tensor.
 
@@ -158,6 +183,8 @@ class SiteReader:
             self._read_several(ref, specs, seen)
         elif ref.site.endswith(".mixed"):
             self._read_heads(ref, specs, seen)
+        elif ref.site.startswith("streams."):
+            self._read_streams(ref, specs, seen)
         else:
             self._read_tokens(ref, specs, seen)
 
@@ -236,6 +263,15 @@ class SiteReader:
             self.routers[ref.stack, ref.layer] = view.experts, seen[1].shape[-1]
         self._write(ref, specs, view, float_floor(first.dtype), head_axis=False)
 
+    def _read_streams(
+        self, ref: SiteRef, specs: list[MetricSpec], x: Float[Tensor, "batch tokens streams dim"]
+    ) -> None:
+        """Metrics of the streams of each token, as if they were its tokens; one row per sequence, the mean."""
+        specs = [spec for spec in specs if spec.name in STREAM_METRICS]
+        if specs:
+            reading = evaluate(specs, Tokens(x.flatten(0, 1)), float_floor(x.dtype))
+            self._write_values(ref, specs, mean_over_tokens(reading, x.shape[0], self.kept(x)), head_axis=False)
+
     def _is_in_parts(self, ref: SiteRef, rows: int, queries: int) -> bool:
         """Whether attention runs within parts of a sequence, so that there is not one matrix per sequence."""
         assert self._batch is not None
@@ -272,8 +308,10 @@ class SiteReader:
         self._write(ref, specs, AttentionScores(rows, keep), float_floor(rows.dtype), head_axis=True)
 
     def _write(self, ref: SiteRef, specs: list[MetricSpec], view: View, floor: float, *, head_axis: bool) -> None:
+        self._write_values(ref, specs, evaluate(specs, view, floor), head_axis=head_axis)
+
+    def _write_values(self, ref: SiteRef, specs: list[MetricSpec], reading: MetricValues, *, head_axis: bool) -> None:
         assert self._batch is not None
-        reading = evaluate(specs, view, floor)
         values, statuses = reading.values.cpu().numpy(), reading.statuses.cpu().numpy()
         for spec, value, status in zip(specs, values, statuses, strict=True):
             self._writer.add(

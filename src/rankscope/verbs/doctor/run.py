@@ -143,7 +143,7 @@ class _Witness:
             self.mismatch = max(self.mismatch, seen.mismatch())
             return
         tensors = seen if isinstance(seen, tuple) else (seen,)
-        if ref.site == "block.in":
+        if ref.site in ("block.in", "block.out"):
             self.shapes.setdefault(ref.stack, tensors[0].shape)
         self.eps = max(self.eps, torch.finfo(tensors[0].dtype).eps)
         if self.not_finite is None and not all(bool(torch.isfinite(tensor).all()) for tensor in tensors):
