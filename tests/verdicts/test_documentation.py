@@ -22,12 +22,13 @@ def test_the_page_lists_every_state_in_order() -> None:
 
 
 def test_the_page_has_the_table_of_thresholds() -> None:
-    rows = [f"| `{one.state}` | {one.condition} | {one.value:g} | {one.reason} |" for one in THRESHOLDS]
+    rows = [f"| {one.axis} | `{one.state}` | {one.condition} | {one.value:g} | {one.reason} |" for one in THRESHOLDS]
     assert "\n".join(rows) in PAGE
 
 
 def test_thresholds_name_states() -> None:
-    assert {one.state for one in THRESHOLDS} <= {state.code for state in State} | set(AXES)
+    assert {one.state for one in THRESHOLDS} <= {state.code for state in State}
+    assert {one.axis for one in THRESHOLDS} <= set(AXES)
 
 
 def test_averages_hold_what_the_page_about_statuses_says() -> None:

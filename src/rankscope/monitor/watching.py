@@ -15,7 +15,7 @@ from rankscope.linalg.precision import float_floor
 from rankscope.metrics import MetricSpec, evaluate
 from rankscope.monitor.alarms import ALARMS, AlarmSpec, Judgement, LayerState
 from rankscope.runs.readings import Alarm, LayerValue
-from rankscope.verbs.measure.run import DRAWS, gaussian_null
+from rankscope.verbs.measure.choosing import DRAWS, gaussian_null
 
 START_READINGS = 3
 """How many of the first readings define the start of the run: their median tolerates one outlier."""

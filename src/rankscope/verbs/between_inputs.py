@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,8 +20,8 @@ from rankscope.linalg.tokens import Tokens
 from rankscope.metrics import METRICS, MetricSpec, MetricValues, evaluate
 from rankscope.models.inputs import Batch
 from rankscope.runs.rows import BETWEEN_INPUTS, RowWriter
-from rankscope.stream.attention_calls import AttentionCall
 from rankscope.stream.sites import SiteRef
+from rankscope.stream.tracer import Observed
 from rankscope.verbs.reader import SiteReader
 
 SITE = "block.out"
@@ -125,13 +125,13 @@ Place = tuple[str | None, int, Pooling]
 
 
 class InputsReader:
-    """A :class:`SiteReader` that also pools every sequence, and writes one row per metric, block and pooling.
+    """Pools every sequence, and writes one row per metric, block and pooling.
 
     The rows have sequence 0, because there is one value for all inputs. A batch counts once it is finished
     (:meth:`commit`), so that an interrupt leaves whole batches.
 
     Args:
-        reader: the reader it extends.
+        reader: knows the batch and which tokens count.
         poolings: how to pool.
         specs: the metrics, all of tokens.
         inputs: number of inputs.
@@ -163,9 +163,9 @@ class InputsReader:
         self._batch = batch
         self._pending.clear()
 
-    def __call__(self, ref: SiteRef, seen: Tensor | AttentionCall) -> None:
+    def __call__(self, ref: SiteRef, seen: Observed) -> None:
         """Pool what is observed after a block."""
-        if ref.site != SITE or isinstance(seen, AttentionCall):
+        if ref.site != SITE or not isinstance(seen, Tensor):
             return
         keep = self._reader.kept(seen)
         present = [True] * len(seen) if keep is None else keep.any(1).tolist()
@@ -205,16 +205,17 @@ class InputsReader:
         """Memory of what is kept of the inputs so far."""
         return sum(vectors.bytes_held for vectors in self._places.values())
 
-    def stored(self) -> list[Any]:
+    def seen(self) -> dict[str, Any]:
         """The vectors seen so far, as JSON, for a reader in another process."""
-        return [
+        places = [
             [stack, layer, str(pooling), self._floors[stack, layer, pooling], vectors.to_json()]
             for (stack, layer, pooling), vectors in self._places.items()
         ]
+        return {"places": places}
 
-    def learn(self, stored: Sequence[Any]) -> None:
+    def learn(self, seen: Mapping[str, Any]) -> None:
         """Add what another reader has seen; a second time changes nothing."""
-        for stack, layer, word, floor, vectors in stored:
+        for stack, layer, word, floor, vectors in seen["places"]:
             place = (stack, layer, parse_poolings(word)[0])
             self._floors[place] = max(self._floors.get(place, 0.0), floor)
             self._places.setdefault(place, NumberedVectors(self._inputs, self._bytes_per_place)).learn(vectors)

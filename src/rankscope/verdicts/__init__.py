@@ -1,7 +1,7 @@
 """The states a model can be in, one table of thresholds, and the sentences for them. Does not import torch."""
 
 from rankscope.verdicts.axes import AXES, AxisFinding, across_axes
-from rankscope.verdicts.inputs import judge_inputs
+from rankscope.verdicts.inputs import inputs_findings
 from rankscope.verdicts.states import THRESHOLDS, State, is_collapsed
 from rankscope.verdicts.verdict import Verdict, judge_rows
 
@@ -12,7 +12,7 @@ __all__ = [
     "State",
     "Verdict",
     "across_axes",
+    "inputs_findings",
     "is_collapsed",
-    "judge_inputs",
     "judge_rows",
 ]

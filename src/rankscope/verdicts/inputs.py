@@ -24,7 +24,7 @@ MEAN = "inputs.mean"
 TOKENS_SITE = "block.out"
 
 
-def judge_inputs(
+def inputs_findings(
     table: pa.Table,
     compared: Mapping[str, Any],
     *,
@@ -32,8 +32,8 @@ def judge_inputs(
     floor_relative: float | None,
     model: str | None,
     asked: bool,
-) -> AxisFinding | None:
-    """The finding along the axis of inputs; None if there is nothing to say and nobody asked.
+) -> list[AxisFinding]:
+    """The finding along the axis of inputs; none if there is nothing to say and nobody asked.
 
     Args:
         table: rows of a run.
@@ -45,9 +45,8 @@ def judge_inputs(
     """
     why = _not_judged(compared)
     if why:
-        return (
-            AxisFinding("inputs", State.UNKNOWN.code, f"Between inputs: not judged, because {why}.") if asked else None
-        )
+        sentence = f"Between inputs: not judged, because {why}."
+        return [AxisFinding("inputs", State.UNKNOWN.code, sentence)] if asked else []
     found: list[tuple[State, str, list[dict[str, Any]]]] = []
     for site, pooling in compared["poolings"].items():
         here = only(table, site=site)
@@ -77,16 +76,17 @@ def judge_inputs(
             named = f"{stack}, " if stack else ""
             found.append((state, f"Between inputs ({named}{pooling}): {words}.", _evidence(reading, stack)))
     if not found:
-        return None
+        return []
     gravest = max(state for state, _, _ in found)
     steps = (f"rankscope measure {model or 'MODEL'} --between-inputs last",) if gravest >= State.COLLAPSED else ()
-    return AxisFinding(
+    finding = AxisFinding(
         "inputs",
         gravest.code,
         " ".join(sentence for _, sentence, _ in found),
         tuple(item for _, _, evidence in found for item in evidence),
         steps if set(compared["poolings"]) == {MEAN} else (),
     )
+    return [finding]
 
 
 def averaging_residual(residuals: Floats, counts: Floats) -> float:

@@ -33,12 +33,21 @@ AVERAGING = 0.5
 
 @dataclass(frozen=True)
 class Threshold:
-    """One row of the table: what is compared with which value, and the reason for that value."""
+    """One row of the table: what is compared with which value, and the reason for that value.
+
+    Attributes:
+        state: code of the state it decides.
+        condition: what is compared.
+        value: with which value.
+        reason: why this one.
+        axis: the axis along which it applies, a key of :data:`rankscope.verdicts.AXES`.
+    """
 
     state: str
     condition: str
     value: float
     reason: str
+    axis: str = "tokens"
 
 
 THRESHOLDS: tuple[Threshold, ...] = (
@@ -64,14 +73,18 @@ THRESHOLDS: tuple[Threshold, ...] = (
               "a common vector that grows by the same amount in every block halves the residual there, and no more"),
     Threshold("collapsed", "relative residual and typical residual at most", COLLAPSED_RESIDUAL,
               "a thousandth of the energy is left to tell tokens apart; bfloat16 (4 eps = 0.031) does not resolve it"),
-    Threshold("depth", "change of the stream by a block (write ratio) below", IDLE_WRITE,
-              "a token then keeps its direction to within six degrees"),
-    Threshold("experts", "experts in use beyond the k of one token, (e^H - k)/(E - k), at most", IDLE_EXPERTS,
-              "nearly every token then goes to the same k experts"),
-    Threshold("collapsed (inputs)", "different inputs at least", LEAST_INPUTS,
-              "fewer may be alike by chance; the same limit as for the directions of tokens"),
-    Threshold("collapsed (inputs, mean)", "relative residual below that of independent tokens times", AVERAGING,
-              "the mean of n independent tokens varies by 1/√n of what they do, which is no collapse of inputs"),
+    Threshold("collapsed", "different inputs at least", LEAST_INPUTS,
+              "fewer may be alike by chance; the same limit as for the directions of tokens", "inputs"),
+    Threshold("collapsed", "relative residual below that of independent tokens times", AVERAGING,
+              "the mean of n independent tokens varies by 1/√n of what they do, which is no collapse", "inputs"),
+    Threshold("collapsed", "relative residual over streams, after the last block, at most", COLLAPSED_RESIDUAL,
+              "streams are held to the same limit as tokens", "streams"),
+    Threshold("collapsed", "experts in use beyond the k of one token, (e^H - k)/(E - k), at most", IDLE_EXPERTS,
+              "nearly every token then goes to the same k experts", "experts"),
+    Threshold("collapsed", "change of the stream (write ratio) by half of the blocks below", COLLAPSED_RESIDUAL,
+              "what a block adds is then no more than what is left of collapsed tokens", "depth"),
+    Threshold("healthy", "a block is named in the sentence if it changes the stream by less than", IDLE_WRITE,
+              "a token then keeps its direction to within six degrees", "depth"),
 )  # fmt: skip
 """Chosen before the confusion matrix was drawn, except for the mean cosine; see ``docs/verdicts.md``."""
 

@@ -18,7 +18,7 @@ NOTHING = 1e-6
 METRIC, SITE, ENTRY = "relative_residual", "streams.out", "streams.in"
 
 
-def judge_streams(table: pa.Table, mixing: Sequence[Mapping[str, Any]]) -> list[AxisFinding]:
+def streams_findings(table: pa.Table, mixing: Sequence[Mapping[str, Any]]) -> list[AxisFinding]:
     """One finding for each stack whose tokens have several streams and were measured.
 
     The streams count as collapsed if, after the last block, half of the sequences or more have a relative residual over

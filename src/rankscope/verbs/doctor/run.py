@@ -22,10 +22,10 @@ from rankscope.runs.rows import RowWriter
 from rankscope.stream.attention_calls import AttentionCall
 from rankscope.stream.frames import tensors_in
 from rankscope.stream.operators import without_fastpath
-from rankscope.stream.sites import SITES, SiteRef, SiteSelection
+from rankscope.stream.sites import DEFAULT_SITES, SITES, SiteRef, SiteSelection
 from rankscope.stream.tracer import Observed, Unreadable, trace
 from rankscope.stream.viewing import undisturbed, view_of
-from rankscope.verbs.measure.run import metrics_named, sites_for
+from rankscope.verbs.measure.choosing import metrics_named, sites_for
 from rankscope.verbs.reader import SiteReader
 
 _ROUNDINGS = 64
@@ -196,7 +196,7 @@ def _measured(view: ModelView, batch: Batch) -> Check:
     reader = SiteReader(specs, "content", writer)
     reader.start(batch)
     try:
-        with trace(view, sites_for(specs, None), reader):
+        with trace(view, sites_for(specs, None, DEFAULT_SITES), reader):
             batch.run(view.model)
         rows = writer.table().num_rows
     except RankscopeError as error:

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from rankscope.stream.sites import SiteRef
-from rankscope.stream.tracer import Observed, Observer
 from rankscope.verbs.reader import SiteReader
 
 SITE = "block.out"
@@ -54,22 +53,20 @@ class Life:
 
 
 class OutlierReader:
-    """An observer that also records the outliers after each block.
+    """Records the outliers after each block.
 
     Args:
-        observe: the observer it extends.
         reader: knows the batch and which tokens count.
     """
 
-    def __init__(self, observe: Observer, reader: SiteReader) -> None:
-        self._observe, self._reader = observe, reader
+    def __init__(self, reader: SiteReader) -> None:
+        self._reader = reader
         self._lives: dict[Place, Life] = {}
         self._last: dict[str | None, int] = {}
 
-    def __call__(self, ref: SiteRef, seen: Observed) -> None:
+    def __call__(self, ref: SiteRef, seen: Tensor) -> None:
         """Look for outliers in the stream after a block."""
-        self._observe(ref, seen)
-        if ref.site == SITE and isinstance(seen, Tensor):
+        if ref.site == SITE:
             self._look(ref, seen)
 
     def rows(self, sequences: int, labels: list[str]) -> list[dict[str, Any]]:

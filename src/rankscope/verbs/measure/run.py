@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,46 +13,37 @@ import torch
 from torch import nn
 
 from rankscope.errors import InputError
-from rankscope.execution.findings import Findings, Finished
-from rankscope.execution.passes import Execution, declared_or_offloaded, executing
+from rankscope.execution.passes import declared_or_offloaded, executing
 from rankscope.execution.support import Parallel
-from rankscope.linalg.precision import float_floor
-from rankscope.linalg.tokens import Tokens
-from rankscope.metrics import (
-    DEFAULT_ATTENTION_METRICS,
-    DEFAULT_ROUTER_METRICS,
-    DEFAULT_TOKEN_METRICS,
-    DEFAULT_UPDATE_METRICS,
-    METRICS,
-    MetricSpec,
-    evaluate,
-)
 from rankscope.models.inputs import Batch, InputPlan, Padding, Prepared, TokensPolicy, prepare_planned
 from rankscope.models.stream import Stream
-from rankscope.models.view import ModelView
 from rankscope.options import renamed
 from rankscope.runs.not_finite import CODE
-from rankscope.runs.rows import RowWriter
+from rankscope.runs.rows import RowWriter, only
 from rankscope.runs.run import Run
-from rankscope.stream.sites import DEFAULT_SITES, SiteSelection, sites_of_sides
-from rankscope.stream.tracer import trace
+from rankscope.stream.sites import DEFAULT_SITES, SiteSelection
 from rankscope.verbs.locating import where_it_breaks
 from rankscope.verbs.measure import EXECUTION
-from rankscope.verbs.measure.judge import notes_on_estimates
-from rankscope.verbs.measure.outliers import OutlierReader
-from rankscope.verbs.measure.similarity import SITE, SimilarityReader, labels_of
-from rankscope.verbs.measure.states.measuring import (
-    HeldStates,
-    StatePasses,
-    needed_model,
-    refuse_with_states,
-    without_inputs_hash,
+from rankscope.verbs.measure.choosing import (
+    LENGTH_SITES,
+    BatteryChoice,
+    about_comparison,
+    gaussian_null,
+    length_metrics,
+    metrics_named,
+    sites_for,
+    token_metrics_named,
+    whole_lengths,
 )
+from rankscope.verbs.measure.judge import notes_on_estimates
+from rankscope.verbs.measure.passes import MeasuringPasses, Observers, measured_lengths
+from rankscope.verbs.measure.states.measuring import HeldStates, StatePasses, refuse_with_states, without_inputs_hash
 from rankscope.verbs.origin import Described, about_inputs, floor_of, provenance_of, spec_of
-from rankscope.verbs.reader import SiteReader, parse_attention_algorithm
-from rankscope.verdicts import AxisFinding, across_axes, judge_rows
+from rankscope.verdicts import AxisFinding, across_axes, inputs_findings, judge_rows
 from rankscope.verdicts.depth import depth_findings
 from rankscope.verdicts.experts import experts_findings
+from rankscope.verdicts.length import length_finding, length_slopes, lengths_in
+from rankscope.verdicts.streams import streams_findings
 
 
 def measure(
@@ -72,6 +63,7 @@ def measure(
     seed: int = 0,
     null: bool = False,
     similarity: bool = False,
+    between_inputs: str | Sequence[str] | None = None,
     blocks: str | Sequence[str] | None = None,
     attention_algorithm: str | None = None,
     parallel: Parallel | None = None,
@@ -83,6 +75,8 @@ def measure(
     attention: str | None = None,
     states: Any = None,
     at: Sequence[str] | str | None = None,
+    lengths: Sequence[int | str] | None = None,
+    pair: Sequence[str] | None = None,
 ) -> Run:
     """Run a model on some inputs and measure token uniformity and attention at its sites.
 
@@ -106,6 +100,9 @@ def measure(
         seed: seed for a random initialisation and for random inputs.
         null: also measure Gaussian tokens of the same shape, as a baseline.
         similarity: also store the cosines between at most 64 tokens of the first sequence after each block.
+        between_inputs: also compare the inputs with each other, each pooled to one vector after every block: ``"mean"``
+            over the tokens that count, the ``"first"`` or ``"last"`` of them, ``"at:5"``, or several of these. None for
+            ``"mean"`` if there are several inputs and ``block.out`` is measured; ``"none"`` to leave it out.
         blocks: names or patterns of the block modules, if discovery needs help.
         attention_algorithm: ``"dense"`` keeps all probabilities of a block in memory, ``"blockwise"`` computes them
             tile by tile, ``"blockwise:20"`` with up to 20 walks per head for ``attention_contraction``; None chooses
@@ -125,6 +122,11 @@ def measure(
         states: hidden states that were computed elsewhere, measured instead of a model; see :func:`rankscope.judge`.
             Then ``stream`` is the order of their axes and ``dtype`` the format the model ran in.
         at: with ``states``, the site of each layer, in order.
+        lengths: measure prefixes of the same texts at each of these numbers of tokens, in place of ``tokens``. Rows
+            have a column ``length``; curves and the verdict are those of the longest. ``extra["lengths"]`` has the
+            slope of every metric on the length.
+        pair: with ``lengths``, two prompts: finds how many shared tokens must follow both until their last tokens are
+            the same float vector after the last block.
 
     Returns:
         Values per metric, site, layer and sequence, with verdict, float floor and provenance.
@@ -153,9 +155,17 @@ def measure(
             seed=seed,
             null=null,
             similarity=similarity,
+            between_inputs=between_inputs,
             progress=progress,
         )
-    model = needed_model(model, at)
+    if model is None:
+        raise InputError("Nothing to measure: pass a model, or hidden states as states= (--states FILE).")
+    if at is not None:
+        raise InputError("at= says where states= were taken. To choose sites of a model, pass sites=.")
+    if lengths is not None and between_inputs is not None:
+        raise InputError("between_inputs compares inputs at one length: leave lengths out, or between_inputs.")
+    if pair is not None and lengths is None:
+        raise InputError("pair needs lengths: the longest is how far it looks. Pass lengths=, as in [128, 512].")
     declared, offload = declared_or_offloaded(stream, offload)
     with executing(
         EXECUTION,
@@ -169,15 +179,32 @@ def measure(
         progress=progress,
     ) as execution:
         loaded = execution.loaded
-        specs = metrics_named(metrics)
-        choice = BatteryChoice(specs, sites_for(specs, sites), tokens_policy, algorithm, similarity)
+        specs = metrics_named(metrics) if lengths is None else length_metrics(metrics)
+        selection = sites_for(specs, sites, DEFAULT_SITES if lengths is None else LENGTH_SITES)
+        choice = BatteryChoice(specs, selection, tokens_policy, algorithm, similarity)
         plan = InputPlan(sequences, tokens, batch, tokens_policy, seed, random_tokens, tokenizer, padding)
-        prepared = prepare_planned(loaded, inputs, plan)
-        passes = MeasuringPasses(choice, execution, prepared)
-        passes.run(blocks, declared)
-    broken = where_it_breaks if execution.is_in_memory else None
-    about = Measured(loaded, prepared, execution.described, spec_of(model), declared, broken)
-    return concluded(passes, about, specs, null=null, seed=seed, started=started)
+        if lengths is None:
+            prepared = prepare_planned(loaded, inputs, plan)
+            choice = choice.comparing(between_inputs, prepared, default=metrics is None)
+            passes = MeasuringPasses(choice, execution, prepared)
+            passes.run(blocks, declared)
+        else:
+            passes = measured_lengths(choice, execution, inputs, plan, whole_lengths(lengths), blocks, declared)
+            prepared = passes.prepared
+            if pair is not None:
+                passes.pair = passes.compared(pair, inputs, tokenizer)
+        mixing = passes.stream_mixing()
+    about = Measured(
+        loaded,
+        prepared,
+        execution.described,
+        spec_of(model),
+        declared,
+        broken=where_it_breaks if execution.is_in_memory else None,
+        mixing=mixing,
+        asks_for_inputs=between_inputs is not None,
+    )
+    return concluded(passes, about, choice, null=null, seed=seed, started=started)
 
 
 def judge(
@@ -193,6 +220,7 @@ def judge(
     seed: int = 0,
     null: bool = False,
     similarity: bool = False,
+    between_inputs: str | Sequence[str] | None = None,
     progress: bool = False,
 ) -> Run:
     """Measure hidden states that were computed elsewhere, and give a verdict.
@@ -219,6 +247,7 @@ def judge(
         seed: seed of the random baseline.
         null: also measure Gaussian tokens of the same shape, as a baseline.
         similarity: also store the cosines between at most 64 tokens of the first sequence after each block.
+        between_inputs: also compare the sequences with each other, as in :func:`rankscope.measure`.
         progress: show a progress bar.
 
     Returns:
@@ -234,10 +263,13 @@ def judge(
     held = HeldStates.of(states, layout=layout, at=at, dtype=dtype, policy=tokens_policy, sequences=sequences)
     selection = held.selection if sites is None else SiteSelection.parse(sites)
     choice = BatteryChoice(specs, selection, tokens_policy, None, similarity)
+    choice = choice.comparing(between_inputs, held.prepared, default=metrics is None)
     writer = RowWriter()
-    passes = StatePasses(held, choice.reader(writer, held.computed_in), writer, selection, similarity=similarity)
+    reader = choice.reader(writer, held.computed_in)
+    passes = StatePasses(held, reader, writer, selection, Observers(choice, reader, writer, []))
     passes.run(progress=progress)
-    run = concluded(passes, Measured(held.described, held.prepared), specs, null=null, seed=seed, started=started)
+    about = Measured(held.described, held.prepared, asks_for_inputs=between_inputs is not None)
+    run = concluded(passes, about, choice, null=null, seed=seed, started=started)
     return run if held.has_ids else without_inputs_hash(run)
 
 
@@ -252,6 +284,8 @@ class Measured:
         spec: the name of the model on the command line.
         stream: the declared stream.
         broken: finds the module that first returns NaN, if the model can be run again.
+        mixing: how each stack with several streams per token mixes them.
+        asks_for_inputs: whether the user asked for the comparison between inputs.
     """
 
     loaded: Described
@@ -260,227 +294,67 @@ class Measured:
     spec: str | None = None
     stream: Stream | None = None
     broken: Callable[[nn.Module, Iterable[Batch]], list[str]] | None = None
+    mixing: Sequence[Mapping[str, Any]] = ()
+    asks_for_inputs: bool = False
 
 
 def concluded(
     passes: MeasuringPasses | StatePasses,
     about: Measured,
-    specs: Sequence[MetricSpec],
+    choice: BatteryChoice,
     *,
     null: bool,
     seed: int,
     started: float,
 ) -> Run:
-    """The run: its rows, baseline, floor, verdict and findings."""
-    loaded, prepared = about.loaded, about.prepared
+    """The run: its rows, baseline, floor, verdict and the findings along each axis."""
+    loaded, prepared, reader = about.loaded, about.prepared, passes.reader
     table = passes.table()
-    random_values = gaussian_null(specs, passes.reader.shapes, seed=seed) if null else None
-    floor = floor_of(passes.reader.dtypes)
-    verdict = judge_rows(
-        table,
-        random_values,
-        floor_relative=floor["relative"],
-        lengths=passes.reader.lengths,
-        dim=min((width for _, width in passes.reader.shapes), default=None),
-        model=about.spec,
-    )
-    findings: list[AxisFinding] = [*experts_findings(table, passes.reader.routers), *depth_findings(table)]
-    verdict = across_axes(verdict, findings)
+    random_values = gaussian_null(choice.specs, reader.shapes, seed=seed) if null else None
+    floor = floor_of(reader.dtypes)
+    dim = min((width for _, width in reader.shapes), default=None)
+    known = {"lengths": reader.lengths, "floor_relative": floor["relative"], "model": about.spec}
+    entries: dict[str, Any] = {"streams": list(about.mixing)}
+    findings: list[AxisFinding] = []
+    if choice.poolings:
+        entries["between_inputs"] = about_comparison(passes.prepared, choice, dim, seed if null else None)
+        findings += inputs_findings(table, entries["between_inputs"], **known, asked=about.asks_for_inputs)
+    findings += streams_findings(table, about.mixing)
+    findings += experts_findings(table, reader.routers)
+    if "length" in table.column_names:
+        by_length, finding = along_length(table, passes, floor["relative"], seed)
+        entries |= by_length
+        findings.append(finding)
+    findings += depth_findings(table)
+    verdict = across_axes(judge_rows(table, random_values, dim=dim, **known), findings)
     broken: list[str] = []
     if about.broken is not None and loaded.model is not None and verdict.code == CODE:
         broken = about.broken(loaded.model, passes.prepared)
+    entries["axes"] = verdict.axes
+    seconds = time.perf_counter() - started
     run = Run(
         kind="measure",
-        provenance=provenance_of(
-            loaded, passes.prepared, passes.reader, seed, time.perf_counter() - started, about.stream
-        ),
+        provenance=provenance_of(loaded, passes.prepared, reader, seed, seconds, about.stream),
         floor=floor,
         **verdict.fields(),
         table=table,
         null=random_values,
-        notes=(*loaded.notes, *prepared.notes, *notes_on_estimates(table), *passes.reader.notes(), *broken),
-        extra={**passes.extra, **({"axes": verdict.axes} if verdict.axes else {}), **about.described},
+        notes=(*loaded.notes, *prepared.notes, *notes_on_estimates(table), *reader.notes(), *broken),
+        extra={**passes.extra, **{name: entry for name, entry in entries.items() if entry}, **about.described},
     )
     return passes.finished.checked(about_inputs(run, prepared))
 
 
-class MeasuringPasses:
-    """Measures the metrics on one model.
-
-    Args:
-        choice: the metrics, the sites and how to read them.
-        execution: how the model is run.
-        prepared: its inputs.
-
-    Attributes:
-        prepared: the inputs that were finished; all of them, unless there was an interrupt.
-        reader: knows the dtypes, shapes and lengths seen.
-        finished: counts the finished sequences.
-    """
-
-    def __init__(self, choice: BatteryChoice, execution: Execution, prepared: Prepared) -> None:
-        self._choice, self._execution = choice, execution
-        self._writer = RowWriter()
-        self._view: ModelView | None = None
-        self.prepared = prepared
-        self.reader = choice.reader(self._writer)
-        self._labels = labels_of(prepared, prepared.tokenizer or execution.loaded.tokenizer)
-        self._similarity = SimilarityReader(self.reader, self._labels) if choice.similarity else None
-        self._outliers = OutlierReader(self._similarity or self.reader, self.reader)
-        self.finished = Finished(self._writer, prepared.sequences, "sequences")
-
-    def run(self, blocks: str | Sequence[str] | None, stream: Stream | None) -> None:
-        """All batches."""
-        execution, selection = self._execution, self._choice.selection
-        self._view = execution.plan(self.prepared, self._choice.identity(), blocks=blocks, stream=stream)
-        findings = Findings(
-            self._writer,
-            {"": self.reader, "outliers": self._outliers},
-            rest=self._similar,
-            learn_rest=self._learn_similar,
-        )
-        with execution.stages(findings, final=selection.wants("final")) as stages:
-            for stage in stages:
-                watched = execution.watch(self._outliers)
-                kept = self.finished.kept(alone=execution.ends_batch_by_batch)
-                with kept, trace(stage.view, selection, watched):
-                    for part in execution.batches():
-                        self.reader.start(part)
-                        with stage.through(part):
-                            part.run(stage.view.model)
-                        self.finished.add(part.sequences)
-        self.prepared = self.finished.sequences_of(self.prepared)
-        execution.collect(findings)
-
-    @property
-    def extra(self) -> dict[str, Any]:
-        """Further entries of the run, besides the rows."""
-        similarity = {} if self._similarity is None else {"similarity": self._similarity.stored()}
-        outliers = self._outliers.rows(self.prepared.sequences, self._labels)
-        return {**similarity, **({"outliers": outliers} if outliers else {})}
-
-    def _similar(self) -> Any:
-        return None if self._similarity is None else self._similarity.stored()
-
-    def _learn_similar(self, stored: Any) -> None:
-        if self._similarity is not None:
-            self._similarity.learn(stored)
-
-    def table(self) -> pa.Table:
-        """The rows.
-
-        Raises:
-            InputError: there are none.
-        """
-        found = self._writer.table()
-        if found.num_rows == 0:
-            assert self._view is not None
-            raise InputError(self._choice.nothing_measured(self._view))
-        return found
-
-
-@dataclass(frozen=True)
-class BatteryChoice:
-    """The arguments of ``measure`` that decide its values besides the model and the inputs.
-
-    Attributes:
-        specs: the metrics.
-        selection: the sites.
-        policy: which tokens count.
-        attention: algorithm for the attention probabilities, as the user wrote it.
-        similarity: whether cosines between tokens are stored.
-    """
-
-    specs: tuple[MetricSpec, ...]
-    selection: SiteSelection
-    policy: TokensPolicy
-    attention: str | None
-    similarity: bool
-
-    def __post_init__(self) -> None:
-        if self.similarity and not self.selection.wants(SITE):
-            raise InputError(f"similarity is measured at {SITE}, which is not among the chosen sites: add it to sites.")
-
-    def reader(self, writer: RowWriter, computed_in: torch.dtype | None = None) -> SiteReader:
-        """A reader that writes the chosen metrics to ``writer``."""
-        algorithm = parse_attention_algorithm(self.attention)
-        return SiteReader(self.specs, self.policy, writer, attention=algorithm, computed_in=computed_in)
-
-    def identity(self) -> tuple[Any, ...]:
-        """Everything that decides the values besides the model and its inputs."""
-        names = [spec.name for spec in self.specs]
-        return (names, self.selection, self.policy, self.similarity, self.attention)
-
-    def nothing_measured(self, view: ModelView) -> str:
-        """Why a model of this structure gave no row."""
-        asked = ", ".join(self.selection.layers)
-        names = ", ".join(spec.name for spec in self.specs)
-        skips = sorted({label for stack in view.stacks for plan in stack.plans for label in plan.skips})
-        return (
-            f"None of the metrics ({names}) could be measured at the chosen sites ({asked}). This model has "
-            f"{view.depth} blocks with skip adds {', '.join(skips) or 'none'}; token metrics need stream sites, "
-            "attention metrics need attention.probs."
-        )
-
-
-DEFAULT_METRICS = (
-    *DEFAULT_TOKEN_METRICS,
-    *DEFAULT_ATTENTION_METRICS,
-    *DEFAULT_UPDATE_METRICS,
-    *DEFAULT_ROUTER_METRICS,
-)
-
-
-def metrics_named(names: Sequence[str] | None) -> tuple[MetricSpec, ...]:
-    """The metrics of these names, without duplicates; by default those that verdicts use."""
-    chosen = DEFAULT_METRICS if names is None else tuple(names)
-    return tuple(METRICS[name] for name in dict.fromkeys(chosen))
-
-
-def token_metrics_named(names: Sequence[str] | None) -> tuple[MetricSpec, ...]:
-    """The metrics of these names that need only tokens; by default those that verdicts use.
-
-    Raises:
-        InputError: one needs more than tokens.
-    """
-    found = metrics_named(DEFAULT_TOKEN_METRICS if names is None else names)
-    for spec in found:
-        if spec.side != "tokens":
-            raise InputError(
-                f"{spec.name} is measured on {spec.side}, and hidden states hold tokens only. Leave it out, or measure "
-                "the model itself."
-            )
-    return found
-
-
-def sites_for(specs: Sequence[MetricSpec], words: Sequence[str] | None) -> SiteSelection:
-    """The chosen sites; by default those that the metrics can read."""
-    if words is not None:
-        return SiteSelection.parse(words)
-    return SiteSelection.parse(sites_of_sides({spec.side for spec in specs}, DEFAULT_SITES))
-
-
-DRAWS = 8
-
-
-def gaussian_null(
-    specs: Sequence[MetricSpec], shapes: Collection[tuple[int, int]], *, seed: int, draws: int = DRAWS
-) -> dict[str, Any]:
-    """Mean and spread of each token metric over ``draws`` matrices of independent N(0, 1) entries.
-
-    **Estimate.** The shape is that of the largest stream seen. Metrics that depend on scale are left out: a
-    Gaussian of unit variance says nothing about the scale of a model.
-    """
-    from rankscope.metrics import Invariance
-
-    chosen = [spec for spec in specs if spec.side == "tokens" and Invariance.SCALE in spec.invariant_to]
-    if not chosen or not shapes:
-        return {}
-    tokens, dim = max(shapes)
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(draws, tokens, dim, generator=generator, dtype=torch.float64)
-    values = evaluate(chosen, Tokens(x), float_floor(x.dtype)).values
-    return {
-        spec.name: {"mean": float(row.mean()), "sd": float(row.std()), "draws": draws}
-        for spec, row in zip(chosen, values, strict=True)
-    }
+def along_length(
+    table: pa.Table, passes: MeasuringPasses | StatePasses, floor: float | None, seed: int
+) -> tuple[dict[str, Any], AxisFinding]:
+    """The slopes on the length, for the run, and the finding."""
+    lengths = lengths_in(table)
+    hidden = lengths[-1] - max(passes.prepared.lengths, default=lengths[-1])
+    slopes = length_slopes(table, {length: length - hidden for length in lengths}, seed=seed)
+    codes = {end: judge_rows(only(table, length=end), floor_relative=floor).code for end in (lengths[0], lengths[-1])}
+    pair = passes.pair if isinstance(passes, MeasuringPasses) else None
+    entry: dict[str, Any] = {"lengths": {"lengths": lengths, "slopes": [one.to_json() for one in slopes]}}
+    if pair is not None:
+        entry["pair"] = pair
+    return entry, length_finding(slopes, lengths, codes, pair)

@@ -13,7 +13,6 @@ from torch import Tensor
 from rankscope.models.inputs import Prepared
 from rankscope.runs.similarity import packed, shown_positions
 from rankscope.stream.sites import SiteRef
-from rankscope.stream.tracer import Observed
 from rankscope.verbs.reader import SiteReader
 
 SITE = "block.out"
@@ -21,10 +20,10 @@ LONGEST_LABEL = 200
 
 
 class SimilarityReader:
-    """A :class:`SiteReader` that also stores the cosines between at most 64 evenly spaced tokens of sequence 0.
+    """Stores the cosines between at most 64 evenly spaced tokens of sequence 0.
 
     Args:
-        reader: the reader it extends.
+        reader: knows the batch and which tokens count.
         labels: the tokens of sequence 0, or empty.
     """
 
@@ -33,19 +32,18 @@ class SimilarityReader:
         self._labels = labels
         self._stacks: dict[str, dict[str, Any]] = {}
 
-    def __call__(self, ref: SiteRef, seen: Observed) -> None:
+    def __call__(self, ref: SiteRef, seen: Tensor) -> None:
         """Reduce the observed tensor at once."""
-        self._reader(ref, seen)
-        if ref.site == SITE and isinstance(seen, Tensor) and self._reader.first_sequence == 0:
+        if ref.site == SITE and self._reader.first_sequence == 0:
             self._take(ref, seen)
 
-    def stored(self) -> dict[str, Any]:
+    def seen(self) -> dict[str, Any]:
         """The entry of the run; see :mod:`rankscope.runs.similarity`."""
         return {"sequence": 0, "site": SITE, "stacks": self._stacks}
 
-    def learn(self, stored: Mapping[str, Any]) -> None:
+    def learn(self, seen: Mapping[str, Any]) -> None:
         """Take over what another reader stored."""
-        self._stacks |= stored["stacks"]
+        self._stacks |= seen["stacks"]
 
     def _take(self, ref: SiteRef, x: Tensor) -> None:
         keep = self._reader.kept(x)

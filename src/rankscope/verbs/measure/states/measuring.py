@@ -11,7 +11,6 @@ from typing import Any
 
 import pyarrow as pa
 import torch
-from torch import nn
 from tqdm.auto import tqdm
 
 from rankscope.errors import InputError
@@ -21,7 +20,7 @@ from rankscope.models.loading.dtypes import parse_dtype
 from rankscope.runs.rows import RowWriter
 from rankscope.runs.run import Run
 from rankscope.stream.sites import SiteSelection
-from rankscope.verbs.measure.similarity import SimilarityReader
+from rankscope.verbs.measure.passes import Observers
 from rankscope.verbs.measure.states.layout import DEFAULT_SITE
 from rankscope.verbs.measure.states.reading import StateSet, coarsest_format, only_first, state_sets
 from rankscope.verbs.reader import SiteReader
@@ -51,19 +50,6 @@ def refuse_with_states(measure: Callable[..., Run], given: Mapping[str, Any]) ->
     ]
     if passed:
         raise InputError(f"{passed[0]} is about running a model, and states are not run. Leave it out.")
-
-
-def needed_model(model: str | Path | nn.Module | None, at: object) -> str | Path | nn.Module:
-    """The model.
-
-    Raises:
-        InputError: there is none, or ``at`` was passed with it.
-    """
-    if model is None:
-        raise InputError("Nothing to measure: pass a model, or hidden states as states= (--states FILE).")
-    if at is not None:
-        raise InputError("at= says where states= were taken. To choose sites of a model, pass sites=.")
-    return model
 
 
 @dataclass(frozen=True)
@@ -183,7 +169,7 @@ class StatePasses:
         reader: reads them.
         writer: collects its rows.
         selection: the sites to measure.
-        similarity: whether to store cosines between tokens.
+        observers: the reader, and what stands beside it.
 
     Attributes:
         prepared: the inputs that were finished.
@@ -192,31 +178,39 @@ class StatePasses:
     """
 
     def __init__(
-        self, held: HeldStates, reader: SiteReader, writer: RowWriter, selection: SiteSelection, *, similarity: bool
+        self,
+        held: HeldStates,
+        reader: SiteReader,
+        writer: RowWriter,
+        selection: SiteSelection,
+        observers: Observers,
     ) -> None:
         self._held, self._writer, self._selection = held, writer, selection
         self.reader, self.prepared = reader, held.prepared
-        self._similarity = SimilarityReader(reader, []) if similarity else None
+        self._observers = observers
         self.finished = Finished(writer, held.prepared.sequences, "sequences")
 
     def run(self, *, progress: bool) -> None:
         """All sequences."""
-        observe = self._similarity or self.reader
+        observers = self._observers
         chosen = [[layer for layer in one.layers if layer.ref in self._selection] for one in self._held.sets]
+        observers.expect(self.prepared.sequences, max(map(len, chosen), default=0))
         bar = tqdm(total=sum(map(len, chosen)), desc="measure", unit="layer", disable=not progress)
         with bar, self.finished.kept(), torch.no_grad():
             for part, layers in zip(self._held.prepared, chosen, strict=True):
-                self.reader.start(part)
+                observers.start(part)
                 for layer in layers:
-                    observe(layer.ref, layer.read())
+                    observers(layer.ref, layer.read())
                     bar.update()
+                observers.commit()
                 self.finished.add(part.sequences)
+        observers.finish()
         self.prepared = self.finished.sequences_of(self._held.prepared)
 
     @property
     def extra(self) -> dict[str, Any]:
         """Further entries of the run, besides the rows."""
-        return {} if self._similarity is None else {"similarity": self._similarity.stored()}
+        return self._observers.extra(self.prepared.sequences)
 
     def table(self) -> pa.Table:
         """The rows.

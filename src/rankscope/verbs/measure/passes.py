@@ -1,0 +1,213 @@
+"""The passes of ``measure``: all batches through the model, observed by the reader and by what stands beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+from torch import Tensor
+
+from rankscope.errors import InputError
+from rankscope.execution.findings import Findings, Finished, Learner
+from rankscope.execution.passes import Execution
+from rankscope.linalg.numbered_vectors import ALWAYS_KEPT
+from rankscope.models.inputs import Batch, InputPlan, Prepared, prepare_prefixes
+from rankscope.models.stream import Stream
+from rankscope.models.view import ModelView
+from rankscope.runs.rows import BETWEEN_INPUTS, RowWriter
+from rankscope.stream.sites import SiteRef, SiteSelection
+from rankscope.stream.tracer import Observed, trace
+from rankscope.verbs import between_inputs as inputs_axis
+from rankscope.verbs.between_inputs import InputsReader
+from rankscope.verbs.measure.choosing import BatteryChoice
+from rankscope.verbs.measure.outliers import OutlierReader
+from rankscope.verbs.measure.pair import PairedPrompts, paired
+from rankscope.verbs.measure.similarity import SimilarityReader, labels_of
+from rankscope.verbs.measure.streams import stream_mixing
+from rankscope.verbs.reader import SiteReader
+
+
+class Observers:
+    """The reader, and the observers beside it that keep something else of what they see.
+
+    Args:
+        choice: what is measured.
+        reader: writes the rows of the sites.
+        writer: collects the rows.
+        labels: the tokens of sequence 0, or empty.
+
+    Attributes:
+        inputs: compares the inputs; None until their number and that of the blocks are known, or if they are not
+            compared.
+    """
+
+    def __init__(self, choice: BatteryChoice, reader: SiteReader, writer: RowWriter, labels: list[str]) -> None:
+        self._choice, self._reader, self._writer, self._labels = choice, reader, writer, labels
+        self._similarity = SimilarityReader(reader, labels) if choice.similarity else None
+        self._outliers = OutlierReader(reader)
+        self.inputs: InputsReader | None = None
+
+    def expect(self, inputs: int, blocks: int) -> None:
+        """Announce the number of inputs and of blocks."""
+        if self._choice.poolings:
+            choice = self._choice
+            self.inputs = InputsReader(self._reader, choice.poolings, choice.of_inputs, inputs=inputs, blocks=blocks)
+
+    def start(self, batch: Batch) -> None:
+        """Announce the batch of the next forward pass."""
+        self._reader.start(batch)
+        if self.inputs is not None:
+            self.inputs.start(batch)
+
+    def __call__(self, ref: SiteRef, seen: Observed) -> None:
+        """Show what a site shows to each of them."""
+        self._reader(ref, seen)
+        if isinstance(seen, Tensor):
+            for observe in (self._similarity, self._outliers, self.inputs):
+                if observe is not None:
+                    observe(ref, seen)
+
+    def commit(self) -> None:
+        """The forward pass is finished."""
+        if self.inputs is not None:
+            self.inputs.commit(self._writer)
+
+    def finish(self) -> None:
+        """All passes are finished."""
+        if self.inputs is not None:
+            self.inputs.finish(self._writer)
+
+    def learners(self) -> Mapping[str, Learner]:
+        """Those that remember something, by a name that is the same on every rank and after a restart."""
+        found: dict[str, Learner | None] = {"": self._reader, "similarity": self._similarity,
+                                            "outliers": self._outliers, "inputs": self.inputs}  # fmt: skip
+        return {name: learner for name, learner in found.items() if learner is not None}
+
+    def extra(self, sequences: int) -> dict[str, Any]:
+        """Entries of the run, about this many finished sequences."""
+        similarity = {} if self._similarity is None else {"similarity": self._similarity.seen()}
+        outliers = self._outliers.rows(sequences, self._labels)
+        return {**similarity, **({"outliers": outliers} if outliers else {})}
+
+
+class MeasuringPasses:
+    """Measures the metrics on one model.
+
+    Args:
+        choice: the metrics, the sites and how to read them.
+        execution: how the model is run.
+        prepared: its inputs.
+        writer: collects the rows, if several lengths share one.
+        length: the length of these inputs, for the rows, if there are several.
+
+    Attributes:
+        prepared: the inputs that were finished; all of them, unless there was an interrupt.
+        pair: what became of two prompts.
+        reader: knows the dtypes, shapes and lengths seen.
+        finished: counts the finished sequences.
+    """
+
+    def __init__(
+        self,
+        choice: BatteryChoice,
+        execution: Execution,
+        prepared: Prepared,
+        writer: RowWriter | None = None,
+        length: int | None = None,
+    ) -> None:
+        self._choice, self._execution = choice, execution
+        self._writer = RowWriter() if writer is None else writer
+        self._length = length
+        self._view: ModelView | None = None
+        self.pair: dict[str, Any] | None = None
+        self.prepared = prepared
+        self.reader = choice.reader(self._writer, at=None if length is None else {"length": length})
+        labels = labels_of(prepared, prepared.tokenizer or execution.loaded.tokenizer)
+        self._observers = Observers(choice, self.reader, self._writer, labels)
+        self.finished = Finished(self._writer, prepared.sequences, "sequences")
+
+    def run(self, blocks: str | Sequence[str] | None, stream: Stream | None) -> None:
+        """All batches."""
+        execution, selection, observers = self._execution, self._choice.selection, self._observers
+        self._view = execution.plan(self.prepared, self._choice.identity(), blocks=blocks, stream=stream)
+        observers.expect(self.prepared.sequences, self._view.depth)
+        findings = Findings(self._writer, observers.learners())
+        with execution.stages(findings, final=selection.wants("final")) as stages:
+            for stage in stages:
+                self._agree_on_references(stage.view)
+                watched = execution.watch(observers)
+                # Rows of one length alone would pass for a whole run.
+                kept = self.finished.kept(alone=execution.ends_batch_by_batch and self._length is None)
+                with kept, trace(stage.view, selection, watched):
+                    for part in execution.batches():
+                        observers.start(part)
+                        with stage.through(part):
+                            part.run(stage.view.model)
+                        observers.commit()
+                        self.finished.add(part.sequences)
+        self.prepared = self.finished.sequences_of(self.prepared)
+        execution.collect(findings)
+        observers.finish()
+        # An offloaded run wrote the comparison of inputs block by block, others at the end.
+        findings.arrange(lambda piece: piece.site.startswith(BETWEEN_INPUTS))
+
+    @property
+    def extra(self) -> dict[str, Any]:
+        """Further entries of the run, besides the rows."""
+        return self._observers.extra(self.prepared.sequences)
+
+    def stream_mixing(self) -> list[dict[str, Any]]:
+        """How the blocks mix the streams of a token, for each stack in which it has several."""
+        assert self._view is not None
+        return stream_mixing(self._execution, self._view, self.prepared[0])
+
+    def compared(self, pair: Sequence[str], inputs: Any, tokenizer: Any) -> dict[str, Any]:
+        """From how many shared tokens on two prompts are the same vector."""
+        assert self._view is not None
+        assert self._length is not None
+        loaded = self._execution.loaded
+        prompts = PairedPrompts.of(loaded, pair, inputs, tokenizer, self._length)
+        return paired(loaded, self._view, prompts, pair)
+
+    def table(self) -> pa.Table:
+        """The rows.
+
+        Raises:
+            InputError: there are none.
+        """
+        found = self._writer.table()
+        if found.num_rows == 0:
+            assert self._view is not None
+            raise InputError(self._choice.nothing_measured(self._view))
+        return found
+
+    def _agree_on_references(self, view: ModelView) -> None:
+        """Run the first batch once more if several processes will add up many inputs; see :class:`InputsReader`."""
+        inputs = self._observers.inputs
+        several = self._execution.is_in_memory and not self._execution.ends_batch_by_batch
+        if inputs is None or not several or self.prepared.sequences <= ALWAYS_KEPT:
+            return
+        self._observers.start(self.prepared[0])
+        with trace(view, SiteSelection.parse([inputs_axis.SITE]), self._execution.watch(inputs)):
+            self.prepared[0].run(view.model)
+        inputs.take_references()
+
+
+def measured_lengths(
+    choice: BatteryChoice,
+    execution: Execution,
+    inputs: Any,
+    plan: InputPlan,
+    lengths: Sequence[int],
+    blocks: str | Sequence[str] | None,
+    stream: Stream | None,
+) -> MeasuringPasses:
+    """Measure prefixes of each length; the passes returned are those of the longest, with the rows of all."""
+    if not execution.ends_batch_by_batch:
+        raise InputError("lengths runs one model in memory in one process. Leave offload and parallel out.")
+    writer = RowWriter(("length",))
+    for length, prepared in prepare_prefixes(execution.loaded, inputs, plan, lengths).items():
+        passes = MeasuringPasses(choice, execution, prepared, writer, length)
+        passes.run(blocks, stream)
+    return passes
