@@ -158,7 +158,8 @@ def test_what_has_no_value_says_so(name: str) -> None:
     keep[4] = False
     reading = evaluate([spec], Tokens(x, keep), FLOOR)
     got = [STATUS[code] for code in reading.statuses[0].tolist()]
-    at_zero = Status.FLOOR if name in ABSOLUTE else Status.UNDEFINED
+    of_zero = Status.FLOOR if spec.reads_deviation else Status.OK
+    at_zero = of_zero if name in ABSOLUTE else Status.UNDEFINED
     assert got == [Status.OK, at_zero, Status.NOT_FINITE, Status.NOT_FINITE, Status.UNDEFINED]
     assert torch.isnan(reading.values[0, 2:]).all()
 

@@ -54,7 +54,7 @@ def test_all_pairs_give_the_mean_cosine() -> None:
 
 
 def test_by_default_nothing_is_kept_and_the_site_is_needed() -> None:
-    assert dict(measure("init:tiny-bert", sequences=1, tokens=8).extra) == {}
+    assert "similarity" not in measure("init:tiny-bert", sequences=1, tokens=8).extra
     with pytest.raises(InputError, match=r"block\.out"):
         measure("init:tiny-bert", sequences=1, tokens=8, sites=["block.in"], similarity=True)
 

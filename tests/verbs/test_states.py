@@ -67,7 +67,7 @@ def gpt2() -> tuple[Run, dict[str, Tensor], Tensor]:
 
 def test_states_of_a_dictionary_have_the_values_of_the_model(gpt2) -> None:
     run, states, ids = gpt2
-    found = rankscope.judge({**states, "token_ids": ids})
+    found = rankscope.judge({**states, "token_ids": ids}, metrics=METRICS)
     assert values(found) == values(run)
     assert found.verdict == run.verdict
     assert found.floor == run.floor
@@ -84,7 +84,7 @@ def test_states_of_a_file_have_the_values_of_the_model(gpt2, form: str, tmp_path
     else:
         save = np.savez if form == "npz" else np.savez_compressed
         save(path, **{name: value.numpy() for name, value in states.items()})
-    found = rankscope.judge(path)
+    found = rankscope.judge(path, metrics=METRICS)
     assert values(found) == values(run)
     assert found.provenance.inputs_hash is None  # nothing says which tokens these are
     assert not rankscope.compare(run, found).paired

@@ -23,6 +23,7 @@ LEAST_RATIO = 1e-4
     needs="spectrum",
     reads_deviation=True,
     least_count=3,
+    depends_on_length=True,
     cites=(Cite("agrawal2022alphareq"),),
 )
 def alpha_req(tokens: Tokens) -> Tensor:

@@ -160,6 +160,8 @@ class MeasuringPasses:
     def stream_mixing(self) -> list[dict[str, Any]]:
         """How the blocks mix the streams of a token, for each stack in which it has several."""
         assert self._view is not None
+        if not any(stack.stream.has_streams for stack in self._view.stacks):
+            return []
         return stream_mixing(self._execution, self._view, self.prepared[0])
 
     def compared(self, pair: Sequence[str], inputs: Any, tokenizer: Any) -> dict[str, Any]:

@@ -194,7 +194,7 @@ def measure(
             if pair is not None:
                 passes.pair = passes.compared(pair, inputs, tokenizer)
         mixing = passes.stream_mixing()
-    about = Measured(
+    about = AboutRun(
         loaded,
         prepared,
         execution.described,
@@ -268,13 +268,13 @@ def judge(
     reader = choice.reader(writer, held.computed_in)
     passes = StatePasses(held, reader, writer, selection, Observers(choice, reader, writer, []))
     passes.run(progress=progress)
-    about = Measured(held.described, held.prepared, asks_for_inputs=between_inputs is not None)
+    about = AboutRun(held.described, held.prepared, asks_for_inputs=between_inputs is not None)
     run = concluded(passes, about, choice, null=null, seed=seed, started=started)
     return run if held.has_ids else without_inputs_hash(run)
 
 
 @dataclass(frozen=True)
-class Measured:
+class AboutRun:
     """What a run records about the model and the inputs, besides the values.
 
     Attributes:
@@ -300,7 +300,7 @@ class Measured:
 
 def concluded(
     passes: MeasuringPasses | StatePasses,
-    about: Measured,
+    about: AboutRun,
     choice: BatteryChoice,
     *,
     null: bool,
