@@ -16,7 +16,7 @@ from tests.hostile.skips import NoSkip
 from tests.hostile.twin import Cut, Twin
 
 CORE = {"doctor", "skip0", "exact", "ablate"}
-put = partial(case, core=CORE)
+put = partial(case, core=CORE, skips="between blocks")
 LONG = ALL - {"one_block", "exact"}
 """Long skips can be scaled with all of the blocks they go around, and not in exact arithmetic."""
 
@@ -743,14 +743,14 @@ def around() -> object:
 
 put("long_skips", LongSkips, equal=LONG)
 put("long_skips_by_cat", LongSkipsByCat, equal=LONG)
-put("long_skips_weighted", LongSkipsWeighted, equal=LONG)
-put("long_skips_normed", LongSkipsNormed, equal=LONG - {"exact_whole"})
-put("long_skips_in_place", LongSkipsInPlace, equal=frozenset())
-put("long_skips_stacked", LongSkipsStacked, equal=LONG)
-put("long_skips_as_gate", LongSkipsAsGate, equal=READS)
-put("long_skips_projected", LongSkipsProjected, equal=READS)
-put("long_skips_as_arguments", LongSkipsAsArguments, equal=LONG)
-put("beside_an_adapter", BesideAnAdapter, equal=READS)
+put("long_skips_weighted", LongSkipsWeighted, equal=LONG, core={"skip0"})
+put("long_skips_normed", LongSkipsNormed, equal=LONG - {"exact_whole"}, core={"skip0"})
+put("long_skips_in_place", LongSkipsInPlace, equal=frozenset(), core={"skip0"})
+put("long_skips_stacked", LongSkipsStacked, equal=LONG, core={"skip0"})
+put("long_skips_as_gate", LongSkipsAsGate, equal=READS, core={"skip0"})
+put("long_skips_projected", LongSkipsProjected, equal=READS, core={"skip0"})
+put("long_skips_as_arguments", LongSkipsAsArguments, equal=LONG, core={"skip0"})
+put("beside_an_adapter", BesideAnAdapter, equal=READS, core={"skip0"})
 put("back_to_the_input", BackToTheInput, equal=LONG)
 put("input_as_argument", InputAsArgument, equal=LONG)
 put("injected", Injected, equal=LONG)
