@@ -668,6 +668,8 @@ class TwiceTheStream(Block):
 
 
 class NoSkip(Block):
+    """Attention and MLP one after the other, with nothing around them."""
+
     def forward(self, x: Tensor, hidden: Tensor | None = None) -> Tensor:
         return self.mlp(self.norm2(self.attention(self.norm1(x), hidden)))
 
@@ -677,6 +679,8 @@ class NoSkip(Block):
 
 
 class Parallel(Block):
+    """Attention and MLP read the same norm, and are added one after the other."""
+
     def forward(self, x: Tensor, hidden: Tensor | None = None) -> Tensor:
         read = self.norm1(x)
         return x + self.attention(read, hidden) + self.mlp(read)
@@ -688,18 +692,24 @@ class Parallel(Block):
 
 
 class ParallelAtOnce(Parallel):
+    """Their sum is added at once."""
+
     def forward(self, x: Tensor, hidden: Tensor | None = None) -> Tensor:
         read = self.norm1(x)
         return (self.attention(read, hidden) + self.mlp(read)) + x
 
 
 class ParallelAlpha(Parallel):
+    """Both are added by `torch.add` with `alpha`."""
+
     def forward(self, x: Tensor, hidden: Tensor | None = None) -> Tensor:
         read = self.norm1(x)
         return torch.add(torch.add(x, self.attention(read, hidden), alpha=1.0), self.mlp(read), alpha=1.0)
 
 
 class PostNorm(Block):
+    """The norm of each sum is the stream."""
+
     def forward(self, x: Tensor, hidden: Tensor | None = None) -> Tensor:
         x = self.norm1(self.join(x, self.attention(x, hidden)))
         return self.norm2(self.join(x, self.mlp(x)))

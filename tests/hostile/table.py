@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 import sys
 from pathlib import Path
 
@@ -53,14 +52,13 @@ def write_skips() -> None:
 
 
 def written(name: str) -> str:
-    """The line in which a network writes its skip, or its docstring."""
+    """How a network writes its skip, or its docstring."""
     model = CASES[name].model()
-    if CASES[name].skips == "in a block" and type(model.blocks[0]).__dict__.get("join") is not None:
-        last = inspect.getsource(type(model.blocks[0]).join).strip().splitlines()[-1].strip()
-        return f"`{last.removeprefix('return ').replace('|', '/')}`"
+    if CASES[name].skips == "in a block" and "join" in vars(type(model.blocks[0])):
+        lines = inspect.getsource(type(model.blocks[0]).join).splitlines()[1:]
+        return f"`{'; '.join(line.strip().removeprefix('return ') for line in lines).replace('|', '/')}`"
     owner = type(model) if CASES[name].skips == "between blocks" else type(model.blocks[0])
-    first = (owner.__doc__ or "").strip().splitlines()
-    return re.sub(r"``", "`", first[0]).rstrip(".") if first else ""
+    return (inspect.getdoc(owner) or "").splitlines()[0].replace("``", "`").rstrip(".")
 
 
 def main() -> None:

@@ -35,7 +35,9 @@ MODELS: dict[str, Callable[[], tuple[nn.Module, Any]]] = {
     "Swinv2": lambda: transformers_swin("Swinv2"),
     "timm Swin": lambda: timm_model("swin_tiny_patch4_window7_224", 32, **SMALL),
     # In the last stage one window is the whole image, with as many tokens as the first has in one row.
-    "timm Swinv2": lambda: timm_model("swinv2_tiny_window8_256", 32, **SMALL),
+    "timm Swinv2": lambda: timm_model(
+        "swinv2_tiny_window8_256", 32, **SMALL | {"depths": (2, 1, 1), "num_heads": (2, 4, 4)}
+    ),
     "timm MaxViT": lambda: timm_model("maxvit_pico_rw_256", 64),
 }
 
