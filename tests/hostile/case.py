@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +32,7 @@ class Case:
         declared: arguments of ``measure`` that tell it how to read the stream; with them it must be right.
         blocks: the ``blocks=`` argument of every verb.
         dtype: of the weights.
+        skips: where its skips are, for a network that is about skips.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Case:
     blocks: str | None = None
     dtype: torch.dtype = torch.float64
     options: Mapping[str, Any] = field(default_factory=dict)
+    skips: Literal["in a block", "between blocks"] | None = None
 
     @property
     def roundings(self) -> float:

@@ -14,7 +14,7 @@ from tests.hostile.parts import DIM, Attention, Block, Mlp
 from tests.hostile.twin import Cut
 
 CORE = {"skip0", "mlp", "exact"}
-put_block = partial(block_case, core=CORE)
+put_block = partial(block_case, core=CORE, skips="in a block")
 
 
 class BranchFirst(Block):
@@ -668,6 +668,8 @@ class TwiceTheStream(Block):
 
 
 class NoSkip(Block):
+    """Attention and MLP one after the other, with nothing around them."""
+
     def forward(self, x: Tensor, hidden: Tensor | None = None) -> Tensor:
         return self.mlp(self.norm2(self.attention(self.norm1(x), hidden)))
 
@@ -677,6 +679,8 @@ class NoSkip(Block):
 
 
 class Parallel(Block):
+    """Attention and MLP read the same norm, and are added one after the other."""
+
     def forward(self, x: Tensor, hidden: Tensor | None = None) -> Tensor:
         read = self.norm1(x)
         return x + self.attention(read, hidden) + self.mlp(read)
@@ -688,18 +692,24 @@ class Parallel(Block):
 
 
 class ParallelAtOnce(Parallel):
+    """Their sum is added at once."""
+
     def forward(self, x: Tensor, hidden: Tensor | None = None) -> Tensor:
         read = self.norm1(x)
         return (self.attention(read, hidden) + self.mlp(read)) + x
 
 
 class ParallelAlpha(Parallel):
+    """Both are added by `torch.add` with `alpha`."""
+
     def forward(self, x: Tensor, hidden: Tensor | None = None) -> Tensor:
         read = self.norm1(x)
         return torch.add(torch.add(x, self.attention(read, hidden), alpha=1.0), self.mlp(read), alpha=1.0)
 
 
 class PostNorm(Block):
+    """The norm of each sum is the stream."""
+
     def forward(self, x: Tensor, hidden: Tensor | None = None) -> Tensor:
         x = self.norm1(self.join(x, self.attention(x, hidden)))
         return self.norm2(self.join(x, self.mlp(x)))
@@ -921,22 +931,22 @@ put_block("stack_sum", StackSum)
 put_block("sum_of_list", SumOfList)
 put_block("einsum_mix", EinsumMix)
 put_block("cat_projection", CatProjection)
-put_block("cat_branch_first", CatBranchFirst)
-put_block("cat_in_the_branch", CatInTheBranch, equal=READS)
-put_block("cat_as_gate", CatAsGate, equal=READS)
-put_block("cat_mlp", CatMlp, equal=READS)
-put_block("cat_of_three", CatOfThree, equal=READS)
-put_block("cat_convolution", CatConvolution, equal=READS - {"exact_whole"})
-put_block("cat_convolution_once", CatConvolutionOnce, equal=READS - {"exact_whole"})
-put_block("cat_turned", CatTurned, equal=READS)
-put_block("stack_mean", StackMean)
-put_block("stack_last", StackLast)
-put_block("einsum_reversed", EinsumReversed)
-put_block("einsum_over_tokens", EinsumOverTokens, equal=READS)
-put_block("lerp_gate", LerpGate, equal=READS - {"exact_whole"})
-put_block("where_method", WhereMethod)
-put_block("index_add_in_place", IndexAddInPlace)
-put_block("stochastic_depth", StochasticDepth)
+put_block("cat_branch_first", CatBranchFirst, core={"skip0"})
+put_block("cat_in_the_branch", CatInTheBranch, equal=READS, core={"skip0"})
+put_block("cat_as_gate", CatAsGate, equal=READS, core={"skip0"})
+put_block("cat_mlp", CatMlp, equal=READS, core={"skip0"})
+put_block("cat_of_three", CatOfThree, equal=READS, core={"skip0"})
+put_block("cat_convolution", CatConvolution, equal=READS - {"exact_whole"}, core={"skip0"})
+put_block("cat_convolution_once", CatConvolutionOnce, equal=READS - {"exact_whole"}, core={"skip0"})
+put_block("cat_turned", CatTurned, equal=READS, core={"skip0"})
+put_block("stack_mean", StackMean, core={"skip0"})
+put_block("stack_last", StackLast, core={"skip0"})
+put_block("einsum_reversed", EinsumReversed, core={"skip0"})
+put_block("einsum_over_tokens", EinsumOverTokens, equal=READS, core={"skip0"})
+put_block("lerp_gate", LerpGate, equal=READS - {"exact_whole"}, core={"skip0"})
+put_block("where_method", WhereMethod, core={"skip0"})
+put_block("index_add_in_place", IndexAddInPlace, core={"skip0"})
+put_block("stochastic_depth", StochasticDepth, core={"skip0"})
 put_block("projected_skip", ProjectedSkip, equal=READS)
 put_block("baddbmm", Baddbmm, equal=READS)
 put_block("addmm", Addmm, equal=READS)

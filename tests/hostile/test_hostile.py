@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext, suppress
+from dataclasses import replace
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from tests.hostile.harness import (
     outcome,
     same,
 )
+from tests.hostile.parts import ids
 from tests.hostile.suite import CASES
 from tests.hostile.twin import WHOLE
 
@@ -44,6 +46,25 @@ def test_equal_or_refused(name: str, verb: str) -> None:
     case = CASES[name]
     found = outcome(case, verb)
     assert found.kind == "equal" or verb not in case.equal, f"refused, and must be equal: {found.detail}"
+
+
+FORMS = [name for name, case in CASES.items() if case.skips and {"skip0", "skip05"} <= case.equal]
+OFTEN = {"alpha", "channel_gain", "highway", "in_place", "where", "cat_projection", "einsum_mix", "long_skips_by_cat"}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in OFTEN else pytest.mark.slow) for name in FORMS]
+)
+def test_every_form_of_skip_in_float32_and_with_one_sequence(name: str) -> None:
+    """Gains whose product is one leave every bit of the output as it was, and all others are those of the twin."""
+    case = replace(CASES[name], dtype=torch.float32, inputs=lambda: ids(1))
+    setting = Setting(case, case.model(), case.given())
+    bare = setting.run()
+    with rs.operate(setting.model, skip=2.0, inputs=setting.given), rs.operate(setting.model, skip=0.5):
+        assert torch.equal(setting.run(), bare)
+    for verb in ("skip0", "skip05"):
+        VERBS[verb](setting)
+    assert torch.equal(setting.run(), bare)
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.declared])

@@ -580,8 +580,10 @@ class _Watch(TorchFunctionMode):
     def _inside(
         self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], inputs: list[Tensor], out: Any
     ) -> None:
-        seen = self.seen[self._open[-1][0].name]
-        if func is SDPA or func in SOFTMAXES:
+        stack, call = self._open[-1]
+        seen = self.seen[stack.name]
+        # A later stage with other tokens, one window each, says nothing about the tokens of the first.
+        if (func is SDPA or func in SOFTMAXES) and call.entry.shape == seen.calls[0].entry.shape:
             self._note_attention(func, inputs, out, seen)
         turned = next(((tensor, axes) for tensor in inputs if (axes := self._axes_of(tensor)) is not None), None)
         if turned is None:

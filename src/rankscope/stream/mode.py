@@ -248,6 +248,11 @@ def observing() -> Iterator[None]:
         _OBSERVING.reset(token)
 
 
+def is_observing() -> bool:
+    """Whether what runs now is an observer's work, and not part of the model."""
+    return _OBSERVING.get()
+
+
 class StreamMode(TorchFunctionMode):
     """Base of everything that reads or changes the stream of a running model.
 
@@ -332,7 +337,7 @@ class StreamMode(TorchFunctionMode):
         kwargs = kwargs or {}
         call = self._open
         # Outside a block, or for our own work, do nothing: this runs for every torch call of the model.
-        if call is None or _OBSERVING.get():
+        if call is None or is_observing():
             return func(*args, **kwargs)
         if func in call.sums:
             found = call.match(func, args, kwargs)

@@ -16,7 +16,7 @@ from rankscope.errors import SiteError, UnsupportedOperationError
 from rankscope.models.view import Label, ModelView, Stack
 from rankscope.stream.attention_calls import announce, from_sdpa, sdpa_arguments
 from rankscope.stream.frames import first_tensor, output_tensor, tensors_in, with_output_tensor
-from rankscope.stream.mode import ActiveBlock, Perform, StreamMode, in_backward, observing
+from rankscope.stream.mode import ActiveBlock, Perform, StreamMode, in_backward, is_observing, observing
 from rankscope.stream.operators import IN_PLACE_SUMS, SOFTMAXES, is_attention, is_mixer, is_norm
 from rankscope.stream.sites import SiteRef
 from rankscope.stream.states import LongSum, States
@@ -91,7 +91,7 @@ class SurgeryMode(StreamMode):
         self._states: dict[str | None, States] = {}
         self._before: list[weakref.ref[Tensor]] = []
         self._long_skips_met: dict[str | None, int] = {}
-        self._has_long_skips = any(stack.long_skips for stack in view.stacks)
+        self._with_long_skips = sum(bool(stack.long_skips) for stack in view.stacks)
 
     def reads_attention(self) -> bool:
         """True while an operation or a graft changes attention."""
@@ -107,7 +107,7 @@ class SurgeryMode(StreamMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        if self._has_long_skips and self._in_pass:
+        if self._in_pass and self._scales_long_skips() and not is_observing():
             return self._between_states(func, types, args, kwargs or {})
         return self._with_grafts(func, types, args, kwargs)
 
@@ -132,9 +132,12 @@ class SurgeryMode(StreamMode):
             out = args[0].copy_(out)
         for name, states in self._states.items():
             states.see(func, args, kwargs, out, found[name])
-        if len(self._states) < len(self.view.stacks):
+        if len(self._states) < self._with_long_skips:
             self._before += map(weakref.ref, tensors_in(out))
         return out
+
+    def _scales_long_skips(self) -> bool:
+        return self._with_long_skips > 0 and any(operation.attention_skip != 1.0 for operation in self._operations)
 
     def _long_gain(self, name: str | None, found: LongSum) -> float:
         stack = next(stack for stack in self.view.stacks if stack.name == name)
@@ -153,7 +156,7 @@ class SurgeryMode(StreamMode):
         """Raise unless every long skip that comes before a block has been met: otherwise it ran unchanged."""
         expected = sum(skip.calls_begun < calls_begun for skip in stack.long_skips if skip.calls_begun is not None)
         met = self._long_skips_met.get(stack.name, 0)
-        if met < expected and any(operation.attention_skip != 1.0 for operation in self._operations):
+        if met < expected:
             raise UnsupportedOperationError(
                 f"The long skip around {stack.long_skips[met].where} was found when the model was probed and is not "
                 "met in this pass, so that its gain cannot be changed. exact, and models that run blocks again in the "
@@ -215,7 +218,7 @@ class SurgeryMode(StreamMode):
         """Start recording what is changed."""
         if call.block == 0:
             self._touched.clear()
-        if self._has_long_skips and call.block == 0:
+        if call.stack.long_skips and call.block == 0 and self._scales_long_skips():
             if not self._in_pass:
                 self._long_skips_met.clear()  # in the backward pass, whatever lies between blocks runs unseen
             self._check_long_skips(call.stack, call.number + 1 if self._in_pass else len(call.stack.calls) + 1)
@@ -365,7 +368,7 @@ class SurgeryMode(StreamMode):
         self._dispatcher.reset()
         self._states.clear()
         super()._end_pass(module, args, output)
-        for stack in self.view.stacks if output is not None else ():
+        for stack in self.view.stacks if output is not None and self._scales_long_skips() else ():
             self._check_long_skips(stack, len(stack.calls) + 1)
 
     def _inner_hooks(self, block: nn.Module) -> Iterator[torch.utils.hooks.RemovableHandle]:
