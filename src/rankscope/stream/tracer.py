@@ -187,9 +187,10 @@ class Tracer(SiteMode):
         if call.ref("block.update") in self._selection:
             # A copy, because a model may add its branches to this tensor in place; fresh memory would cost more.
             with unseen():
-                if self._room is None or self._room.shape != entry.shape or self._room.dtype != entry.dtype:
-                    self._room = torch.empty_like(entry.detach())
-                call.entered = self._room.copy_(entry.detach())
+                stream = call.canonical(entry).detach()
+                if self._room is None or self._room.shape != stream.shape or self._room.dtype != stream.dtype:
+                    self._room = torch.empty_like(stream)
+                call.entered = self._room.copy_(stream)
 
     def on_next_block(self, call: ActiveBlock, stream: Tensor) -> None:
         """Show the stream between two blocks of one call."""
@@ -216,7 +217,7 @@ class Tracer(SiteMode):
         if call.entered is None:
             return
         with unseen():
-            before, after = call.canonical(call.entered), call.canonical(left.detach())
+            before, after = call.entered, call.canonical(left).detach()
         call.entered = None
         self.show(call.ref("block.update"), (before, after))
 
