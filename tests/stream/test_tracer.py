@@ -28,8 +28,10 @@ def build(kind: str, **options: object) -> tuple[GPT, ModelView]:
 def observed(view: ModelView, *inputs: Tensor) -> dict[SiteRef, Tensor]:
     seen: dict[SiteRef, Tensor] = {}
 
-    def keep(ref: SiteRef, value: Tensor | AttentionCall) -> None:
+    def keep(ref: SiteRef, value: Tensor | tuple[Tensor, ...] | AttentionCall) -> None:
         assert ref not in seen
+        if isinstance(value, tuple):
+            value = torch.stack(value)
         seen[ref] = value.probs().clone() if isinstance(value, AttentionCall) else value.clone()
 
     with torch.no_grad(), trace(view, EVERY_SITE, keep):
@@ -51,6 +53,13 @@ def test_every_site_shows_what_the_model_computed(kind: str) -> None:
         for site, value in said.items():
             assert torch.equal(shown[site], value), (layer, site)
         assert torch.equal(shown["attention.probs"], block.attention.last_probs)
+        assert torch.equal(shown["block.update"], torch.stack([shown["block.in"], shown["block.out"]]))
+        for site, value in shown.items():
+            branch = site.removesuffix(".update")
+            if site != branch and branch != "block":
+                stream, written = value
+                assert torch.equal(written, shown[f"{branch}.out"]), (layer, site)
+                assert torch.equal(stream + written, shown[f"{branch}.sum"]), (layer, site)
 
 
 def test_streams_are_chained_and_the_final_norm_is_seen() -> None:
@@ -116,7 +125,7 @@ def test_nothing_is_left_when_something_raises(fails: str) -> None:
     assert hooks_of(model) == 0
     assert torch.overrides._get_current_function_mode() is None
     assert torch.backends.mha.get_fastpath_enabled()
-    assert len(observed(view, ids())) == 3 * 7 + 1
+    assert len(observed(view, ids())) == 3 * 11 + 1
 
 
 def test_a_block_that_does_not_run_is_named() -> None:

@@ -59,9 +59,22 @@ class Update:
                 f"The stream has the shape {tuple(before.shape)} and its change {tuple(change.shape)}. Expected the "
                 "same shape: pass the stream and what is added to it."
             )
-        self._before, self._change = Tokens(before, keep), Tokens(change, keep)
+        self._before, self._other = Tokens(before, keep), Tokens(change, keep)
+        self._is_after = False
         self.batch_shape = self._before.batch_shape
         self.fewest = self._before.fewest
+
+    @classmethod
+    def between(
+        cls,
+        before: Float[Tensor, "*batch tokens dim"],
+        after: Float[Tensor, "*batch tokens dim"],
+        keep: Bool[Tensor, "*batch tokens"] | None = None,
+    ) -> Update:
+        """The update from ``before`` to ``after``; the difference is taken in float64."""
+        update = cls(before, after, keep)
+        update._is_after = True
+        return update
 
     @property
     def count(self) -> Float[Tensor, " sequences"]:
@@ -103,13 +116,19 @@ class Update:
 
     @cached_property
     def _sums(self) -> tuple[UpdateSums, Tensor]:
-        before, change = self._before, self._change
-        wide = is_wide(before.dtype) or is_wide(change.dtype)
+        before, other = self._before, self._other
+        wide = is_wide(before.dtype) or is_wide(other.dtype)
         rooms = before.room(), before.room(), before.room()
         parts = []
         for group, rows in before.pieces():
-            X, U = before.read(group, rows, rooms[0]), change.read(group, rows, rooms[1])
-            parts.append(_sums_of_piece(X, U, fitting(rooms[2], X), wide=wide))
+            X, given = before.read(group, rows, rooms[0]), other.read(group, rows, rooms[1])
+            spare = fitting(rooms[2], X)
+            # Both u and y = x + u are needed: one was given, the other fills the spare room.
+            if self._is_after:
+                U, Y = torch.sub(given, X, out=spare), given
+            else:
+                U, Y = given, torch.add(X, given, out=spare)
+            parts.append(_wide_sums(X, U) if wide else _sums_of_piece(X, U, Y))
         if not parts:
             empty = before.zeros(before.tokens)
             return UpdateSums(empty, empty, empty), torch.ones_like(before.count, dtype=torch.bool)
@@ -117,24 +136,33 @@ class Update:
         return UpdateSums(ratio, alignment, turn), finite.bool().all(-1)
 
 
-def _sums_of_piece(X: Tensor, U: Tensor, spare: Tensor, *, wide: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Ratio, alignment, turn and whether all entries are finite; X and U are overwritten if ``wide``."""
-    one = torch.ones_like(X[..., 0])
-    x_unit, u_unit = (power_of_two_below(_largest(part)) for part in (X, U)) if wide else (one, one)
+Sums = tuple[Tensor, Tensor, Tensor, Tensor]
+"""Ratio, alignment, turn, and whether all entries are finite, per token."""
+
+
+def _sums_of_piece(X: Tensor, U: Tensor, Y: Tensor) -> Sums:
+    """Tokens of a narrow format, whose squares neither overflow nor underflow in float64; U and Y are overwritten."""
+    x, u, y = (torch.linalg.vector_norm(part, dim=-1) for part in (X, U, Y))
+    xu = U.mul_(X).sum(-1)
+    one = torch.ones_like(x)
+    return _from_products(x, u, y, xu, x.square() + xu, one, one)
+
+
+def _wide_sums(X: Tensor, U: Tensor) -> Sums:
+    """Tokens of any size: x and u are divided by powers of two of their own, x + u by the larger; X, U overwritten."""
+    x_unit, u_unit = (power_of_two_below(_largest(part)) for part in (X, U))
     unit = torch.maximum(x_unit, u_unit)
-    if wide:
-        X.div_(x_unit.unsqueeze(-1))
-        U.div_(u_unit.unsqueeze(-1))
-    # In units of their own: lengths of x and u, and their product.
-    x, u = (torch.linalg.vector_norm(part, dim=-1) for part in (X, U))
-    xu = torch.mul(X, U, out=spare).sum(-1)
-    finite = torch.isfinite(x) & torch.isfinite(u)
+    X.div_(x_unit.unsqueeze(-1))
+    U.div_(u_unit.unsqueeze(-1))
+    Y = X * (x_unit / unit).unsqueeze(-1) + U * (u_unit / unit).unsqueeze(-1)
+    x, u, y = (torch.linalg.vector_norm(part, dim=-1) for part in (X, U, Y))
+    return _from_products(x, u, y, (X * U).sum(-1), (X * Y).sum(-1), x_unit, u_unit)
+
+
+def _from_products(x: Tensor, u: Tensor, y: Tensor, xu: Tensor, xy: Tensor, x_unit: Tensor, u_unit: Tensor) -> Sums:
+    """From lengths and products: x in ``x_unit``, u in ``u_unit``, y in the larger of the two."""
+    unit = torch.maximum(x_unit, u_unit)
     x_share, u_share = x_unit / unit, u_unit / unit
-    if wide:
-        Y = torch.mul(X, x_share.unsqueeze(-1), out=spare).addcmul_(U, u_share.unsqueeze(-1))
-        y, xy = torch.linalg.vector_norm(Y, dim=-1), (X * Y).sum(-1)
-    else:
-        y, xy = torch.linalg.vector_norm(torch.add(X, U, out=spare), dim=-1), x.square() + xu
     alignment = (xu / (x * u)).clamp(-1.0, 1.0)
     cosine = (xy / (x * y)).clamp(-1.0, 1.0)
     # 1 - cos loses its digits when y is nearly parallel to x. It then follows from the part of u orthogonal to x:
@@ -144,7 +172,7 @@ def _sums_of_piece(X: Tensor, U: Tensor, spare: Tensor, *, wide: bool) -> tuple[
     is_small = (cosine > 0) & ((u * u_share).square() < x * x_share * y)
     turn = torch.where(is_small, by_sine, 1 - cosine)
     ratio = ((u / x) * (u_unit / x_unit)).masked_fill_(x == 0, math.nan)
-    return ratio, alignment, turn, finite.to(x)
+    return ratio, alignment, turn, (torch.isfinite(x) & torch.isfinite(u)).to(x)
 
 
 def _largest(part: Tensor) -> Tensor:

@@ -53,8 +53,8 @@ class ActiveBlock(StreamFrame):
     """Follows the stream through one call and checks it against what the probe saw.
 
     ``taken`` is the tensor that the model's own loop adds to the output of the call, if the skips go around the blocks.
-    The loop keeps a reference to it anyway, so keeping one here costs no memory. ``entered`` is a copy of the stream as
-    it entered the current block, kept only if a mode needs it when the block ends.
+    The loop keeps a reference to it anyway, so keeping one here costs no memory. ``entered`` is a copy of the stream,
+    ``batch tokens dim``, as it entered the current block, kept only if a mode needs it when the block ends.
     """
 
     def __init__(self, entry: Tensor, stack: Stack, number: int, taken: Tensor | None = None) -> None:

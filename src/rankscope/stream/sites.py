@@ -35,7 +35,7 @@ SITES: Mapping[str, str] = {
     "mlp.update": "the stream, and what the MLP or mixture-of-experts branch adds to it",
     "both.update": "the stream, and what attention and MLP of a parallel block add to it at once",
     "mlp.router": "the router of a mixture of experts: its probabilities, and the experts each token was sent to",
-    "block.update": "the stream as it enters a block, and how much the block changes it",
+    "block.update": "the stream as it enters a block, and as it leaves it, after any post-norm",
 }
 
 _SIDES: Mapping[str, str] = {"probs": "attention", "scores": "scores", "router": "router", "update": "update"}

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rankscope.linalg.precision import float64_home
 from rankscope.models.inputs import sequences_in_pass
 from rankscope.models.view import Label, ModelView, Stack
 from rankscope.stream.attention_calls import AttentionCall, from_sdpa, from_softmax, listening, sdpa_arguments
@@ -96,6 +95,7 @@ class Tracer(SiteMode):
         super().__init__(view, selection)
         self._observe = observe
         self._routers: list[RouterWatch] = []
+        self._room: Tensor | None = None
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -186,9 +186,12 @@ class Tracer(SiteMode):
         """Show the stream as it enters a block; keep a copy if its change is wanted."""
         super().on_enter(call, entry)
         if call.ref("block.update") in self._selection:
-            # A copy, because a model may add its branches to this tensor in place.
+            # A copy, because a model may add its branches to this tensor in place; fresh memory would cost more.
             with unseen():
-                call.entered = entry.detach().clone()
+                stream = call.canonical(entry).detach()
+                if self._room is None or self._room.shape != stream.shape or self._room.dtype != stream.dtype:
+                    self._room = torch.empty_like(stream)
+                call.entered = self._room.copy_(stream)
 
     def on_next_block(self, call: ActiveBlock, stream: Tensor) -> None:
         """Show the stream between two blocks of one call."""
@@ -212,18 +215,17 @@ class Tracer(SiteMode):
         if call.last_sum is not None:
             self._show(call, "final", out)
 
+    def _end_pass(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        self._room = None
+        super()._end_pass(module, args, output)
+
     def _show_change(self, call: ActiveBlock, left: Tensor) -> None:
         if call.entered is None:
             return
         with unseen():
-            before, after = call.canonical(call.entered), call.canonical(left)
-            call.entered = None
-            # A difference in the format of the stream would be rounded; in the next wider one it is exact or nearly so.
-            wider = torch.float32 if before.element_size() < 4 else torch.float64
-            before, after = before.to(float64_home(before)), after.detach().to(float64_home(after), wider)
-            # A block that returns another shape has no change; the view of an update refuses the two tensors.
-            change = after - before.to(wider) if after.shape == before.shape else after
-        self.show(call.ref("block.update"), (before, change))
+            before, after = call.entered, call.canonical(left).detach()
+        call.entered = None
+        self.show(call.ref("block.update"), (before, after))
 
     def on_final(self, stack: Stack, x: Tensor, out: Tensor) -> Tensor:
         """Show the stream after the final norm."""

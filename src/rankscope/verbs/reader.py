@@ -19,6 +19,7 @@ from rankscope.linalg.blockwise_attention import BlockwiseAttention
 from rankscope.linalg.precision import float_floor
 from rankscope.linalg.routing import Routing
 from rankscope.linalg.tokens import Tokens
+from rankscope.linalg.update import Update
 from rankscope.metrics import SIDES, MetricSpec, MetricValues, View, evaluate
 from rankscope.models.inputs import Batch, TokensPolicy
 from rankscope.runs.rows import RowWriter
@@ -255,7 +256,10 @@ class SiteReader:
         first = seen[0]
         keep = self.kept(first)
         try:
-            view = SIDES[side_shown(ref.site)].view(*seen, keep)
+            make: Callable[..., View] = SIDES[side_shown(ref.site)].view
+            if ref.site == "block.update":
+                make = Update.between
+            view = make(*seen, keep)
         except InputError as error:
             self.refused.setdefault(str(ref), str(error))
             return
