@@ -148,7 +148,7 @@ def test_the_verdict_counts_only_what_can_be_told() -> None:
     assert "1 bring them closer: c" in sentence
     floored = [entry("a", 4e-7, at_floor=True), entry("none", 1e-7, at_floor=True)]
     sentence = judge_remedies(floored, 5e-7, 1, is_random=False).sentence
-    assert "cannot be told" in sentence
+    assert "cannot be quantified" in sentence
     assert "none of 1 remedies keeps tokens noticeably further apart" in sentence
 
 
