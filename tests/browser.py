@@ -70,10 +70,17 @@ def opened(browser: Any, file: Path, *, width: int = 1280, scheme: str = "light"
         context.close()
 
 
-def serious_findings(page: Any, axe: Path) -> list[str]:
-    """What axe-core finds of impact serious or critical, one line each."""
+def serious_findings(page: Any, axe: Path, *, only: tuple[str, ...] = ()) -> list[str]:
+    """What axe-core finds of impact serious or critical, one line each.
+
+    Args:
+        page: the opened page.
+        axe: the program of axe-core.
+        only: names of the rules to check; all of them if empty.
+    """
     page.evaluate(axe.read_text(encoding="utf-8"))
-    found = page.evaluate("axe.run(document, {resultTypes: ['violations']}).then((answer) => answer.violations)")
+    settings = {"resultTypes": ["violations"], **({"runOnly": list(only)} if only else {})}
+    found = page.evaluate("(settings) => axe.run(document, settings).then((answer) => answer.violations)", settings)
     return [
         f"{finding['id']} ({finding['impact']}): {finding['help']}: {finding['nodes'][0]['html'][:160]} "
         f"{finding['nodes'][0].get('failureSummary', '')[:300]}"

@@ -69,7 +69,8 @@ def is_clean(seen: Opened, file: Path) -> None:
 @pytest.mark.parametrize("name", [*VERBS, *EDGES, "all"])
 def test_opens_without_an_error_or_a_request(browser: Any, folder: Path, name: str) -> None:
     file = file_of(name, folder)
-    for width in WIDTHS:
+    # The chapter of a verb is the same in the report of all verbs, which is opened at both widths.
+    for width in WIDTHS[:1] if name in VERBS else WIDTHS:
         with opened(browser, file, width=width) as seen:
             is_clean(seen, file)
             wide = seen.page.evaluate("document.documentElement.scrollWidth")
@@ -193,7 +194,8 @@ def test_accessible(browser: Any, folder: Path, axe: Path, scheme: str) -> None:
     with opened(browser, file_of("all", folder), scheme=scheme) as seen:
         seen.page.evaluate("document.querySelectorAll('details').forEach((node) => { node.open = true; })")
         seen.page.wait_for_timeout(100)
-        assert serious_findings(seen.page, axe) == []
+        # The scheme changes colours and nothing else.
+        assert serious_findings(seen.page, axe, only=("color-contrast",) if scheme == "dark" else ()) == []
 
 
 def test_the_check_has_teeth(browser: Any, axe: Path, tmp_path: Path) -> None:
@@ -202,5 +204,6 @@ def test_the_check_has_teeth(browser: Any, axe: Path, tmp_path: Path) -> None:
     )
     with opened(browser, tmp_path / "bad.html") as seen:
         found = " ".join(serious_findings(seen.page, axe))
-    assert "color-contrast" in found
+        (contrast,) = serious_findings(seen.page, axe, only=("color-contrast",))
+    assert contrast in found
     assert "label" in found

@@ -26,32 +26,37 @@ def digest(run):
     return found.hexdigest()
 
 small = {"sequences": 2, "tokens": 12}
-seed = int(sys.argv[1])
-runs = {
-    "measure": rs.measure("init:tiny-bert", seed=seed, null=True, **small),
-    "measure, random tokens": rs.measure("init:tiny-llama", seed=seed, random_tokens=True, **small),
-    "ablate": rs.ablate("init:tiny-gpt2", seed=seed, variants=["pure", "+skip", "full"], **small),
-    "exact": rs.exact("init:tiny-bert", seed=seed, skip=0.0, **small),
-    "decompose": rs.decompose("init:tiny-bert", seed=seed, **small),
-    "predict": rs.predict("bert-base", {"depth": 3}, seed=seed, seeds=2, tokens=8, most_blocks=4),
-}
-print(json.dumps({name: [digest(run), run.verdict, json.dumps(run.to_json()["null"])] for name, run in runs.items()}))
+
+def all_verbs(seed):
+    return {
+        "measure": rs.measure("init:tiny-bert", seed=seed, null=True, **small),
+        "measure, random tokens": rs.measure("init:tiny-llama", seed=seed, random_tokens=True, **small),
+        "ablate": rs.ablate("init:tiny-gpt2", seed=seed, variants=["pure", "+skip", "full"], **small),
+        "exact": rs.exact("init:tiny-bert", seed=seed, skip=0.0, **small),
+        "decompose": rs.decompose("init:tiny-bert", seed=seed, **small),
+        "predict": rs.predict("bert-base", {"depth": 3}, seed=seed, seeds=2, tokens=8, most_blocks=4),
+    }
+
+def told(run):
+    return [digest(run), run.verdict, json.dumps(run.to_json()["null"])]
+
+print(json.dumps([{name: told(run) for name, run in all_verbs(int(seed)).items()} for seed in sys.argv[1:]]))
 """
 
 
-def digests(folder: Path, seed: int, hashing: str) -> dict[str, list[str]]:
+def digests(folder: Path, *seeds: int, hashing: str) -> list[dict[str, list[str]]]:
+    """What each verb gives, by seed, in a process of its own."""
     environment = {**os.environ, "PYTHONHASHSEED": hashing, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    words = [sys.executable, "-c", PROGRAM, str(seed)]
+    words = [sys.executable, "-c", PROGRAM, *map(str, seeds)]
     done = subprocess.run(words, capture_output=True, text=True, cwd=folder, env=environment, check=False, timeout=400)
     assert done.returncode == 0, done.stderr[-2000:]
-    return dict(json.loads(done.stdout))
+    return list(json.loads(done.stdout))
 
 
 def test_two_processes_agree_to_the_bit_and_seeds_differ(tmp_path: Path) -> None:
-    once, again = digests(tmp_path, 3, "1"), digests(tmp_path, 3, "2")
+    (once, other), (again,) = digests(tmp_path, 3, 4, hashing="1"), digests(tmp_path, 3, hashing="2")
     assert once == again
     assert {"measure", "exact", "decompose", "predict"} <= set(once)
-    other = digests(tmp_path, 4, "1")
     assert all(once[name][0] != other[name][0] for name in once), "otherwise the test could not fail"
 
 

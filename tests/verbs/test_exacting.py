@@ -36,7 +36,7 @@ def test_pure_attention_has_order_three_and_follows_the_law() -> None:
     # the law's error is of the order of the squared residual that enters the block
     assert np.abs(curves["exact"].mean - curves["law"].mean)[1:].max() < 1e-5
     assert run.verdict.startswith("Collapsed in every block, order 3: each block cubes the residual;")
-    assert "float64 stops seeing at block 2" in run.verdict
+    assert "float64 cannot resolve block 2" in run.verdict
 
 
 def test_a_causal_mask_leaves_order_one_and_no_word_of_the_law() -> None:

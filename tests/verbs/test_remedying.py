@@ -58,7 +58,7 @@ def test_the_numbers_are_those_of_measure_under_the_remedy(run) -> None:
 def test_text_json_figure_and_storage(run, tmp_path) -> None:
     text = str(run)
     assert all(name in text for name in REMEDIES)
-    assert "not which remedy trains best" in run.verdict
+    assert "it does not show which remedy trains best" in run.verdict
     answer = json.loads(json.dumps(run.to_json(), allow_nan=False))
     assert {row["remedy"] for row in answer["rows"]} >= {"none", "neutreno"}
     run.plot().savefig(tmp_path / "figure.png")
@@ -148,7 +148,7 @@ def test_the_verdict_counts_only_what_can_be_told() -> None:
     assert "1 bring them closer: c" in sentence
     floored = [entry("a", 4e-7, at_floor=True), entry("none", 1e-7, at_floor=True)]
     sentence = judge_remedies(floored, 5e-7, 1, is_random=False).sentence
-    assert "cannot be told" in sentence
+    assert "cannot be quantified" in sentence
     assert "none of 1 remedies keeps tokens noticeably further apart" in sentence
 
 

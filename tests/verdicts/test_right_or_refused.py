@@ -208,7 +208,7 @@ def test_exact_zero_is_collapse() -> None:
     assert verdict.code == "collapsed"
     assert "After block 1 the tokens are exactly equal." in verdict.sentence
     assert "nan" not in verdict.sentence
-    assert "float32 stops seeing at block 1" in verdict.sentence
+    assert "float32 cannot resolve block 1" in verdict.sentence
 
 
 def test_exact_says_what_is_undefined() -> None:

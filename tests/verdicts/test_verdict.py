@@ -128,7 +128,7 @@ def test_collapse_into_the_floor() -> None:
     table = profile({"relative_residual": [0.9, 0.5, 0.005, 1.9e-7, 1.9e-7]}, floor_below=FLOOR32).table()
     verdict = judge(table, FLOOR32)
     assert verdict.code == "collapsed"
-    assert "from block 3 on it meets the float floor 4.77e-07" in verdict.sentence
+    assert "from block 3 on it reaches the float floor 4.77e-07" in verdict.sentence
 
 
 def test_at_the_floor_it_cannot_tell() -> None:

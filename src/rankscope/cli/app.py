@@ -29,7 +29,6 @@ from rankscope.cli.verb_commands import command_of
 from rankscope.errors import RankscopeError
 from rankscope.verbs._spec import verbs_in_order
 
-EXIT_FAILED = 1
 EXIT_USAGE = 2
 DEBUG_FLAG = "--debug"
 DEBUG_VARIABLE = "RANKSCOPE_DEBUG"

@@ -82,6 +82,18 @@ class WholeModel:
         return None
 
 
+@dataclass(frozen=True)
+class PassPlan:
+    """The arguments of :meth:`Execution.plan` besides the inputs."""
+
+    identity: tuple[Any, ...]
+    blocks: str | Sequence[str] | None
+    stream: Stream | None
+    model: nn.Module | None
+    variants: int
+    reads_weights: bool
+
+
 class Execution(ABC):
     """How the forward passes of one call of a verb are run; see the module for the loop.
 
@@ -102,7 +114,6 @@ class Execution(ABC):
         self.loaded = loaded
         self._shown = shown
 
-    @abstractmethod
     def plan(
         self,
         prepared: Prepared,
@@ -126,6 +137,12 @@ class Execution(ABC):
             variants: number of networks that run side by side.
             reads_weights: whether the verb computes with the weights themselves, in float64.
         """
+        self.prepared = prepared
+        return self._view_for(PassPlan(identity, blocks, stream, model, variants, reads_weights))
+
+    @abstractmethod
+    def _view_for(self, plan: PassPlan) -> ModelView:
+        """The structure of the model, once ``prepared`` is set."""
 
     @abstractmethod
     def stages(
@@ -192,24 +209,13 @@ class InMemory(Execution):
         self._view: ModelView | None = None
         self._bar: tqdm[Any] | None = None
 
-    def plan(
-        self,
-        prepared: Prepared,
-        identity: tuple[Any, ...] = (),
-        *,
-        blocks: str | Sequence[str] | None = None,
-        stream: Stream | None = None,
-        model: nn.Module | None = None,
-        variants: int = 1,
-        reads_weights: bool = False,
-    ) -> ModelView:
+    def _view_for(self, plan: PassPlan) -> ModelView:
         """Discover the structure."""
-        model = self.loaded.model if model is None else model
-        if reads_weights:
+        model = self.loaded.model if plan.model is None else plan.model
+        if plan.reads_weights:
             _need_weights(model, self.verb)
         with undisturbed(model), quiet_transformers():
-            self._view = self._share.view(model, prepared, blocks, stream)
-        self.prepared = prepared
+            self._view = self._share.view(model, self.prepared, plan.blocks, plan.stream)
         return self._view
 
     @contextmanager
@@ -271,34 +277,23 @@ class Offloaded(Execution):
         self._meta_model, self._limits = meta_model, limits
         self._schedule: BlockSchedule | None = None
 
-    def plan(
-        self,
-        prepared: Prepared,
-        identity: tuple[Any, ...] = (),
-        *,
-        blocks: str | Sequence[str] | None = None,
-        stream: Stream | None = None,
-        model: nn.Module | None = None,
-        variants: int = 1,
-        reads_weights: bool = False,
-    ) -> ModelView:
+    def _view_for(self, plan: PassPlan) -> ModelView:
         """Discover the structure without weights, and check the memory budget."""
-        assert model is None or model is self.loaded.model
-        self.prepared = prepared
-        options = [str(option) for option in (self.verb, *identity)]
+        assert plan.model is None or plan.model is self.loaded.model
+        options = [str(option) for option in (self.verb, *plan.identity)]
         # These decide the name of the work folder, so that a killed run is never resumed with other settings.
-        named = {"options": options, "dtype": self.loaded.dtype, "blocks": blocks}
-        if stream is not None:
-            named["stream"] = str(stream)
+        named = {"options": options, "dtype": self.loaded.dtype, "blocks": plan.blocks}
+        if plan.stream is not None:
+            named["stream"] = str(plan.stream)
         self._schedule = plan_schedule(
             self._meta_model,
-            prepared,
+            self.prepared,
             self._limits,
             options=named,
-            blocks=blocks,
-            stream=stream,
-            variants=variants,
-            widened=reads_weights,
+            blocks=plan.blocks,
+            stream=plan.stream,
+            variants=plan.variants,
+            widened=plan.reads_weights,
         )
         return self._schedule.view
 

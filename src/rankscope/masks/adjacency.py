@@ -97,7 +97,7 @@ def _edges(tokens: int, source: str, digest: str) -> EdgeRows:
     settle=_settle,
 )
 def adjacency(query: Tensor, key: Tensor, source: str, digest: str) -> Tensor:
-    """A query sees the keys that a graph says: entry (i, j) of its matrix is not zero when i sees j.
+    """Edges from a graph: query i sees key j if entry (i, j) of its matrix is not zero.
 
     The graph has as many tokens as there are keys. Its file is data: no pickle is loaded, and sizes are limited.
 

@@ -50,7 +50,7 @@ class _Draws:
     cites=(Cite("zaheer2020bigbird"),),
 )
 def random_sparse(query: Tensor, key: Tensor, degree: int, seed: int) -> Tensor:
-    """A query sees itself and ``degree`` other keys, drawn evenly and without repetition.
+    """A query sees itself and ``degree`` other keys, drawn uniformly without replacement.
 
     A row depends only on the seed, the query's position and the number of keys: it does not depend on which
     other rows are requested, in what order, or on any generator's state. With ``degree`` or fewer other keys, all.

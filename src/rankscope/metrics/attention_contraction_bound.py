@@ -23,7 +23,7 @@ from rankscope.metrics._spec import CHANNEL_ORDER, TOKEN_ORDER, attention_metric
     cites=(Cite("wu2024role"),),
 )
 def attention_contraction_bound(attention: AttentionView) -> Tensor:
-    r"""Upper end of the interval that holds :math:`s_1(CP)`; ``attention_contraction`` is the lower one.
+    r"""Upper bound on :math:`s_1(CP)`; ``attention_contraction`` is the lower bound.
 
     **Bound.** The two are equal if all probabilities are held in memory. For attention computed tile by tile, this
     is the smaller of :math:`\sqrt{\max_j \sum_i P_{ij}}` and what the energy outside the tried directions allows, both

@@ -19,7 +19,7 @@ from rankscope.metrics._spec import TOKEN_ORDER, attention_metric
     cites=(Cite("zhai2023stabilizing"),),
 )
 def attention_entropy(attention: AttentionView) -> Tensor:
-    r"""Mean over rows of entropy relative to the largest the row could have, :math:`H(P_{i:}) / \log k_i`.
+    r"""Entropy of a row relative to its maximum, averaged over rows, :math:`H(P_{i:}) / \log k_i`.
 
     **Exact.** :math:`k_i` is the number of keys row i may see, so rows of different length are comparable. 0 when every
     row picks one key, 1 when every row is uniform. Rows are normalised by their own mass, which is below one in

@@ -47,7 +47,7 @@ def effective_rank(tokens: Tokens) -> Tensor:
     cites=(Cite("roy2007effective"),),
 )
 def centred_effective_rank(tokens: Tokens) -> Tensor:
-    r"""Effective rank after the mean token is taken out.
+    r"""Effective rank after subtracting the mean token.
 
     **Exact.** Blind to the mean token, and so to token uniformity: collapsed tokens whose differences are noise read as
     high as noise. Undefined when all tokens are equal.

@@ -46,7 +46,7 @@ def energy_rank_99(tokens: Tokens) -> Tensor:
     cites=(Cite("jolliffe2002principal", "sec. 6.1.1"),),
 )
 def centred_energy_rank_99(tokens: Tokens) -> Tensor:
-    r"""Fewest directions that hold 99% of the energy after the mean token is taken out.
+    r"""Fewest directions that hold 99% of the energy after subtracting the mean token.
 
     **Exact.** Blind to the mean token, and so to token uniformity: collapsed tokens whose differences are noise read as
     high as noise. Undefined when all tokens are equal.

@@ -53,7 +53,7 @@ def mean_cosine(tokens: Tokens) -> Tensor:
     cites=(Cite("mu2018allbutthetop"),),
 )
 def centred_mean_cosine(tokens: Tokens) -> Tensor:
-    r"""Mean cosine over pairs of different tokens after their mean is taken out.
+    r"""Mean cosine over pairs of different tokens after subtracting their mean.
 
     **Exact.** Near :math:`-1/(n-1)` for tokens without structure; above it when few directions, or one huge token, are
     left. Undefined when all tokens are equal: nothing is left to have a direction.

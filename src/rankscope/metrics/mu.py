@@ -28,7 +28,7 @@ def mu(tokens: Tokens | Tensor) -> Tensor:
 
 @metric_alias(relative_residual, symbol=r"\mu(X)/\|X\|_F", cites=(Cite("wu2024role"),))
 def mu_over_norm(tokens: Tokens | Tensor) -> Tensor:
-    r"""Scale-free partner of mu, :math:`\mu(X)/\|X\|_F`.
+    r"""The norm of the centred tokens relative to that of the tokens, :math:`\mu(X)/\|X\|_F`.
 
     **Exact.** 0 when all tokens are equal, 1 when their mean is zero. The same number as ``relative_residual``.
     Undefined for fewer than two tokens and for X = 0.

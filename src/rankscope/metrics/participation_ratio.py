@@ -46,7 +46,7 @@ def participation_ratio(tokens: Tokens) -> Tensor:
     cites=(Cite("gao2017theory"),),
 )
 def centred_participation_ratio(tokens: Tokens) -> Tensor:
-    r"""Participation ratio after the mean token is taken out.
+    r"""Participation ratio after subtracting the mean token.
 
     **Exact.** Blind to the mean token, and so to token uniformity: collapsed tokens whose differences are noise read as
     high as noise. Undefined when all tokens are equal.

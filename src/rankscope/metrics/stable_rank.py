@@ -45,7 +45,7 @@ def stable_rank(tokens: Tokens) -> Tensor:
     cites=(Cite("rudelson2007sampling"),),
 )
 def centred_stable_rank(tokens: Tokens) -> Tensor:
-    r"""Stable rank after the mean token is taken out, :math:`\|CX\|_F^2 / \|CX\|_2^2`.
+    r"""Stable rank after subtracting the mean token, :math:`\|CX\|_F^2 / \|CX\|_2^2`.
 
     **Exact.** Blind to the mean token, and so to token uniformity: collapsed tokens whose differences are noise read as
     high as noise. Undefined when all tokens are equal.

@@ -173,9 +173,3 @@ def mean_interval(values: Sequence[float]) -> MeanInterval:
         return MeanInterval(mean, math.inf)
     quantile = _T_975[number - 2] if number - 2 < len(_T_975) else 1.96 + 2.5 / (number - 1)
     return MeanInterval(mean, quantile * statistics.stdev(values) / math.sqrt(number))
-
-
-def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table in Markdown."""
-    lines = ["|" + "".join(f" {cell} |" if cell else " |" for cell in cells) for cells in (head, *rows)]
-    return "\n".join([lines[0], "|" + "---|" * len(head), *lines[1:]])

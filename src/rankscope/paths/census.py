@@ -31,10 +31,6 @@ class Census:
         """Mean length of a path drawn uniformly."""
         return Fraction(sum(length * count for length, count in enumerate(self.counts)), self.total)
 
-    def share_up_to(self, length: int) -> Fraction:
-        """Share of the paths with at most this length."""
-        return Fraction(sum(self.counts[: length + 1]), self.total)
-
 
 def census(heads: Sequence[int], skips: Sequence[bool] | None = None) -> Census:
     r"""Count paths: the coefficients of :math:`\prod_l (1 + H_l z)`, without the 1 if a skip is removed. Exact.

@@ -27,10 +27,10 @@ BESIDES: Mapping[State, tuple[str, str]] = {
     State.FEW_DIRECTIONS: ("centred_dimension", "few directions"),
     State.MEAN_OFFSET: ("spread", "a large common vector"),
 }
-"""Milder states that are told beside a graver one: part that is cited, and words."""
+"""Milder states that are mentioned after a more severe one: the part that is cited, and the words."""
 
 ON_THE_WAY = (State.MEAN_OFFSET, State.SAME_DIRECTION, State.CLUSTERS, State.COPIES, State.FEW_DIRECTIONS)
-"""States that tokens pass through on their way to being equal; beside a collapse they go without saying."""
+"""States that tokens pass through on their way to being equal; not mentioned if the tokens collapse."""
 
 HARM = "This describes the activations; whether it hurts depends on your task."
 
@@ -50,7 +50,7 @@ def _collapsed(r: StackReading) -> str:
         f"{percent(r.spread()[row])} of their size{_course(r, rows)}{r.cite_all(row, 'spread', 'cosine')}"
     )
     if r.rows(State.FLOOR):
-        text += f"; {r.span(State.FLOOR)} it meets the {_floor_words(r)} and cannot be followed further"
+        text += f"; {r.span(State.FLOOR)} it reaches the {_floor_words(r)}, below which it cannot be measured"
     return f"{text}.{_afterwards(r, rows)} {HARM}"
 
 
@@ -59,16 +59,16 @@ def _at_floor(r: StackReading) -> str:
     row = r.worst("spread", rows, highest=True)
     values = [words for words in (r.cite("spread", row), _floor_words(r)) if words]
     return (
-        f"At the float floor, cannot tell: {r.count()}{r.span(State.FLOOR)} the tokens agree to the last digits the "
-        f"format keeps ({'; '.join(values)}); they collapsed at least that far, and how much further "
-        f"this precision cannot show. Measure in float64.{_afterwards(r, rows)}"
+        f"At the float floor, cannot tell: {r.count()}{r.span(State.FLOOR)} the tokens agree to the last digit of the "
+        f"dtype ({'; '.join(values)}); they have collapsed at least that far, and this precision cannot show how much "
+        f"further. Measure in float64.{_afterwards(r, rows)}"
     )
 
 
 def _vanished(r: StackReading) -> str:
     return (
-        f"Vanished: {r.count()}{r.span(State.VANISHED)} the stream is exactly zero, so that nothing relative to its "
-        "size is defined."
+        f"Vanished: {r.count()}{r.span(State.VANISHED)} the stream is exactly zero, so relative residuals are "
+        "undefined."
     )
 
 
@@ -96,7 +96,7 @@ def _copies(r: StackReading) -> str:
         f"{r.cite_all(row, 'cluster_share', 'distinct')}"
     )
     other = r.cite("spread", row, beside_null=False)
-    return f"{text}{f', and {other} speaks of the few others' if other else ''}. {HARM}"
+    return f"{text}{f', so {other} describes only the few others' if other else ''}. {HARM}"
 
 
 def _clusters(r: StackReading) -> str:
@@ -132,8 +132,8 @@ def _huge_token(r: StackReading) -> str:
     )
     fooled = [words for part in ("spread", "dimension") if (words := r.cite(part, row, beside_null=False))]
     if fooled:
-        verb = "speaks" if len(fooled) == 1 else "speak"
-        text += f", so {' and '.join(fooled)} there {verb} of that token and not of the others"
+        verb = "describes" if len(fooled) == 1 else "describe"
+        text += f", so {' and '.join(fooled)} there {verb} that token, not the others"
     advice = "Leave it out (tokens policy no-first) to see the rest."
     return f"{text}.{_others_words(r, row)}{_elsewhere(r, State.HUGE_TOKEN)} {advice}"
 
@@ -146,13 +146,13 @@ def _huge_channel(r: StackReading) -> str:
         f"One huge channel: {r.count()}{r.span(State.HUGE_CHANNEL)} a single channel carries {percent(share)} of the "
         f"energy (at {r.block(row)}: {r.cite('channel_share', row)})"
     )
-    text += f", so {fooled} there speaks of that channel" if fooled else ""
+    text += f", so {fooled} there describes that channel" if fooled else ""
     apart = r.cite("typical", row)
     if apart:
         differ = f"with it scaled down to the size of the others, a typical pair of tokens differs by {apart}"
         return f"{text}; {differ}{r.cite_all(row, 'spread', 'cosine')}.{_elsewhere(r, State.HUGE_CHANNEL)}"
     shared = r.spread()[row] <= SHARED_RESIDUAL
-    differ = "most of what the tokens hold is common to them" if shared else "the tokens still differ"
+    differ = "the tokens share most of their energy" if shared else "the tokens still differ"
     return f"{text}; {differ}{r.cite_all(row, 'spread', 'cosine')}.{_elsewhere(r, State.HUGE_CHANNEL)}"
 
 
@@ -279,7 +279,8 @@ def _others_words(r: StackReading, row: int) -> str:
         return ""
     apart = r.value("cosine", row) < 1.0 - SHARED_RESIDUAL**2
     return (
-        f" The {words}, which weighs all tokens alike, shows the others {'apart' if apart else 'leaning the same way'}."
+        f" The {words}, which weights all tokens equally, shows that the others "
+        f"{'stay apart' if apart else 'point in similar directions'}."
     )
 
 
@@ -316,7 +317,7 @@ def in_words(r: StackReading) -> str:
 
 
 def _minority(r: StackReading) -> str:
-    """Sequences in a graver state than the one that half of them reach."""
+    """Sequences in a more severe state than the one that half of them reach."""
     if r.state.is_grave or r.state is State.UNKNOWN:
         return ""
     by_sequence = r.states.max(axis=0)

@@ -28,12 +28,8 @@ def part_text(part: object) -> str:
     return ""
 
 
-def table_text(table: Table, *, rule: bool = True) -> str:
+def table_text(table: Table) -> str:
     """The aligned table, without its caption.
-
-    Args:
-        table: the table to format.
-        rule: whether to put a line of dashes under the head.
 
     Example:
         >>> print(table_text(Table(["block", "residual"], [["0", "0.93"], ["1", "0.4"]])))
@@ -44,8 +40,7 @@ def table_text(table: Table, *, rule: bool = True) -> str:
     """
     rows = [[column.name for column in table.head], *([str(cell) for cell in row] for row in table.body)]
     widths = [max(len(row[place]) for row in rows) for place in range(len(table.columns))]
-    if rule:
-        rows.insert(1, ["-" * width for width in widths])
+    rows.insert(1, ["-" * width for width in widths])
     left = [column.align == "left" for column in table.head]
     return "\n".join(_aligned(row, widths, left) for row in rows)
 
@@ -60,7 +55,7 @@ def markdown_text(table: Table) -> str:
         | 0 | 0.93 |
     """
     rows = [[column.name for column in table.head], *([str(cell) for cell in row] for row in table.body)]
-    lines = [f"| {' | '.join(row)} |" for row in rows]
+    lines = ["|" + "".join(f" {cell} |" if cell else " |" for cell in row) for row in rows]
     return "\n".join([lines[0], "|---" * len(table.columns) + "|", *lines[1:]])
 
 

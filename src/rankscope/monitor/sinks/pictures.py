@@ -10,9 +10,10 @@ import numpy.typing as npt
 from rankscope.errors import MissingExtraError
 from rankscope.monitor.acting import LOGGER
 from rankscope.runs.readings import Alarm, Heatmap, scalar_name
-from rankscope.views import spans_decades
+from rankscope.views import Table, spans_decades
 from rankscope.views.figures import drawing_style
 from rankscope.views.palette import FAINT, INK, UNKNOWN, VERMILION
+from rankscope.views.text import markdown_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -148,8 +149,8 @@ def title(alarm: Alarm) -> str:
 
 def as_markdown(alarm: Alarm) -> str:
     """State, sentence, and a table of the evidence."""
-    rows = "\n".join(f"| {name.replace('_', ' ')} | {value:.4g} |" for name, value in alarm.evidence.items())
-    table = f"\n\n| evidence | value |\n|---|---|\n{rows}" if rows else ""
+    rows = [[name.replace("_", " "), f"{value:.4g}"] for name, value in alarm.evidence.items()]
+    table = f"\n\n{markdown_text(Table(['evidence', 'value'], rows))}" if rows else ""
     return f"**{MARKS[alarm.state]}** {alarm.sentence}{table}"
 
 

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rankscope.papers._curves import Array, markdown_table
+from rankscope.papers._curves import Array
 from rankscope.papers._drawing import Look
 from rankscope.runs.curves import names_in
 from rankscope.runs.rows import only
-from rankscope.views import Line, Style, number
+from rankscope.views import Line, Style, Table, number
 from rankscope.views.figures import headed_figure, legend_below, plain_axes
 from rankscope.views.palette import BLUE, FAINT, GREEN, INK, PURPLE, VERMILION
+from rankscope.views.text import markdown_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -146,7 +147,7 @@ def describe(run: Run) -> str:
             f"{plan['batch']} of the {run.extra['angles']} angles (AdamW, highest rate {plan['rate']:g}), then run for "
             f"{run.extra['steps']} steps on their own output. All blocks are without norms, and without skip means "
             "without either skip. Ranges are over blocks.",
-            markdown_table(head, rows),
+            markdown_text(Table(head, rows)),
             f"**Does the claim hold?** {_claim(run)}",
             LAW,
             "**Where it differs.** In the authors' run without skip one skip was left inside the block. Met means "

@@ -14,15 +14,15 @@ from rankscope.papers._curves import (
     PublishedLine,
     has_line,
     line,
-    markdown_table,
     published,
     published_line,
 )
 from rankscope.papers._drawing import COLOURS, depth_line, drawn
 from rankscope.runs.curves import names_in
 from rankscope.runs.rows import only
-from rankscope.views import Guide, Line, LineChart, Note, Style, number
+from rankscope.views import Guide, Line, LineChart, Note, Style, Table, number
 from rankscope.views.palette import MARKERS
+from rankscope.views.text import markdown_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -198,7 +198,7 @@ def _table(found: list[PrintComparison]) -> str:
         )
         for item in found
     ]  # fmt: skip
-    return markdown_table(head, rows)
+    return markdown_text(Table(head, rows))
 
 
 def _agreement(found: list[PrintComparison]) -> str:

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rankscope.papers._curves import markdown_table
 from rankscope.papers._drawing import COLOURS, Look, drawn
 from rankscope.papers.dong2021_path_census.run import COUNT, SHARE
 from rankscope.runs.curves import names_in
 from rankscope.runs.rows import only
-from rankscope.views import Line, LineChart, Style
+from rankscope.views import Line, LineChart, Style, Table
 from rankscope.views.palette import MARKERS
+from rankscope.views.text import markdown_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -45,7 +45,9 @@ def describe(run: Run) -> str:
         rows.append((name, str(heads), str(length[-1]), f"{total:.3g}", f"{mean:.2f}", f"{short:.2g}"))
     head = ("model", "heads", "blocks", "paths", "mean length", f"share of length {SHORT} or less")
     return (
-        "**What we see.** Counted in whole numbers:\n\n" + markdown_table(head, rows) + "\n\n**Where it differs.** "
+        "**What we see.** Counted in whole numbers:\n\n"
+        + markdown_text(Table(head, rows))
+        + "\n\n**Where it differs.** "
         "Nowhere: this is arithmetic. It does say that short paths, which carry what attention keeps of the tokens' "
         "differences, are a vanishing share of all paths; how much they carry is not a matter of counting."
     )

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rankscope.papers._curves import MeanInterval, has_line, markdown_table, mean_interval, published
+from rankscope.papers._curves import MeanInterval, has_line, mean_interval, published
 from rankscope.papers._drawing import Look, drawn
 from rankscope.runs.rows import only
-from rankscope.views import Guide, Line, LineChart, Note, Style, number
+from rankscope.views import Guide, Line, LineChart, Note, Style, Table, number
 from rankscope.views.palette import BLACK, BLUE, FAINT, GREEN, ORANGE, PURPLE, SKY, VERMILION
+from rankscope.views.text import markdown_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -137,7 +138,7 @@ def describe(run: Run) -> str:
     return "\n\n".join(
         [
             f"**What we see.** {_training(run)} Baselines from the data themselves: {told}.",
-            markdown_table(["length", *head, "size over output", "residual"], rows),
+            markdown_text(Table(["length", *head, "size over output", "residual"], rows)),
             f"**Does the claim hold?** {_holds(run, 'recomputed')} {_holds(run, 'frozen')} {_collapse(run)}",
             f"**Where it differs.** {_differs(run)}",
         ]

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rankscope.papers._curves import Array, MeanInterval, markdown_table, mean_interval
+from rankscope.papers._curves import Array, MeanInterval, mean_interval
 from rankscope.papers._drawing import Look, drawn
 from rankscope.runs.rows import only
-from rankscope.views import Line, LineChart, Style, number
+from rankscope.views import Line, LineChart, Style, Table, number
 from rankscope.views.palette import BLACK, BLUE, GREEN, MARKERS, ORANGE, SKY, VERMILION
+from rankscope.views.text import markdown_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -134,7 +135,7 @@ def describe(run: Run) -> str:
             f"**What we see.** The sorting network of {run.extra['layers']} layers, trained for {plan['steps']} steps "
             f"({seeds} seeds each arm), LayerNorm kept, MLPs out, its skips turned down to a gain g. Shares are those "
             "of `decompose`, of paths from the embedding; what biases contribute is a column of its own.",
-            markdown_table(["g", "accuracy", "loss", "mean length", *shares, "biases"], rows),
+            markdown_text(Table(["g", "accuracy", "loss", "mean length", *shares, "biases"], rows)),
             f"**Can it be done?** {_can(run)}",
             f"**What it costs.** {_cost(run)}",
             f"**What it rests on.** One task, one depth, one width, {seeds} seeds; ± is a 95% interval over seeds. "

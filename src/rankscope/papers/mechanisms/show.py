@@ -10,12 +10,12 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
 from rankscope._types import Status
-from rankscope.papers._curves import markdown_table
 from rankscope.papers._drawing import Look
 from rankscope.papers.mechanisms.rows import GROUPS, MECHANISMS, Mechanism
-from rankscope.views import Line, Style, number
+from rankscope.views import Line, Style, Table, number
 from rankscope.views.figures import headed_figure, legend_below, plain_axes
 from rankscope.views.palette import BLUE, GREEN, INK
+from rankscope.views.text import markdown_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -335,7 +335,7 @@ def _grid(lines: Sequence[MechanismLine]) -> str:
     for group, title in GROUPS.items():
         members = [_cells(line) for line in lines if line.mechanism.group == group]
         rows += [(f"**{title}**", *[""] * (len(head) - 1)), *members] if members else []
-    return markdown_table(head, rows)
+    return markdown_text(Table(head, rows))
 
 
 def _cells(line: MechanismLine) -> tuple[str, ...]:

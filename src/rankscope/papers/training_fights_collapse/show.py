@@ -10,14 +10,15 @@ import numpy as np
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from rankscope.papers._curves import Array, markdown_table
+from rankscope.papers._curves import Array
 from rankscope.papers._drawing import Look
 from rankscope.papers.training_fights_collapse.arms import LONG, OWN, TrainedArm
 from rankscope.runs.rows import only
 from rankscope.verbs.exact.judge import SMALL
-from rankscope.views import Line, Style, number
+from rankscope.views import Line, Style, Table, number
 from rankscope.views.figures import draw_line, headed_figure, plain_axes
 from rankscope.views.palette import BLACK, BLUE, FAINT, GREEN, INK, MARKERS, ORANGE, PURPLE, SKY, VERMILION
+from rankscope.views.text import markdown_text
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -254,7 +255,7 @@ def _table(trainings: list[Training]) -> str:
         )
         for training in trainings
     ]
-    return markdown_table(head, rows)
+    return markdown_text(Table(head, rows))
 
 
 def _slower(trainings: list[Training]) -> str:
@@ -299,7 +300,7 @@ def _cut_after(trainings: list[Training]) -> str:
         if one is not None
     ]
     head = ("log10 residual, last block", "never trained", "trained whole, cut after", "trained as it is")
-    return markdown_table(head, rows) if rows else ""
+    return markdown_text(Table(head, rows)) if rows else ""
 
 
 def _order(trainings: list[Training]) -> str:

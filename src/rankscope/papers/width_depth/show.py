@@ -10,13 +10,14 @@ import numpy as np
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from rankscope.papers._curves import Array, markdown_table
+from rankscope.papers._curves import Array
 from rankscope.papers._drawing import Look
 from rankscope.papers.width_depth.ranks import BootstrapInterval, area_under_curve, rank_correlation, with_interval
 from rankscope.runs.prediction import AGREEMENT
-from rankscope.views import number
+from rankscope.views import Table, number
 from rankscope.views.figures import headed_figure, plain_axes
 from rankscope.views.palette import BLUE, FAINT, GREEN, INK, ORANGE, PURPLE
+from rankscope.views.text import markdown_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -166,7 +167,13 @@ def describe(run: Run) -> str:
     networks = networks_of(run)
     head = ("known before training", "area under the curve, learnt or not", "rank correlation with accuracy")
     rows = [(skill.name, str(skill.area), str(skill.correlation)) for skill in skills(networks)]
-    parts = [_seen(run, networks), markdown_table(head, rows), _slices(networks), _level(networks), _failures(networks)]
+    parts = [
+        _seen(run, networks),
+        markdown_text(Table(head, rows)),
+        _slices(networks),
+        _level(networks),
+        _failures(networks),
+    ]
     if run.extra["small"]:
         parts.insert(
             0,

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rankscope.papers._curves import DepthLine, has_line, line, markdown_table
+from rankscope.papers._curves import DepthLine, has_line, line
 from rankscope.papers._drawing import COLOURS, drawn
 from rankscope.runs.curves import names_in
-from rankscope.views import Guide, Line, LineChart, Note, Style, number
+from rankscope.views import Guide, Line, LineChart, Note, Style, Table, number
 from rankscope.views.figures import draw_line, headed_figure, legend_below, plain_axes
 from rankscope.views.palette import INK, MARKERS
+from rankscope.views.text import markdown_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -90,7 +91,7 @@ def _pure(run: Run) -> str:
 
 def _table(run: Run) -> str:
     rows = [(variant, *(number(_end(run, variant, mask)) for mask in masks_in(run))) for variant in VARIANTS]
-    return markdown_table(("last block, relative, float64", *masks_in(run)), rows)
+    return markdown_text(Table(("last block, relative, float64", *masks_in(run)), rows))
 
 
 def _norm(run: Run) -> str:

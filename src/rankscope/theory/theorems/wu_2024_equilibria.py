@@ -75,7 +75,7 @@ def attended(X: Float[Tensor, "tokens dim"], W_V: Float[Tensor, "dim dim"]) -> F
     sides="construction",
 )
 def wu_2024_equilibria(network: Network, layers: Sequence[LayerQuantities]) -> Evaluation:
-    """With LayerNorm there are equilibria of every rank, so that collapse is not the only end.
+    """With LayerNorm there are equilibria of every rank, so collapse is not the only limit.
 
     **Exact**: an existence claim, so equilibria are constructed for 6 tokens and every rank, and run through the layer.
     It says nothing about the given network.

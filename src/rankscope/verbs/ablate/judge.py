@@ -76,8 +76,6 @@ def lost_networks(table: pa.Table) -> list[LostNetwork]:
 
 
 COMPONENTS = {"+norm": "norms", "+skip": "skips", "+mlp": "MLPs", "+norm+skip": "norms with skips"}
-GONE = (State.FLOOR, State.COLLAPSED, State.VANISHED)
-"""A network in one of these has lost its tokens."""
 
 
 def judge_ablation(

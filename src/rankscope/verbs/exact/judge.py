@@ -115,7 +115,7 @@ LEVEL = 0.05
 
 
 def judge_exact(table: pa.Table, floors: Mapping[str, float], model: str | None = None) -> Verdict:
-    """One sentence per stack: its state, the order, how small the residual becomes, and where formats stop seeing."""
+    """One sentence per stack: its state, order and residual, and the first block that each dtype cannot resolve."""
     sentences, evidence, states = [], [], []
     stacks = stacks_of(table)
     for stack in stacks:
@@ -167,7 +167,7 @@ def _sentence(
         return "No verdict: the relative residual is undefined after every block."
     if reading.state is State.VANISHED:
         span = reading.span(State.VANISHED)
-        return f"Vanished{count}: the stream is exactly zero {span}, so that no relative residual is defined there."
+        return f"Vanished{count}: the stream is exactly zero {span}, so relative residuals are undefined there."
     end, fall = _course(table, stack, layers, logs)
     order, factor = order_of(table, stack)
     if reading.state is State.COLLAPSED:
@@ -185,7 +185,7 @@ def _order_words(order: int | None, factor: float) -> str:
         return ", order 3: each block cubes the residual"
     if order == 1:
         return f", order 1: each block multiplies the residual, late in depth by {factor:.4g}"
-    return ", without a settled order"
+    return ", of no constant order"
 
 
 def _course(table: pa.Table, stack: str | None, layers: NDArray[np.int64], logs: Floats) -> tuple[str, float]:
@@ -247,7 +247,7 @@ def _stops_seeing(layers: NDArray[np.int64], logs: Floats, floors: Mapping[str, 
     line = np.array([_mean(row) for row in logs])
     for name, floor in floors.items():
         below = layers[line <= np.log10(floor)]
-        words.append(f"{name} stops seeing at block {below[0]}" if below.size else f"{name} sees it all")
+        words.append(f"{name} cannot resolve block {below[0]}" if below.size else f"{name} resolves every block")
     return "; ".join(words) + "."
 
 

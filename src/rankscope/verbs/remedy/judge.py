@@ -108,7 +108,7 @@ def judge_remedies(
         f"({state.code}; mean cosine {_words(none['mean_cosine_last'])}, factor per block {_words(none['factor'])})"
     ]
     if none["at_floor"]:
-        parts[0] += ", at the float floor: by how much a remedy improves on it cannot be told"
+        parts[0] += ", at the float floor, so the improvement by a remedy cannot be quantified"
     higher = [
         entry for entry in others if or_zero(entry["residual_last"]) >= NOTICEABLE * before and not entry["at_floor"]
     ]
@@ -116,7 +116,7 @@ def judge_remedies(
     if higher:
         best = ", ".join(f"{entry['name']} ({number(entry['residual_last'])})" for entry in higher[:3])
         still = sum(state_of(entry) >= State.COLLAPSING for entry in higher)
-        most = f"; with {still} of them they collapse nevertheless" if still else ""
+        most = f"; with {still} of these the tokens still collapse" if still else ""
         parts.append(f"{len(higher)} of {len(others)} remedies keep tokens further apart, most of all {best}{most}")
     else:
         parts.append(f"none of {len(others)} remedies keeps tokens noticeably further apart")
@@ -124,9 +124,9 @@ def judge_remedies(
         parts.append(f"{len(lower)} bring them closer: {', '.join(entry['name'] for entry in lower[:4])}")
     parts += _gradient_words(none, higher)
     weights = "one random initialisation" if is_random else "the given weights, as they are"
-    basis = f"{weights}, {sequences} sequence{'s' if sequences != 1 else ''}, no training: this is what happens to "
+    basis = f"{weights}, {sequences} sequence{'s' if sequences != 1 else ''} and no training"
     sentence = "; ".join(parts)
-    verdict = f"{sentence[0].upper()}{sentence[1:]}. It rests on {basis}tokens here, not which remedy trains best."
+    verdict = f"{sentence[0].upper()}{sentence[1:]}. Based on {basis}; it does not show which remedy trains best."
     keys = ("name", "residual_last", "mean_cosine_last", "factor", "qk_over_v", "parameters", "time_ratio")
     evidence = tuple({**{key: entry[key] for key in keys}, "state": state_of(entry).code} for entry in entries)
     return Verdict(verdict, evidence, state.code)
@@ -144,8 +144,9 @@ def _gradient_words(none: Mapping[str, Any], higher: Sequence[Mapping[str, Any]]
     known = [entry for entry in higher[:3] if entry["qk_over_v"] is not None]
     if none["qk_over_v"] is None or not known:
         return []
-    after = ", ".join(f"{number(entry['qk_over_v'])} under {entry['name']}" for entry in known)
-    return [f"gradients of query and key weights over those of values are {number(none['qk_over_v'])} without, {after}"]
+    after = ", ".join(f"{number(entry['qk_over_v'])} with {entry['name']}" for entry in known)
+    ratio = "the ratio of query and key gradients to value gradients is"
+    return [f"{ratio} {number(none['qk_over_v'])} without a remedy, {after}"]
 
 
 def _words(value: float | None) -> str:
