@@ -12,7 +12,7 @@ from rankscope.runs.curves import Curve, curve, names_in
 from rankscope.runs.document import facts_line, run_document
 from rankscope.runs.rows import of_stack, only
 from rankscope.runs.summary import Summary, headline, main_site, shown_lines, stacks_of, summarise
-from rankscope.views import Column, Document, Guide, Line, LineChart, Plot, Row, Table, number, spans_decades
+from rankscope.views import Cell, Column, Document, Guide, Line, LineChart, Plot, Row, Table, number, spans_decades
 from rankscope.views.figures import floor_words
 
 if TYPE_CHECKING:
@@ -27,7 +27,45 @@ RELATIVE = ("relative_", "residual")
 def document(run: Run) -> Document:
     """A table of headline metrics by block, for each stack."""
     grids = summarise(run.table) if run.table.num_rows else []
-    return run_document(run, tuple(grid_table(grid) for grid in grids))
+    tables = [grid_table(grid) for grid in grids]
+    if "lengths" in run.extra:
+        tables.append(length_table(run.extra["lengths"]))
+    return run_document(run, tuple(tables))
+
+
+LENGTH_COLUMNS = (("relative_residual", "block.out"), ("attention_output_variance", "attention.out"),
+                  ("first_token_sink_rate", "attention.probs"), ("effective_rank", "block.out"))  # fmt: skip
+
+
+def length_table(entry: Mapping[str, Any]) -> Table:
+    """By block: how metrics change per doubling of the length, with the interval over sequences."""
+    shown = [name for name in LENGTH_COLUMNS if any((one["metric"], one["site"]) == name for one in entry["slopes"])]
+    shown = shown or list(dict.fromkeys((one["metric"], one["site"]) for one in entry["slopes"]))[:MOST_COLUMNS]
+    cells = {((one["metric"], one["site"]), one["stack"], one["layer"]): one for one in entry["slopes"]}
+    blocks = list(dict.fromkeys((stack, layer) for name, stack, layer in cells if name in shown))
+    rows: list[Row] = []
+    for place in shown_lines(len(blocks)):
+        if place is None:
+            rows.append(None)
+            continue
+        stack, layer = blocks[place]
+        label = f"{stack} {layer}" if stack else str(layer)
+        rows.append([label, *(_slope_cell(cells.get((name, stack, layer))) for name in shown)])
+    names = [f"{metric} exponent" if metric.endswith("variance") else metric for metric, _ in shown]
+    span = ", ".join(str(length) for length in entry["lengths"])
+    return Table(
+        ["block", *(Column(name, term=metric) for name, (metric, _) in zip(names, shown, strict=True))],
+        rows,
+        caption=f"change per doubling of the length ({span} tokens), 95% interval over sequences; of the variance, "
+        "the exponent of n",
+    )
+
+
+def _slope_cell(one: Mapping[str, Any] | None) -> Cell:
+    if one is None or one["slope"] is None:
+        return Cell("")
+    interval = None if one["low"] is None else f"[{number(one['low'])}, {number(one['high'])}]"
+    return Cell(number(one["slope"]), detail=interval or "")
 
 
 def grid_table(grid: Summary) -> Table:
