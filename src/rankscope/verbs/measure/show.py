@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from types import NoneType
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 import pyarrow as pa
@@ -27,18 +28,22 @@ RELATIVE = ("relative_", "residual")
 def document(run: Run) -> Document:
     """A table of headline metrics by block, for each stack."""
     grids = summarise(run.table) if run.table.num_rows else []
-    tables = [grid_table(grid) for grid in grids]
-    if "lengths" in run.extra:
-        tables.append(length_table(run.extra["lengths"]))
-    return run_document(run, tuple(tables))
+    by_length = length_table(run)
+    return run_document(run, (*(grid_table(grid) for grid in grids), *([by_length] if by_length else [])))
 
 
 LENGTH_COLUMNS = (("relative_residual", "block.out"), ("attention_output_variance", "attention.out"),
                   ("first_token_sink_rate", "attention.probs"), ("effective_rank", "block.out"))  # fmt: skip
 
 
-def length_table(entry: Mapping[str, Any]) -> Table:
-    """By block: how metrics change per doubling of the length, with the interval over sequences."""
+def length_table(run: Run) -> Table | None:
+    """By block: how metrics change per doubling of the length, with the interval over sequences.
+
+    None for a run at one length, and for an entry that ``measure`` did not write.
+    """
+    entry = run.extra.get("lengths")
+    if not _is_by_length(entry):
+        return None
     shown = [name for name in LENGTH_COLUMNS if any((one["metric"], one["site"]) == name for one in entry["slopes"])]
     shown = shown or list(dict.fromkeys((one["metric"], one["site"]) for one in entry["slopes"]))[:MOST_COLUMNS]
     cells = {((one["metric"], one["site"]), one["stack"], one["layer"]): one for one in entry["slopes"]}
@@ -59,6 +64,19 @@ def length_table(entry: Mapping[str, Any]) -> Table:
         caption=f"change per doubling of the length ({span} tokens), 95% interval over sequences; of the variance, "
         "the exponent of n",
     )
+
+
+def _is_by_length(entry: object) -> TypeGuard[Mapping[str, Any]]:
+    if not isinstance(entry, Mapping) or not isinstance(entry.get("slopes"), Sequence) or "lengths" not in entry:
+        return False
+    return all(
+        isinstance(one, Mapping)
+        and all(isinstance(one.get(name), str) for name in ("metric", "site"))
+        and isinstance(one.get("stack"), (str, NoneType))
+        and isinstance(one.get("layer"), int)
+        and all(isinstance(one.get(name, ""), (float, int, NoneType)) for name in ("slope", "low", "high"))
+        for one in entry["slopes"]
+    ) and all(isinstance(length, int) for length in entry["lengths"])
 
 
 def _slope_cell(one: Mapping[str, Any] | None) -> Cell:
