@@ -183,7 +183,7 @@ def measure(
             if pair is not None:
                 passes.pair = passes.compared(pair, inputs, tokenizer)
     broken = where_it_breaks if execution.is_in_memory else None
-    about = Measured(loaded, prepared, execution.described, spec_of(model), declared, broken)
+    about = Recorded(loaded, prepared, execution.described, spec_of(model), declared, broken)
     return concluded(passes, about, specs, null=null, seed=seed, started=started)
 
 
@@ -244,12 +244,12 @@ def judge(
     writer = RowWriter()
     passes = StatePasses(held, choice.reader(writer, held.computed_in), writer, selection, similarity=similarity)
     passes.run(progress=progress)
-    run = concluded(passes, Measured(held.described, held.prepared), specs, null=null, seed=seed, started=started)
+    run = concluded(passes, Recorded(held.described, held.prepared), specs, null=null, seed=seed, started=started)
     return run if held.has_ids else without_inputs_hash(run)
 
 
 @dataclass(frozen=True)
-class Measured:
+class Recorded:
     """What a run records about the model and the inputs, besides the values.
 
     Attributes:
@@ -271,7 +271,7 @@ class Measured:
 
 def concluded(
     passes: MeasuringPasses | StatePasses,
-    about: Measured,
+    about: Recorded,
     specs: Sequence[MetricSpec],
     *,
     null: bool,

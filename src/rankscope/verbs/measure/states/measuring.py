@@ -60,7 +60,7 @@ def needed_model(model: str | Path | nn.Module | None, at: object) -> str | Path
         InputError: there is none, or ``at`` was passed with it.
     """
     if model is None:
-        raise InputError("Nothing to measure: pass a model, or hidden states as states= (--states FILE).")
+        raise InputError("Nothing to measure: pass a model (SPEC), or hidden states as states= (--states FILE).")
     if at is not None:
         raise InputError("at= says where states= were taken. To choose sites of a model, pass sites=.")
     return model
