@@ -129,6 +129,10 @@ def test_finding_along_the_length(case: str) -> None:
     slopes = length_slopes(table, {16: 16, 256: 256})
     found = length_finding(slopes, [16, 256], {16: "healthy", 256: longest}, pair)
     assert (found.axis, found.code) == ("length", code)
+    assert [(one["length"], one["value"]) for one in found.evidence] == [
+        (16, pytest.approx(short)),
+        (256, pytest.approx(long)),
+    ]
 
 
 def test_a_fall_that_sequences_do_not_share_is_no_trend() -> None:
