@@ -69,7 +69,7 @@ def test_lengths_that_cannot_be_cut_are_refused(tmp_path: Path) -> None:
         "pair needs lengths": {"pair": ("a", "b")},
         "both prompts are the same": {"lengths": [4, 8], "pair": ("a", "a")},
         "expected two texts": {"lengths": [4, 8], "pair": ("a",)},
-        "has no room": {"lengths": [4, 8], "pair": ("a b c d e f g h i", "b")},
+        "leaves no room": {"lengths": [4, 8], "pair": ("a b c d e f g h i", "b")},
     }
     for message, given in cases.items():
         with pytest.raises(InputError, match=message):
@@ -129,6 +129,10 @@ def test_finding_along_the_length(case: str) -> None:
     slopes = length_slopes(table, {16: 16, 256: 256})
     found = length_finding(slopes, [16, 256], {16: "healthy", 256: longest}, pair)
     assert (found.axis, found.code) == ("length", code)
+    assert [(one["length"], one["value"]) for one in found.evidence] == [
+        (16, pytest.approx(short)),
+        (256, pytest.approx(long)),
+    ]
 
 
 def test_a_fall_that_sequences_do_not_share_is_no_trend() -> None:
@@ -165,32 +169,30 @@ def test_two_prompts_become_one_vector_in_bfloat16() -> None:
     """
     text, pair = " ".join(["one"] * 60), ("cat", "dog")
     found = {}
-    for dtype in ("bfloat16", "float32"):
+    for dtype in ("float32", "bfloat16"):
         model = rankscope.load("init:tiny-gpt2", dtype=dtype).model
         with torch.no_grad():
             for block in model.h:
-                block.attn.c_proj.weight.mul_(0.05)
+                block.attn.c_proj.weight.mul_(0.002)
         run = rankscope.measure(
             model, [text], lengths=[4, 48], pair=pair, metrics=["relative_residual"], sites=["block.out"]
         )
         found[dtype] = run.extra["pair"]["equal_from"]
-        if dtype == "bfloat16":
-            assert run.extra["axes"][0]["code"] == "floor"
-            assert run.verdict.startswith("Collapsed along length, not tokens.")
-            encoder = hash_tokenizer(model.config)
-            last: list[torch.Tensor] = []
-            hook = model.h[-1].register_forward_hook(lambda *given: last.append(given[2][0, -1].clone()))
-            shared = encoder.encode(text)
-            for n in (found[dtype], found[dtype] - 1):
-                for prompt in pair:
-                    ids = [*encoder.prefix, *encoder.encode(prompt), *shared[:n]]
-                    with torch.no_grad():
-                        model(torch.tensor([ids]), use_cache=False)
-            hook.remove()
-            assert torch.equal(last[0], last[1])
-            assert not torch.equal(last[2], last[3])
-    assert found["bfloat16"] > 1
     assert found["float32"] is None
+    assert found["bfloat16"] > 1
+    assert run.extra["axes"][0]["code"] == "floor"
+    assert run.verdict.startswith("Collapsed along length, not tokens.")
+    encoder = hash_tokenizer(model.config)
+    last: list[torch.Tensor] = []
+    hook = model.h[-1].register_forward_hook(lambda module, given, out: last.append(out[0, -1].clone()))
+    for n in (found["bfloat16"], found["bfloat16"] - 1):
+        for prompt in pair:
+            ids = [*encoder.prefix, *encoder.encode(prompt), *encoder.encode(text)[:n]]
+            with torch.no_grad():
+                model(torch.tensor([ids]), use_cache=False)
+    hook.remove()
+    assert torch.equal(last[0], last[1])
+    assert not torch.equal(last[2], last[3])
 
 
 @pytest.mark.slow

@@ -148,9 +148,9 @@ def length_finding(
         State.UNKNOWN,
         f"Length: the relative residual after the blocks was not measured at {short} tokens.",
     )
-    if spread:
+    steepest = max(spread, key=_change, default=None)
+    if steepest is not None:
         code = State.HEALTHY
-        steepest = max(spread, key=_change)
         sentence = (
             f"Length: from {short} to {long} tokens the relative residual changes most at block {steepest.layer}, from "
             f"{number(steepest.means[0])} to {number(steepest.means[-1])} ({_per_doubling(steepest)})."
@@ -170,7 +170,11 @@ def length_finding(
             f" The variance of the attention output goes as n^{np.median(variance):.2f} (median over blocks; -1 is "
             "uniform attention to independent values)."
         )
-    evidence = tuple({"code": code.code, **one.to_json()} for one in (falling or spread)[:3])
+    evidence: tuple[dict[str, Any], ...] = ()
+    if steepest is not None:
+        place = {name: getattr(steepest, name) for name in ("metric", "site", "stack", "layer")}
+        ends = ((short, steepest.means[0]), (long, steepest.means[-1]))
+        evidence = tuple({"code": code.code, **place, "value": value, "length": length} for length, value in ends)
     return AxisFinding("length", code.code, sentence, evidence)
 
 

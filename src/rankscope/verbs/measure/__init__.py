@@ -79,6 +79,7 @@ MEASURE = verb(
         show=Show(
             sections={
                 "depth": "reporting.page.measure_sections:depth_section",
+                "length": "reporting.page.measure_sections:length_section",
                 "ledger": "reporting.page.ledger:ledger_section",
                 "heads": "reporting.page.measure_sections:heads_section",
                 "outliers": "reporting.page.measure_sections:outliers_section",
