@@ -11,8 +11,6 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from functools import partial
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -278,64 +276,10 @@ def dealt_out(rank: int, world: int, folder: Path) -> dict[str, Any]:
     return found
 
 
-VERBS: dict[str, Callable[..., Any]] = {
-    "exact": partial(rs.exact, "init:tiny-bert", sequences=3, tokens=8, skip=0.0, mlp="drop", norm="identity"),
-    "exact, masked": partial(rs.exact, "init:tiny-llama", sequences=3, tokens=8, stability=True),
-    "bound": partial(rs.bound, "init:tiny-gpt2", **SIZE, lanczos=4),
-    "decompose": partial(rs.decompose, "init:tiny-gpt2", **SIZE, marginals=("heads", "pairs"), origins=True),
-    "decompose, budget": partial(rs.decompose, "init:tiny-gpt2", **SIZE, memory=0.002, layers=(1,)),
-    "remedy": partial(rs.remedy, "init:tiny-bert", **SIZE, remedies=["residual_scale", "centred_attention"], repeats=0),
-}
-"""The verbs that deal out batches and do nothing else in parallel."""
-
-
-def dealt_out(rank: int, world: int, folder: Path) -> dict[str, Any]:
-    way: Parallel | None = "data" if world > 1 else None
-    found = {name: told(verb(parallel=way)) for name, verb in VERBS.items()}
-    if world > 1:
-        timed = rs.remedy("init:tiny-bert", **SIZE, remedies=["residual_scale"], gradients=False, parallel="data")
-        found["times"] = {"ratios": [entry["time_ratio"] for entry in timed.extra["remedies"]]}
-        sharded = fully_sharded(load("init:tiny-gpt2").model)
-        for name, verb in {"exact": rs.exact, "bound": rs.bound, "decompose": rs.decompose, "remedy": rs.remedy}.items():
-            found[f"{name}, asked"] = error_of(lambda verb=verb: verb("init:tiny-gpt2", parallel="fsdp"))  # type: ignore[misc]
-            found[f"{name}, found"] = error_of(lambda verb=verb: verb(sharded))  # type: ignore[misc]
-    return found
-
-
-VERBS: dict[str, Callable[..., Any]] = {
-    "exact": partial(rs.exact, "init:tiny-bert", sequences=3, tokens=8, skip=0.0, mlp="drop", norm="identity"),
-    "exact, masked": partial(rs.exact, "init:tiny-llama", sequences=3, tokens=8, stability=True),
-    "bound": partial(rs.bound, "init:tiny-gpt2", **SIZE, lanczos=4),
-    "decompose": partial(rs.decompose, "init:tiny-gpt2", **SIZE, marginals=("heads", "pairs"), origins=True),
-    "decompose, budget": partial(rs.decompose, "init:tiny-gpt2", **SIZE, memory=0.002, layers=(1,)),
-    "remedy": partial(rs.remedy, "init:tiny-bert", **SIZE, remedies=["residual_scale", "centred_attention"], repeats=0),
-}
-"""The verbs that deal out batches and do nothing else in parallel."""
-
-
-def dealt_out(rank: int, world: int, folder: Path) -> dict[str, Any]:
-    way: Parallel | None = "data" if world > 1 else None
-    found = {name: told(verb(parallel=way)) for name, verb in VERBS.items()}
-    if world > 1:
-        timed = rs.remedy("init:tiny-bert", **SIZE, remedies=["residual_scale"], gradients=False, parallel="data")
-        found["times"] = {"ratios": [entry["time_ratio"] for entry in timed.extra["remedies"]]}
-        sharded = fully_sharded(load("init:tiny-gpt2").model)
-        for name, verb in {"exact": rs.exact, "bound": rs.bound, "decompose": rs.decompose, "remedy": rs.remedy}.items():
-            found[f"{name}, asked"] = error_of(lambda verb=verb: verb("init:tiny-gpt2", parallel="fsdp"))  # type: ignore[misc]
-            found[f"{name}, found"] = error_of(lambda verb=verb: verb(sharded))  # type: ignore[misc]
-    return found
-
-
 SCENARIOS: dict[str, tuple[int, Scenario]] = {
     "alone": (1, alone),
     "ablated": (1, ablated),
     "ablated2": (2, ablated),
-    "dealt1": (1, dealt_out),
-    "dealt2": (2, dealt_out),
-    "dealt4": (4, dealt_out),
-    "dealt1": (1, dealt_out),
-    "dealt2": (2, dealt_out),
-    "dealt4": (4, dealt_out),
     "dealt1": (1, dealt_out),
     "dealt2": (2, dealt_out),
     "dealt4": (4, dealt_out),

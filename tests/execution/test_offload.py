@@ -171,39 +171,3 @@ def test_every_verb_takes_offload_or_says_why_not(folder: Callable[[str], Path],
     else:
         with pytest.raises(InputError, match=re.escape(f"{verb} does not take offload=True: {reason}. Leave it out.")):
             run(folder("gpt2"), sequences=1, tokens=8, offload=True)
-
-
-@pytest.mark.parametrize("verb", sorted(SUPPORT))
-def test_every_verb_takes_offload_or_says_why_not(folder: Callable[[str], Path], verb: str) -> None:
-    reason = SUPPORT[verb].no_offload
-    run = getattr(rankscope, verb)
-    if reason is None:
-        assert "offload" in run(folder("tiny-gpt2"), sequences=1, tokens=8, offload=True).extra
-    else:
-        with pytest.raises(InputError, match=re.escape(f"{verb} does not take offload=True: {reason}. Leave it out.")):
-            run(folder("tiny-gpt2"), sequences=1, tokens=8, offload=True)
-
-
-@pytest.mark.parametrize("verb", sorted(SUPPORT))
-def test_help_says_why_not(cli: Any, verb: str) -> None:
-    said = " ".join(cli(verb, "--help").out.split())
-    for reason in (SUPPORT[verb].no_offload, SUPPORT[verb].no_spread):
-        assert reason is None or reason in said
-
-
-@pytest.mark.parametrize("verb", sorted(SUPPORT))
-def test_every_verb_takes_offload_or_says_why_not(folder: Callable[[str], Path], verb: str) -> None:
-    reason = SUPPORT[verb].no_offload
-    run = getattr(rankscope, verb)
-    if reason is None:
-        assert "offload" in run(folder("tiny-gpt2"), sequences=1, tokens=8, offload=True).extra
-    else:
-        with pytest.raises(InputError, match=re.escape(f"{verb} does not take offload=True: {reason}. Leave it out.")):
-            run(folder("tiny-gpt2"), sequences=1, tokens=8, offload=True)
-
-
-@pytest.mark.parametrize("verb", sorted(SUPPORT))
-def test_help_says_why_not(cli: Any, verb: str) -> None:
-    said = " ".join(cli(verb, "--help").out.split())
-    for reason in (SUPPORT[verb].no_offload, SUPPORT[verb].no_spread):
-        assert reason is None or reason in said

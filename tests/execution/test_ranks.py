@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from rankscope.models.loading.spreading import OLDEST_TORCH
-from tests.execution.rank_program import CUT_UP, FAMILIES, VERBS, VERBS, VERBS
+from tests.execution.rank_program import CUT_UP, FAMILIES, VERBS
 from tests.forked import run_program
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -140,54 +140,6 @@ def test_networks_taken_apart_are_those_of_one_process(runs: Path) -> None:
             assert without_processes(rank[way], way, 2) == one
         assert furthest(rank["tensor"], one) <= rounding(3 * (4 * 8 + 64), "float32")
         assert "random copy of a sharded model" in rank["twin"]["message"]
-
-
-@pytest.mark.parametrize("world", [2, 4])
-@pytest.mark.parametrize("verb", sorted(VERBS))
-def test_every_verb_deals_out_its_batches(runs: Path, verb: str, world: int) -> None:
-    (one,) = said(runs, "dealt1")
-    for found in said(runs, f"dealt{world}"):
-        assert without_processes(found[verb], "data", world) == one[verb]
-
-
-def test_time_is_that_of_the_first_process(runs: Path) -> None:
-    first, second = (found["times"]["ratios"] for found in said(runs, "dealt2"))
-    assert first == second
-    assert all(ratio > 0 for ratio in first)
-
-
-@pytest.mark.parametrize("verb", ["exact", "bound", "decompose", "remedy"])
-def test_verbs_that_need_whole_weights_say_so(runs: Path, verb: str) -> None:
-    for found in said(runs, "dealt2"):
-        for how in ("asked", "found"):
-            error = found[f"{verb}, {how}"]
-            assert error["kind"] == "InputError"
-            assert error["message"].startswith(f"{verb} does not take parallel='fsdp': ")
-            assert error["message"].endswith("It takes 'data'.")
-
-
-@pytest.mark.parametrize("world", [2, 4])
-@pytest.mark.parametrize("verb", sorted(VERBS))
-def test_every_verb_deals_out_its_batches(runs: Path, verb: str, world: int) -> None:
-    (one,) = said(runs, "dealt1")
-    for found in said(runs, f"dealt{world}"):
-        assert without_processes(found[verb], "data", world) == one[verb]
-
-
-def test_time_is_that_of_the_first_process(runs: Path) -> None:
-    first, second = (found["times"]["ratios"] for found in said(runs, "dealt2"))
-    assert first == second
-    assert all(ratio > 0 for ratio in first)
-
-
-@pytest.mark.parametrize("verb", ["exact", "bound", "decompose", "remedy"])
-def test_verbs_that_need_whole_weights_say_so(runs: Path, verb: str) -> None:
-    for found in said(runs, "dealt2"):
-        for how in ("asked", "found"):
-            error = found[f"{verb}, {how}"]
-            assert error["kind"] == "InputError"
-            assert error["message"].startswith(f"{verb} does not take parallel='fsdp': ")
-            assert error["message"].endswith("It takes 'data'.")
 
 
 @pytest.mark.parametrize("world", [2, 4])
