@@ -27,6 +27,10 @@ def results(rank: int, world: int) -> dict[str, tuple[float, int, int]]:
         value = metric.compute()
         with metric.sync_context(should_sync=world > 1):
             found[name] = (float(value), int(metric.count), int(metric.undefined))
+    between = stateful.RelativeResidualBetweenInputs()
+    for batch in token_batches()[rank::world]:
+        between.update(*batch)
+    found["between inputs"] = (float(between.compute()), 0, 0)
     return found
 
 

@@ -64,6 +64,28 @@ def test_the_mean_over_batches_is_the_mean_over_sequences(name: str) -> None:
     assert (int(metric.count), int(metric.undefined)) == (count, undefined)
 
 
+@pytest.mark.parametrize("name", ["relative_residual", "centred_effective_rank", "uniformity", "rankme"])
+def test_between_inputs_all_are_measured_together(name: str) -> None:
+    tokens, pooled = (getattr(stateful, f"{class_name(name)}BetweenInputs")() for _ in range(2))
+    for x, mask in token_batches():
+        means = torch.stack([row[kept.bool()].double().mean(0) for row, kept in zip(x, mask, strict=True)])
+        tokens.update(x, mask)
+        pooled.update(means)
+    want = METRICS[name].function(torch.cat(pooled.pooled)).item()
+    assert pooled.compute().item() == want
+    assert tokens.compute().item() == pytest.approx(want, rel=1e-12)
+    tokens.reset()
+    assert math.isnan(tokens.compute().item())
+
+
+def test_between_inputs_refuses_what_is_not_inputs() -> None:
+    with pytest.raises(InputError, match="pooled vectors"):
+        stateful.MeanCosineBetweenInputs().update(torch.randn(2, 3, 4, 5))
+    with pytest.raises(AttributeError, match="AttentionEntropyBetweenInputs"):
+        _ = stateful.AttentionEntropyBetweenInputs
+    assert "MeanCosineBetweenInputs" in dir(stateful)
+
+
 @pytest.mark.parametrize("name", ["relative_residual", "stable_rank", "attention_entropy"])
 def test_the_twin_is_one_update(name: str) -> None:
     (batch, *_) = batches_for(name)

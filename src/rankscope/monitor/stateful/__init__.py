@@ -6,6 +6,9 @@
     metric.update(hidden_states, attention_mask)    # batch after batch, on every rank
     metric.compute()                                # mean over all sequences of all ranks
 
+Every metric of tokens also has a class that compares inputs, ``RelativeResidualBetweenInputs`` and so on: it pools each
+sequence to one vector, and measures all of them together.
+
 The classes are created from the registry on demand; :mod:`~rankscope.monitor.stateful.functional` has
 the stateless versions. They need torchmetrics: ``pip install 'rankscope[torchmetrics]'``.
 """
@@ -16,20 +19,24 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rankscope.monitor.stateful.metric import MeanOverSequences
+    from rankscope.monitor.stateful.metric import MeanOverSequences, MetricBetweenInputs
+
+BETWEEN_INPUTS = "BetweenInputs"
 
 
-def __getattr__(name: str) -> type[MeanOverSequences]:
+def __getattr__(name: str) -> type[MeanOverSequences] | type[MetricBetweenInputs]:
     if name.startswith("_"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from rankscope.metrics import METRICS
 
     known = class_names(METRICS)
-    if name not in known:
+    spec = METRICS[known[one]] if (one := name.removesuffix(BETWEEN_INPUTS)) in known else None
+    if spec is None or (one != name and spec.side != "tokens"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(sorted(known))}")
-    from rankscope.monitor.stateful.metric import make_class
+    from rankscope.monitor.stateful.metric import make_class, make_class_between_inputs
 
-    made = make_class(name, METRICS[known[name]], __name__)
+    make = make_class if one == name else make_class_between_inputs
+    made = make(name, spec, __name__)
     globals()[name] = made
     return made
 
@@ -37,7 +44,8 @@ def __getattr__(name: str) -> type[MeanOverSequences]:
 def __dir__() -> list[str]:
     from rankscope.metrics import METRICS
 
-    return sorted(class_names(METRICS))
+    of_tokens = [name for name, spec in METRICS.items() if spec.side == "tokens"]
+    return sorted([*class_names(METRICS), *(f"{name}{BETWEEN_INPUTS}" for name in class_names(of_tokens))])
 
 
 def class_name(metric: str) -> str:

@@ -16,6 +16,7 @@ from torch import Tensor
 from rankscope.errors import InputError
 from rankscope.linalg.attention import AttentionMatrix
 from rankscope.metrics import METRICS, SIDES, MetricSpec
+from rankscope.verbs.between_inputs import Pooling
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,25 @@ def attention_sums(
         keys = keep[..., None, None, :]
         support = keys if support is None else support & keys
     return _sums(spec.function(AttentionMatrix(probs, support, keep)))
+
+
+def pooled_inputs(x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+    """One float64 vector per input: ``(inputs, dim)`` as it is, of ``(inputs, tokens, dim)`` the mean over tokens.
+
+    Example:
+        >>> pooled_inputs(torch.tensor([[[1.0], [3.0], [9.0]]]), torch.tensor([[1, 1, 0]])).tolist()
+        [[2.0]]
+    """
+    keep = _as_bool(attention_mask)
+    if x.ndim == 2 and keep is None:
+        return x.detach().double()
+    if x.ndim != 3 or (keep is not None and keep.shape != x.shape[:2]):
+        raise InputError(
+            f"Inputs were given as a tensor of shape {tuple(x.shape)}. Expected pooled vectors (inputs, dim), or "
+            "hidden states (inputs, tokens, dim) with a mask (inputs, tokens)."
+        )
+    present = slice(None) if keep is None else keep.any(1)
+    return Pooling("mean").pooled(x[present], None if keep is None else keep[present])
 
 
 def token_mean(name: str, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:

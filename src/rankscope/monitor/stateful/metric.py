@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rankscope.errors import MissingExtraError
 from rankscope.metrics import METRICS, MetricSpec
-from rankscope.monitor.stateful.functional import Sums, attention_sums, token_sums, view_sums
+from rankscope.monitor.stateful.functional import Sums, attention_sums, pooled_inputs, token_sums, view_sums
 
 try:
     from torchmetrics import Metric
@@ -64,6 +64,42 @@ class AttentionMetric(MeanOverSequences):
     def update(self, probs: Tensor, attention_mask: Tensor | None = None, support: Tensor | None = None) -> None:
         """Add probabilities ``(*batch, heads, query, key)``; see ``functional.attention_sums`` for the masks."""
         self._add(attention_sums(METRICS[self.name], probs, attention_mask, support))
+
+
+class MetricBetweenInputs(Metric):
+    """One metric over all inputs seen, on all ranks, each pooled to one vector.
+
+    **Exact** up to the rounding of another order: the state is the pooled vectors in float64, so it grows with their
+    number; ``measure`` compares any number in constant memory. Inputs without a token that counts are left out.
+    """
+
+    is_differentiable = False
+    full_state_update = False
+    name: ClassVar[str]
+
+    pooled: list[Tensor]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("pooled", [], dist_reduce_fx="cat")
+
+    def update(self, x: Tensor, attention_mask: Tensor | None = None) -> None:
+        """Add pooled inputs ``(inputs, dim)``, or hidden states ``(inputs, tokens, dim)`` whose mean is taken."""
+        self.pooled.append(pooled_inputs(x, attention_mask))
+
+    def compute(self) -> Tensor:
+        """The metric of all inputs so far; NaN if there are none."""
+        vectors = self.pooled if isinstance(self.pooled, list) else [self.pooled]  # one tensor after a sync
+        if not vectors:
+            return torch.tensor(torch.nan, dtype=torch.float64)
+        return METRICS[self.name].function(torch.cat(vectors))  # type: ignore[arg-type]
+
+
+def make_class_between_inputs(name: str, spec: MetricSpec, module: str) -> type[MetricBetweenInputs]:
+    """The class of a token metric between inputs, as an attribute of ``module``."""
+    doc = f"``{spec.name}`` over inputs.\n\n{spec.summary}\n\n{MetricBetweenInputs.__doc__}"
+    facts: dict[str, Any] = {"name": spec.name, "__doc__": doc, "__module__": module, "__qualname__": name}
+    return type(name, (MetricBetweenInputs,), facts)
 
 
 class ViewMetric(MeanOverSequences):
