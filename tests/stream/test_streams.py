@@ -21,7 +21,7 @@ def rows_of(run: object, site: str) -> dict[tuple[int, int], float]:
 
 
 def by_hand(seen: list[Tensor]) -> tuple[dict[tuple[int, int], float], dict[tuple[int, int], float]]:
-    """Of tokens, with the streams of each joined, and of streams, the mean over tokens; (batch, tokens, streams, dim)."""
+    """Of tokens, with the streams of each joined; and of streams, the mean over tokens."""
     tokens = [relative_residual(x.flatten(2)) for x in seen]
     streams = [relative_residual(x).mean(1) for x in seen]
     tables = [
@@ -121,8 +121,9 @@ def test_gemma_3n() -> None:
     config = transformers.Gemma3nTextConfig(
         vocab_size=50, vocab_size_per_layer_input=50, hidden_size=DIM, hidden_size_per_layer_input=8,
         intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=8,
-        num_kv_shared_layers=0, altup_num_inputs=4, laurel_rank=4, sliding_window=64, activation_sparsity_pattern=[0.0, 0.0],
-        layer_types=["sliding_attention", "full_attention"], max_position_embeddings=64,
+        num_kv_shared_layers=0, altup_num_inputs=4, laurel_rank=4, sliding_window=64,
+        activation_sparsity_pattern=[0.0, 0.0], max_position_embeddings=64,
+        layer_types=["sliding_attention", "full_attention"],
     )  # fmt: skip
     model, ids = transformers.Gemma3nTextModel(config).eval(), given()
     with torch.no_grad():
