@@ -10,7 +10,19 @@ from rankscope import Stream, doctor, exact, measure, operate
 from rankscope.errors import DiscoveryError, UnsupportedConfigError, UnsupportedOperationError
 from rankscope.models.inputs import Batch
 from rankscope.stream.viewing import view_of
-from tests.streams_nets import DEPTH, DIM, KINDS, LAYOUTS, Ensemble, Network, Written, given, relative_residual
+from tests.streams_nets import (
+    DEPTH,
+    DIM,
+    KINDS,
+    LAYOUTS,
+    Attention,
+    Ensemble,
+    Mlp,
+    Network,
+    Written,
+    given,
+    relative_residual,
+)
 
 METRICS = ["relative_residual"]
 
@@ -228,3 +240,44 @@ def test_x_transformers(streams: int) -> None:
     for hook in hooks:
         hook.remove()
     check(model, ids, list(seen), "(batch streams) tokens dim takes=branch", 1e-5)
+
+
+class OverDepth(nn.Module):
+    """Every block takes a weighted mean of all that was returned before it, with weights of each token's own or not."""
+
+    def __init__(self, by_token: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.by_token = by_token
+        self.embed, self.head = nn.Embedding(50, DIM), nn.Linear(DIM, 50)
+        self.blocks = nn.ModuleList(_Plain() for _ in range(DEPTH))
+        self.weights = nn.Parameter(torch.randn(DEPTH, DEPTH + 1))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        outs = [self.embed(ids)]
+        x = outs[0]
+        for block, weights in zip(self.blocks, self.weights, strict=True):
+            outs.append(block(x))
+            every = torch.stack(outs)
+            chosen = weights[: len(outs), None, None]
+            chosen = chosen * every.mean(-1) if self.by_token else chosen
+            x = (chosen.softmax(0)[..., None] * every).sum(0)
+        return self.head(x)
+
+
+class _Plain(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention, self.mlp = Attention(), Mlp()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(x)
+        return x + self.mlp(x)
+
+
+@pytest.mark.parametrize("by_token", [False, True])
+def test_attention_over_depth_is_said(by_token: bool) -> None:
+    notes = measure(OverDepth(by_token), given(), metrics=METRICS).notes
+    assert any("block 2, take a combination of what several earlier blocks returned" in note for note in notes)
+    plain = nn.Sequential(nn.Embedding(50, DIM), _Plain(), _Plain(), _Plain())
+    assert not any("earlier blocks" in note for note in measure(plain, given(), metrics=METRICS).notes)

@@ -32,7 +32,7 @@ from rankscope.verbs.locating import where_it_breaks
 from rankscope.verbs.measure import EXECUTION
 from rankscope.verbs.measure.judge import notes_on_estimates
 from rankscope.verbs.measure.similarity import SITE, SimilarityReader, labels_of
-from rankscope.verbs.measure.streams import stream_mixing
+from rankscope.verbs.measure.streams import notes_on_depth, stream_mixing
 from rankscope.verbs.origin import about_inputs, floor_of, provenance_of, spec_of
 from rankscope.verbs.reader import SiteReader, parse_attention_algorithm
 from rankscope.verdicts import AxisFinding, across_axes, judge
@@ -161,7 +161,14 @@ def measure(
         **verdict.fields(),
         table=table,
         null=random_values,
-        notes=(*loaded.notes, *prepared.notes, *notes_on_estimates(table), *passes.reader.notes(), *broken),
+        notes=(
+            *loaded.notes,
+            *prepared.notes,
+            *notes_on_estimates(table),
+            *passes.reader.notes(),
+            *passes.notes_on_depth(),
+            *broken,
+        ),
         extra={
             **passes.extra,
             **({"streams": mixing} if mixing else {}),
@@ -220,6 +227,10 @@ class MeasuringPasses:
         """How the blocks mix the streams of a token, for each stack in which it has several."""
         assert self._view is not None
         return stream_mixing(self._execution, self._view, self.prepared[0])
+
+    def notes_on_depth(self) -> list[str]:
+        """Whether blocks read more than the output of the block before."""
+        return [] if self._view is None else notes_on_depth(self._view)
 
     @property
     def extra(self) -> dict[str, Any]:
