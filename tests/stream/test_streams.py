@@ -70,7 +70,14 @@ def test_found_however_they_are_mixed(kind: str) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize(("streams", "rows", "tokens"), [(2, 2, 7), (4, 3, 4), (4, 1, 4), (3, 3, 3), (12, 1, 12)])
+@pytest.mark.parametrize(
+    ("streams", "rows", "tokens"),
+    [
+        (2, 2, 7),
+        (4, 1, 4),
+        *(pytest.param(*sizes, marks=pytest.mark.slow) for sizes in [(4, 3, 4), (3, 3, 3), (12, 1, 12)]),
+    ],
+)
 def test_as_many_streams_as_sequences_or_tokens(layout: str, streams: int, rows: int, tokens: int) -> None:
     model, ids = Network("static", streams, layout), given(rows, tokens)
     stack = view_of(model, Batch({}, None, 0, rows, (ids,))).stacks[0]
