@@ -61,6 +61,7 @@ class Connection(nn.Module):
             nn.init.normal_(self.moved.weight, std=1 / math.sqrt(WIDTH * STREAMS))
 
     def matrix(self, x: Tensor) -> Tensor:
+        """How the streams of each token are mixed."""
         if self.arm == "static":
             return self.mix
         moved = self.moved(self.norm(x.flatten(2))).unflatten(-1, (STREAMS, STREAMS))
@@ -73,34 +74,43 @@ class Connection(nn.Module):
         return scores
 
     def forward(self, x: Tensor, branch: nn.Module) -> Tensor:
+        """Streams ``batch tokens streams dim`` after one branch."""
         out = branch(torch.einsum("btsd,s->btd", x, self.read))
         mixed = torch.matmul(self.matrix(x), x)
         return mixed + out[:, :, None] * self.write[:, None]
 
 
 class Attention(nn.Module):
+    """Causal attention with a norm before it."""
+
     def __init__(self) -> None:
         super().__init__()
         self.norm, self.qkv, self.out = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
+        """What it adds."""
         heads = self.qkv(self.norm(x)).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
         mixed = F.scaled_dot_product_attention(*heads, is_causal=True)
         return self.out(mixed.transpose(1, 2).flatten(2))
 
 
 class Mlp(nn.Sequential):
+    """An MLP with a norm before it."""
+
     def __init__(self) -> None:
         super().__init__(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
 
 
 class Block(nn.Module):
+    """Attention and MLP, each with its own connection."""
+
     def __init__(self, arm: str, number: int) -> None:
         super().__init__()
         self.attention, self.mlp = Attention(), Mlp()
         self.first, self.second = Connection(arm, 2 * number), Connection(arm, 2 * number + 1)
 
     def forward(self, x: Tensor) -> Tensor:
+        """The streams after the block."""
         return self.second(self.first(x, self.attention), self.mlp)
 
 
@@ -119,6 +129,7 @@ class Network(nn.Module):
                 weight.data /= math.sqrt(2 * DEPTH)
 
     def forward(self, ids: Tensor) -> Tensor:
+        """Logits of the next character."""
         x = self.tokens(ids) + self.places.weight[: ids.shape[1]]
         x = x[:, :, None] + self.starts
         for block in self.blocks:
@@ -177,6 +188,7 @@ def trained(model: Network, text: Tensor, steps: int, seed: int) -> list[float]:
 
 
 def measure_all(steps: int, seeds: int) -> dict[str, object]:
+    """Every arm, measured, trained, and measured again."""
     letters = sorted(set(sample_text()))
     text = torch.tensor([letters.index(letter) for letter in sample_text()])
     ids = torch.stack([text[i : i + TOKENS] for i in range(0, 2 * 200, 200)])
@@ -200,9 +212,10 @@ def measure_all(steps: int, seeds: int) -> dict[str, object]:
 
 
 def draw(stored: dict[str, object]) -> None:
+    """The figure."""
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(1, 3, figsize=(13.5, 4.2), layout="constrained")
+    figure, axes = plt.subplots(1, 3, figsize=(13.5, 4.6), layout="constrained")
     colours = dict(zip(ARMS, ("#0072b2", "#56b4e9", "#d55e00", "#009e73"), strict=True))
     blocks = np.arange(DEPTH)
     for arm, colour in colours.items():
@@ -222,18 +235,20 @@ def draw(stored: dict[str, object]) -> None:
     ):
         axis.set(title=title, xlabel="block", ylabel="relative residual over streams", ylim=(1e-9, 2))
         axis.axhline(0.03, color="0.6", linewidth=0.8)
-    axes[0].legend(loc="lower left", fontsize=8, title="solid: measured; dotted: by mixing alone")
-    axes[2].set(
-        title="product of the mixing matrices", xlabel="block", ylabel="log10 of its largest factor on differences"
-    )
-    axes[2].text(
-        0.03, 0.03, "dashed: at initialisation\nsolid: after training", transform=axes[2].transAxes, fontsize=8
-    )
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
+    axes[0].text(0.3, 0.03, "solid: measured\ndotted: by mixing alone", transform=axes[0].transAxes, fontsize=8)
+    uniform = [run for run in stored["runs"] if run["arm"] == "uniform"]
+    ends = [run[when]["log10 product"][-1] for when in ("start", "end") for run in uniform]
+    said = f"dashed: at initialisation\nsolid: after training\nfrom uniform: to {min(ends):.0f} and {max(ends):.0f}"
+    axes[2].text(0.1, 0.03, said, transform=axes[2].transAxes, fontsize=8)
+    axes[2].set(title="product of the mixing matrices", xlabel="block", ylim=(-3, 1))
+    axes[2].set_ylabel("log10 of its largest factor on differences")
     FIGURE.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(FIGURE, dpi=120)
 
 
 def main() -> None:
+    """Measure, or draw what was measured."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--seeds", type=int, default=1)

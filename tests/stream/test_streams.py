@@ -10,7 +10,19 @@ from rankscope import Stream, doctor, exact, measure, operate
 from rankscope.errors import DiscoveryError, UnsupportedConfigError, UnsupportedOperationError
 from rankscope.models.inputs import Batch
 from rankscope.stream.viewing import view_of
-from tests.streams_nets import DEPTH, DIM, KINDS, LAYOUTS, Ensemble, Network, Written, given, relative_residual
+from tests.streams_nets import (
+    DEPTH,
+    DIM,
+    KINDS,
+    LAYOUTS,
+    Attention,
+    Ensemble,
+    Mlp,
+    Network,
+    Written,
+    given,
+    relative_residual,
+)
 
 METRICS = ["relative_residual"]
 
@@ -21,7 +33,7 @@ def rows_of(run: object, site: str) -> dict[tuple[int, int], float]:
 
 
 def by_hand(seen: list[Tensor]) -> tuple[dict[tuple[int, int], float], dict[tuple[int, int], float]]:
-    """Of tokens, with the streams of each joined, and of streams, the mean over tokens; (batch, tokens, streams, dim)."""
+    """Of tokens, with the streams of each joined; and of streams, the mean over tokens."""
     tokens = [relative_residual(x.flatten(2)) for x in seen]
     streams = [relative_residual(x).mean(1) for x in seen]
     tables = [
@@ -58,7 +70,14 @@ def test_found_however_they_are_mixed(kind: str) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize(("streams", "rows", "tokens"), [(2, 2, 7), (4, 3, 4), (4, 1, 4), (3, 3, 3), (12, 1, 12)])
+@pytest.mark.parametrize(
+    ("streams", "rows", "tokens"),
+    [
+        (2, 2, 7),
+        (4, 1, 4),
+        *(pytest.param(*sizes, marks=pytest.mark.slow) for sizes in [(4, 3, 4), (3, 3, 3), (12, 1, 12)]),
+    ],
+)
 def test_as_many_streams_as_sequences_or_tokens(layout: str, streams: int, rows: int, tokens: int) -> None:
     model, ids = Network("static", streams, layout), given(rows, tokens)
     stack = view_of(model, Batch({}, None, 0, rows, (ids,))).stacks[0]
@@ -121,8 +140,9 @@ def test_gemma_3n() -> None:
     config = transformers.Gemma3nTextConfig(
         vocab_size=50, vocab_size_per_layer_input=50, hidden_size=DIM, hidden_size_per_layer_input=8,
         intermediate_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=8,
-        num_kv_shared_layers=0, altup_num_inputs=4, laurel_rank=4, sliding_window=64, activation_sparsity_pattern=[0, 0],
-        layer_types=["sliding_attention", "full_attention"], max_position_embeddings=64,
+        num_kv_shared_layers=0, altup_num_inputs=4, laurel_rank=4, sliding_window=64,
+        activation_sparsity_pattern=[0.0, 0.0], max_position_embeddings=64,
+        layer_types=["sliding_attention", "full_attention"],
     )  # fmt: skip
     model, ids = transformers.Gemma3nTextModel(config).eval(), given()
     with torch.no_grad():
@@ -227,3 +247,44 @@ def test_x_transformers(streams: int) -> None:
     for hook in hooks:
         hook.remove()
     check(model, ids, list(seen), "(batch streams) tokens dim takes=branch", 1e-5)
+
+
+class OverDepth(nn.Module):
+    """Every block takes a weighted mean of all that was returned before it, with weights of each token's own or not."""
+
+    def __init__(self, by_token: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.by_token = by_token
+        self.embed, self.head = nn.Embedding(50, DIM), nn.Linear(DIM, 50)
+        self.blocks = nn.ModuleList(_Plain() for _ in range(DEPTH))
+        self.weights = nn.Parameter(torch.randn(DEPTH, DEPTH + 1))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        outs = [self.embed(ids)]
+        x = outs[0]
+        for block, weights in zip(self.blocks, self.weights, strict=True):
+            outs.append(block(x))
+            every = torch.stack(outs)
+            chosen = weights[: len(outs), None, None]
+            chosen = chosen * every.mean(-1) if self.by_token else chosen
+            x = (chosen.softmax(0)[..., None] * every).sum(0)
+        return self.head(x)
+
+
+class _Plain(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention, self.mlp = Attention(), Mlp()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(x)
+        return x + self.mlp(x)
+
+
+@pytest.mark.parametrize("by_token", [False, True])
+def test_attention_over_depth_is_said(by_token: bool) -> None:
+    notes = measure(OverDepth(by_token), given(), metrics=METRICS).notes
+    assert any("block 2, take a combination of what several earlier blocks returned" in note for note in notes)
+    plain = nn.Sequential(nn.Embedding(50, DIM), _Plain(), _Plain(), _Plain())
+    assert not any("earlier blocks" in note for note in measure(plain, given(), metrics=METRICS).notes)

@@ -96,6 +96,7 @@ class Stack:
         is_declared: whether the user declared the order of its axes.
         carries: what else carries the stream around its blocks; removing the skips would leave it in place.
         own_norms: norms of the stream that are written out instead of being a norm module or function.
+        reads_earlier: blocks that take a combination of what several earlier blocks returned.
         sums: ``"any"`` if its skips are not all written as ``x + f(x)``: computed gains, differences, ...;
             ``"joined"`` if the stream is also put beside a branch and read together with it: ``proj(cat([x, f(x)]))``.
     """
@@ -108,6 +109,7 @@ class Stack:
     is_declared: bool = False
     carries: tuple[Carry, ...] = field(default=(), kw_only=True)
     own_norms: tuple[Carry, ...] = field(default=(), kw_only=True)
+    reads_earlier: tuple[int, ...] = field(default=(), kw_only=True)
     sums: Sums = field(default="plain", kw_only=True)
 
     @property

@@ -205,7 +205,17 @@ def _settled(stack: Stack, facts: _Facts, seen: _Seen) -> Stack:
                     f"{tuple(tensor.shape)}, which is not {facts.rows} sequences, as the input has, when read as "
                     f"'{stack.stream}' like the first block's. {_how_to_declare(None)}"
                 )
-    return replace(stack, agrees_with=_for(stack.stream, facts))
+    return replace(stack, agrees_with=_for(stack.stream, facts), reads_earlier=_reading_earlier(stack, seen))
+
+
+def _reading_earlier(stack: Stack, seen: _Seen) -> tuple[int, ...]:
+    """Blocks whose input is made from the outputs of several earlier calls, as with attention over depth."""
+    if len(seen.calls) != len(stack.calls):
+        return ()
+    sources = [
+        {mark.number for mark in call.carries if mark.side == "out" and mark.stack == stack.name} for call in seen.calls
+    ]
+    return tuple(known.first_layer for known, numbers in zip(stack.calls, sources, strict=True) if len(numbers) > 1)
 
 
 def _too_few(stack: Stack, facts: _Facts) -> list[str]:
@@ -582,8 +592,9 @@ class _Watch(TorchFunctionMode):
     ) -> None:
         stack, call = self._open[-1]
         seen = self.seen[stack.name]
+        is_attention_call = func is SDPA or func is MULTI_HEAD or func in SOFTMAXES
         # A later stage with other tokens, one window each, says nothing about the tokens of the first.
-        if (func is SDPA or func in SOFTMAXES) and call.entry.shape == seen.calls[0].entry.shape:
+        if is_attention_call and call.entry.shape == seen.calls[0].entry.shape:
             self._note_attention(func, inputs, out, seen)
         turned = next(((tensor, axes) for tensor in inputs if (axes := self._axes_of(tensor)) is not None), None)
         if turned is None:
@@ -621,6 +632,10 @@ class _Watch(TorchFunctionMode):
     def _note_attention(func: Callable[..., Any], inputs: list[Tensor], out: Any, seen: _Seen) -> None:
         if func is SDPA and inputs[0].dim() == 4:
             seen.attention.add((inputs[0].shape[0], inputs[0].shape[-2], inputs[1].shape[-2]))
+        elif func is MULTI_HEAD:
+            # It takes (tokens, batch, dim), whatever the module around it was given.
+            if inputs[0].dim() == 3:
+                seen.attention.add((inputs[0].shape[1], inputs[0].shape[0], inputs[1].shape[0]))
         elif func is not SDPA and isinstance(out, Tensor) and out.dim() == 4:
             seen.attention.add((out.shape[0], out.shape[-2], out.shape[-1]))
 

@@ -8,7 +8,7 @@ tokens) acts on the channels. This difference is used to measure H in one forwar
   differentiation carries the tangents through the block.
 - A tensor whose tangent is a combination of :math:`r_1, ..., r_n` along its channels is still a mixture of streams. If
   an operation returns anything else, it acted on the channels: its tangent is dropped, which holds branches and
-  computed coefficients fixed at their values.
+  computed coefficients fixed at their values. A norm module always counts as acting on channels.
 - The tangent of stream k at the end of the block is :math:`\sum_j H_{kj}r_j`, from which H is read, for every token.
 
 A second pass scales the tangents by a random number per token. H has to be the same; if it is not, the block carries
@@ -37,6 +37,7 @@ from rankscope.stream.operators import (
     IN_PLACE_SUMS,
     INTERPOLATIONS,
     MOVES,
+    is_norm,
     without_fastpath,
 )
 
@@ -231,8 +232,15 @@ def _measured(view: ModelView, stack: Stack, batch: Batch, tangents: _Tangents) 
                 found[layer] = tangents.read(torch.zeros_like(bare) if tangent is None else tangent, batch.sequences)
             return with_output_tensor(output, bare if enters else _dual(bare, tangents, batch.sequences))
 
+    def after_norm(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        # With equal gains, a norm looks like a number per token; with others, it acts on channels. Always the latter.
+        with torch._C.DisableTorchFunction():
+            return _mapped(output, _primal)
+
     modules = view.modules()
     with ExitStack() as hooks:
+        for module in filter(is_norm, modules.values()):
+            hooks.callback(module.register_forward_hook(after_norm).remove)
         for name in dict.fromkeys(call.module_name for call in stack.calls):
             if enters:
                 hooks.callback(modules[name].register_forward_pre_hook(enter, with_kwargs=True).remove)

@@ -185,7 +185,7 @@ class Tracer(SiteMode):
     def on_enter(self, call: ActiveBlock, entry: Tensor) -> None:
         """Show the stream as it enters a block; keep a copy if its change is wanted."""
         super().on_enter(call, entry)
-        if call.ref("block.update") in self._selection:
+        if call.ref("block.update") in self._selection and call.stack.stream.takes == "stream":
             # A copy, because a model may add its branches to this tensor in place; fresh memory would cost more.
             with unseen():
                 stream = call.canonical(entry).detach()

@@ -117,7 +117,7 @@ def mean_over_tokens(reading: MetricValues, sequences: int, keep: Tensor | None)
     A sequence with a token that is not finite is not finite; it is at the float floor if all its tokens are, and
     undefined if no token has a value.
     """
-    values, codes = (part.unflatten(1, (sequences, -1)) for part in (reading.values, reading.statuses))
+    values, codes = (part.reshape(len(part), sequences, -1) for part in (reading.values, reading.statuses))
     kept = torch.ones_like(codes, dtype=torch.bool) if keep is None else keep.expand_as(codes)
     known = kept & values.isfinite()
     count = known.sum(-1)

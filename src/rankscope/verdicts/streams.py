@@ -81,8 +81,8 @@ def _about_mixing(mixing: Mapping[str, Any]) -> str:
         )
     return (
         f"Mixing matrices are {mixing['kind']}; one block shrinks differences between streams to x {typical:.3g} or "
-        f"less (median), {blocks} blocks together to x 10^{product:.1f}: what tells streams apart at the end was "
-        f"written by {'the last blocks' if product < -1 else 'any block, and the start'}."
+        f"less (median), {blocks} blocks together to x 10^{product:.1f}; only branches that write different amounts to "
+        "different streams add to them."
     )
 
 

@@ -24,7 +24,7 @@ from rankscope.verbs.measure.choosing import BatteryChoice
 from rankscope.verbs.measure.outliers import OutlierReader
 from rankscope.verbs.measure.pair import PairedPrompts, paired
 from rankscope.verbs.measure.similarity import SimilarityReader, labels_of
-from rankscope.verbs.measure.streams import stream_mixing
+from rankscope.verbs.measure.streams import notes_on_depth, stream_mixing
 from rankscope.verbs.reader import SiteReader
 
 
@@ -156,6 +156,11 @@ class MeasuringPasses:
     def extra(self) -> dict[str, Any]:
         """Further entries of the run, besides the rows."""
         return self._observers.extra(self.prepared.sequences)
+
+    def notes(self) -> list[str]:
+        """Notes about what was observed but not measured, and about what blocks read."""
+        assert self._view is not None
+        return [*self.reader.notes(), *notes_on_depth(self._view)]
 
     def stream_mixing(self) -> list[dict[str, Any]]:
         """How the blocks mix the streams of a token, for each stack in which it has several."""

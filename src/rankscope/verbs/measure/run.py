@@ -339,7 +339,7 @@ def concluded(
         **verdict.fields(),
         table=table,
         null=random_values,
-        notes=(*loaded.notes, *prepared.notes, *notes_on_estimates(table), *reader.notes(), *broken),
+        notes=(*loaded.notes, *prepared.notes, *notes_on_estimates(table), *passes.notes(), *broken),
         extra={**passes.extra, **{name: entry for name, entry in entries.items() if entry}, **about.described},
     )
     return passes.finished.checked(about_inputs(run, prepared))

@@ -33,6 +33,18 @@ def stream_mixing(execution: Execution, view: ModelView, batch: Batch) -> list[d
     return [_of_stack(execution, view, stack, batch) for stack in view.stacks if stack.stream.has_streams]
 
 
+def notes_on_depth(view: ModelView) -> list[str]:
+    """A sentence for each stack whose blocks read more than the output of the block before."""
+    return [
+        f"{f'{stack.name}: ' if stack.name else ''}{len(stack.reads_earlier)} blocks, the first of them block "
+        f"{stack.reads_earlier[0]}, take a combination of what several earlier blocks returned (long skips, weights or "
+        "attention over depth); block.out shows what a block returned, block.in what the next one takes, and the "
+        "weights of the combination are not measured"
+        for stack in view.stacks
+        if stack.reads_earlier
+    ]
+
+
 def _of_stack(execution: Execution, view: ModelView, stack: Stack, batch: Batch) -> dict[str, Any]:
     facts: dict[str, Any] = {"stack": stack.name, "layout": str(stack.stream)}
     if not execution.is_in_memory or needs_all_ranks(view.model):

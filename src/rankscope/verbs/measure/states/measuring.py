@@ -212,6 +212,10 @@ class StatePasses:
         """Further entries of the run, besides the rows."""
         return self._observers.extra(self.prepared.sequences)
 
+    def notes(self) -> list[str]:
+        """Notes about what was observed but not measured."""
+        return self.reader.notes()
+
     def table(self) -> pa.Table:
         """The rows.
 
