@@ -167,7 +167,7 @@ def test_fifty_blocks_do_what_the_papers_say(seed: int, tmp_path) -> None:
     run = remedy(f"init:{tmp_path}", random_tokens=True, sequences=1, tokens=48, dtype="float64", seed=seed, repeats=0)
     ends = {entry["name"]: 1 - entry["correlation_last"] for entry in run.extra["remedies"]}
     silent = {"attn_scale", "log_n_scale", "critical_temperature"}
-    silent |= {"qk_norm", "logit_softcap", "differential_attention", "attention_out_norm"}
+    silent |= {"qk_norm", "logit_softcap", "attention_out_norm"}
     for name in set(ends) - {"none"} - silent:
         assert ends[name] > 2 * ends["none"], name
     assert ends["residual_scale"] > 1e3 * ends["none"]
