@@ -6,10 +6,12 @@ import math
 
 import numpy as np
 import pytest
+import torch
 
 from rankscope.playground.choices import Choices
+from rankscope.playground.model import Transformer, first_tokens
 from rankscope.playground.simulating import simulate
-from rankscope.remedies import REMEDIES
+from rankscope.remedies import REMEDIES, applied
 
 SMALL = {"depth": 4, "tokens": 12, "width": 16, "heads": 2}
 
@@ -59,3 +61,20 @@ def test_every_remedy_gives_a_curve_or_a_reason(remedy: str) -> None:
     else:
         assert all(math.isfinite(value) for value in given.course.log10_relative)
         assert len(given.course.order) == 2
+
+
+@pytest.mark.parametrize(
+    "remedy", ["qk_norm", "critical_temperature", "logit_softcap", "attention_out_norm", "highway_skip", "peri_ln"]
+)
+def test_exact_arithmetic_follows_a_remedy_as_floats_do(remedy: str) -> None:
+    """Tokens that are far from equal: float64 has digits to spare, and both must agree to 1e-9."""
+    chosen = Choices(**SMALL, norm_place="pre" if remedy == "peri_ln" else "post", remedy=remedy)
+    given = simulate(chosen).treated
+    assert given is not None
+    assert given.course is not None
+    design = chosen.design()
+    model, x = Transformer(design, chosen.seed), first_tokens(design, chosen.seed)
+    with torch.no_grad(), applied(model, remedy, inputs=x):
+        out = model(x)[0]
+    relative = (out - out.mean(dim=0)).norm() / out.norm()
+    assert math.log10(float(relative)) == pytest.approx(given.course.log10_relative[-1], rel=1e-9)

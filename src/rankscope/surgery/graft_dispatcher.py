@@ -415,13 +415,14 @@ class GraftDispatcher:
     def replaced_scale(self, func: Callable[..., Any], args: Sequence[Any]) -> Tensor | None:
         """The scores themselves if this call is the model's own scale on them, which the grafts have replaced."""
         found = self._scores
-        if found is None or found.has_scale or func not in FACTORS or len(args) != 2 or found.last() is not args[0]:
+        if found is None or found.has_scale or func not in FACTORS or len(args) != 2:
             return None
-        factor = args[1]
+        scores, factor = found.last(), args[1]
+        if scores is None or scores is not args[0]:
+            return None
         if not (isinstance(factor, (int, float)) or (isinstance(factor, Tensor) and factor.dim() == 0)):
             return None
         found.has_scale = True
-        scores: Tensor = args[0]
         return scores
 
     def follow_scores(self, func: Callable[..., Any], args: Sequence[Any], out: Any) -> None:

@@ -31,8 +31,8 @@ def document(run: Run) -> Document:
     design = run.extra["design"]
     title = (
         f"predict: {design['name']}: {design['depth']} blocks, width {design['width']}, {design['heads']} heads, mask "
-        f"{design['mask']}, {design['norm_place']}-norm{_further_norms(design)}, mlp {design['mlp']}, "
-        f"skips {design['attention_skip']:g} and {design['mlp_skip']:g}"
+        f"{design['mask']}, {design['norm_place']}-norm{_further_norms(design)}, mlp {design['mlp']}, skips "
+        f"{design['attention_skip']:g} and {design['mlp_skip']:g}"
     )
     oracles = "\n".join(f"{oracle['oracle']}: {_answer(oracle)}" for oracle in run.extra["oracles"])
     return run_document(run, (_table(run), *([oracles] if oracles else [])), title=title)
