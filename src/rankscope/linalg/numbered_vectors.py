@@ -173,7 +173,8 @@ class _Moments:
         # Eigenvalues below the rounding of the largest are zeros of S.
         values = values.where(values > dim * torch.finfo(torch.float64).eps * values[-1], 0.0)
         mean: Tensor = reference + t / n
-        return _helmert(dim) @ (values.sqrt()[:, None] * V.mT) + math.sqrt(n / (dim + 1)) * mean
+        found: Tensor = _helmert(dim) @ (values.sqrt()[:, None] * V.mT) + math.sqrt(n / (dim + 1)) * mean
+        return found
 
     def to_json(self) -> dict[str, Any]:
         return {"count": self._count, "sum": self._sum.to_json(), "second": self._second.to_json()}
