@@ -51,7 +51,9 @@ class NumberedVectors:
         self.count = count
         self._most_bytes = most_bytes
         self._reference = reference
-        self._kept: dict[int, Tensor] = {}
+        # Vectors in one array, because many small ones among large buffers that come and go break up the heap.
+        self._rows: Float[Tensor, "slots dim"] | None = None
+        self._slots: dict[int, int] = {}
         self._wanted: frozenset[int] | None = None
         self._keeps_moments = False
         self._first: int | None = None
@@ -67,9 +69,7 @@ class NumberedVectors:
             self._first = first
             self._plan(X.shape[-1])
         self._added[self._first] = self._added.get(self._first, 0) + len(X)
-        for row in rows:
-            if self._wanted is None or first + row in self._wanted:
-                self._kept[first + row] = X[row].clone()
+        self._keep([first + row for row in rows], X[rows])
         if self._keeps_moments and rows:
             if self._reference is None:
                 self._reference = X[rows[0]].clone()
@@ -86,19 +86,15 @@ class NumberedVectors:
         return self._wanted is None
 
     @property
-    def reference(self) -> Tensor | None:
-        """The vector a; None before the first vector."""
-        return self._reference if self._reference is not None else self._kept.get(min(self._kept, default=-1))
-
-    @property
     def bytes_held(self) -> int:
         """Memory of what is kept."""
-        kept = sum(vector.numel() * 8 for vector in self._kept.values())
+        kept = 0 if self._rows is None else self._rows.numel() * 8
         return kept + sum(moments.bytes_held for moments in self._moments.values())
 
     def sample(self) -> Float[Tensor, "rows dim"]:
         """The vectors that are kept, in order: all, or an evenly spaced sample."""
-        return torch.stack([self._kept[number] for number in sorted(self._kept)])
+        assert self._rows is not None
+        return self._rows[[self._slots[number] for number in sorted(self._slots)]]
 
     def equivalent(self) -> Float[Tensor, "rows dim"] | None:
         """The matrix Y of the module; None if the moments are not kept."""
@@ -112,10 +108,9 @@ class NumberedVectors:
 
     def to_json(self) -> dict[str, Any]:
         """Everything, for another process."""
-        numbers = sorted(self._kept)
         return {
-            "numbers": numbers,
-            "kept": _packed(torch.stack([self._kept[n] for n in numbers])) if numbers else None,
+            "numbers": sorted(self._slots),
+            "kept": _packed(self.sample()) if self._slots else None,
             "reference": None if self._reference is None else _packed(self._reference),
             "moments": [[first, moments.to_json()] for first, moments in self._moments.items()],
             "added": [list(entry) for entry in self._added.items()],
@@ -127,11 +122,22 @@ class NumberedVectors:
         if facts["kept"] is not None:
             rows = _unpacked(facts["kept"]).reshape(len(facts["numbers"]), -1)
             self._plan(rows.shape[-1])
-            self._kept |= dict(zip(facts["numbers"], rows, strict=True))
+            self._keep(facts["numbers"], rows)
         if facts["reference"] is not None:
             self._reference = _unpacked(facts["reference"])
         for first, moments in facts["moments"]:
             self._moments[first] = _Moments.from_json(moments)
+
+    def _keep(self, numbers: Sequence[int], vectors: Tensor) -> None:
+        """Store those of the vectors that are wanted; one that is there already is the same."""
+        for number, vector in zip(numbers, vectors, strict=True):
+            if number in self._slots or not (self._wanted is None or number in self._wanted):
+                continue
+            if self._rows is None:
+                size = self.count if self._wanted is None else len(self._wanted)
+                self._rows = torch.empty(size, vectors.shape[-1], dtype=torch.float64)
+            self._slots[number] = len(self._slots)
+            self._rows[self._slots[number]] = vector
 
     def _plan(self, dim: int) -> None:
         """Decide what to keep, from the sizes alone, so that every process decides the same."""
@@ -172,9 +178,8 @@ class _Moments:
         values, V = torch.linalg.eigh((S + S.mT) / 2)
         # Eigenvalues below the rounding of the largest are zeros of S.
         values = values.where(values > dim * torch.finfo(torch.float64).eps * values[-1], 0.0)
-        mean: Tensor = reference + t / n
-        found: Tensor = _helmert(dim) @ (values.sqrt()[:, None] * V.mT) + math.sqrt(n / (dim + 1)) * mean
-        return found
+        found: Tensor = _helmert(dim) @ (values.sqrt()[:, None] * V.mT)
+        return found + math.sqrt(n / (dim + 1)) * (reference + t / n)
 
     def to_json(self) -> dict[str, Any]:
         return {"count": self._count, "sum": self._sum.to_json(), "second": self._second.to_json()}
