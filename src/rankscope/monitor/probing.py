@@ -122,7 +122,7 @@ class ProbeBattery:
             counts = np.array([lengths.get(number, math.nan) for number in rows["sequence"].to_pylist()])
             averaging = averaging_residual(rows["value"].to_numpy(), counts)
             for name, value in (
-                ("inputs_relative_residual", float(METRICS[RESIDUAL].function(pooled))),  # type: ignore[arg-type]
+                ("inputs_relative_residual", float(METRICS[RESIDUAL].function(pooled))),
                 ("inputs_averaging_residual", averaging),
             ):
                 status = str(Status.UNDEFINED if math.isnan(value) else Status.OK)

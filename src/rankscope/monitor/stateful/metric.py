@@ -91,7 +91,7 @@ class MetricBetweenInputs(Metric):
         vectors = self.pooled if isinstance(self.pooled, list) else [self.pooled]  # one tensor after a sync
         if not vectors:
             return torch.tensor(torch.nan, dtype=torch.float64)
-        return METRICS[self.name].function(torch.cat(vectors))  # type: ignore[arg-type]
+        return METRICS[self.name].function(torch.cat(vectors))
 
 
 def make_class_between_inputs(name: str, spec: MetricSpec, module: str) -> type[MetricBetweenInputs]:
