@@ -62,9 +62,9 @@ THRESHOLDS: tuple[Threshold, ...] = (
               "a common vector that grows by the same amount in every block halves the residual there, and no more"),
     Threshold("collapsed", "relative residual and typical residual at most", COLLAPSED_RESIDUAL,
               "a thousandth of the energy is left to tell tokens apart; bfloat16 (4 eps = 0.031) does not resolve it"),
-    Threshold("collapsed (inputs)", "different inputs at least", LEAST_INPUTS,
+    Threshold("collapsed", "between inputs: different inputs at least", LEAST_INPUTS,
               "fewer may be alike by chance; the same limit as for the directions of tokens"),
-    Threshold("collapsed (inputs, mean)", "relative residual below that of independent tokens times", AVERAGING,
+    Threshold("collapsed", "between means of inputs: residual below that of independent tokens times", AVERAGING,
               "the mean of n independent tokens varies by 1/√n of what they do, which is no collapse of inputs"),
 )  # fmt: skip
 """Chosen before the confusion matrix was drawn, except for the mean cosine; see ``docs/verdicts.md``."""
