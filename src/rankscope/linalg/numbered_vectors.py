@@ -86,11 +86,6 @@ class NumberedVectors:
         return self._wanted is None
 
     @property
-    def reference(self) -> Tensor | None:
-        """The vector a; None before the first vector."""
-        return self._reference if self._reference is not None else self._kept.get(min(self._kept, default=-1))
-
-    @property
     def bytes_held(self) -> int:
         """Memory of what is kept."""
         kept = sum(vector.numel() * 8 for vector in self._kept.values())
@@ -172,9 +167,8 @@ class _Moments:
         values, V = torch.linalg.eigh((S + S.mT) / 2)
         # Eigenvalues below the rounding of the largest are zeros of S.
         values = values.where(values > dim * torch.finfo(torch.float64).eps * values[-1], 0.0)
-        mean: Tensor = reference + t / n
-        found: Tensor = _helmert(dim) @ (values.sqrt()[:, None] * V.mT) + math.sqrt(n / (dim + 1)) * mean
-        return found
+        found: Tensor = _helmert(dim) @ (values.sqrt()[:, None] * V.mT)
+        return found + math.sqrt(n / (dim + 1)) * (reference + t / n)
 
     def to_json(self) -> dict[str, Any]:
         return {"count": self._count, "sum": self._sum.to_json(), "second": self._second.to_json()}
