@@ -1,8 +1,10 @@
-"""``rankscope rerun``, which runs the command of a saved run in a process of its own."""
+"""``rankscope rerun`` with real processes."""
 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,24 +12,34 @@ import pytest
 from rankscope.cli.rerunning import command_again
 from rankscope.errors import InputError
 
-FEW = ("--sequences", "2", "--tokens", "8", "--metrics", "relative_residual")
+
+def rankscope(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "rankscope", *words], capture_output=True, text=True, check=False)
 
 
-def test_a_saved_run_comes_out_again_to_the_bit_and_a_changed_number_is_found(cli, tmp_path: Path) -> None:
+def test_a_saved_run_comes_out_again_to_the_bit(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    few = ("--sequences", "2", "--tokens", "8", "--seed", "3")
+    made = rankscope("measure", "init:tiny-bert", *few, "-q", "--out", str(run))
+    assert made.returncode == 0, made.stderr
+    again = rankscope("rerun", str(run), "--json")
+    assert again.returncode == 0, again.stderr
+    assert json.loads(again.stdout)["same"] is True
+    shown = rankscope("rerun", str(run), "--show")
+    assert shown.stdout.strip() == "rankscope measure init:tiny-bert --sequences 2 --tokens 8 --seed 3"
+
+
+def test_a_changed_number_is_found(tmp_path: Path) -> None:
     run, other = tmp_path / "run", tmp_path / "other"
-    for place, seed in ((run, "3"), (other, "4")):
-        assert cli("measure", "init:tiny-bert", *FEW, "-q", "--seed", seed, "--out", str(place)).code == 0
-    shown = cli("rerun", str(run), "--show")
-    assert shown.out.strip() == f"rankscope measure init:tiny-bert {' '.join(FEW)} --seed 3"
-    again = cli("rerun", str(run), "--json", "--out", str(tmp_path / "again"))
-    assert again.code == 0, again.err
-    assert json.loads(again.out)["same"] is True
+    few = ("--sequences", "1", "--tokens", "8", "-q", "--metrics", "relative_residual")
+    rankscope("measure", "init:tiny-bert", *few, "--seed", "3", "--out", str(run))
+    rankscope("measure", "init:tiny-bert", *few, "--seed", "4", "--out", str(other))
     facts, rows = json.loads((other / "run.json").read_text()), json.loads((run / "run.json").read_text())
     facts["provenance"]["command"] = rows["provenance"]["command"]
     (other / "run.json").write_text(json.dumps(facts))
-    changed = cli("rerun", str(other))
-    assert changed.code == 1
-    assert "Not the same" in changed.out
+    again = rankscope("rerun", str(other))
+    assert again.returncode == 1
+    assert "Not the same" in again.stdout
 
 
 @pytest.mark.parametrize(

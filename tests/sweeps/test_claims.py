@@ -178,7 +178,7 @@ def shared_sweep(
         running_now[number].kill()
         running_now[number].wait()
         running_now[number] = start(number)
-    assert [one.wait(600) for one in running_now] == [0] * processes
+    assert [one.wait(3000) for one in running_now] == [0] * processes
     lines = [line.split() for line in log.read_text().splitlines()]
     return tuple(Counter(key for word, key, _ in lines if word == wanted) for wanted in ("start", "kept"))  # type: ignore[return-value]
 
