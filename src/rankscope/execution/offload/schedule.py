@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
 from rankscope.errors import RankscopeError, UnsupportedConfigError
-from rankscope.execution.offload.budget import Need, keeps_streams_in_memory, resident_bytes
+from rankscope.execution.offload.budget import Need, keeps_streams_in_memory, reads_ahead, resident_bytes
 from rankscope.execution.offload.gate import BlockGate, PassEnds, map_tensors
 from rankscope.execution.offload.meta_model import MetaModel, read_rest, rest_bytes, standing_in
 from rankscope.execution.offload.states import StateStore
@@ -46,11 +46,13 @@ class OffloadLimits:
 
     Attributes:
         memory: memory budget, e.g. ``"3GiB"``; None for no limit.
+        byte_budget: the largest number of bytes to read from a server; None for no limit.
         work: folder for checkpoints, so that a killed run can resume; None for none.
     """
 
     memory: int | str | None = None
     work: str | Path | None = None
+    byte_budget: int | str | None = None
 
 
 @dataclass(frozen=True)
@@ -129,6 +131,13 @@ class BlockSchedule:
     key: str
     tally: dict[str, int] = field(default_factory=dict)
 
+    @property
+    def bytes_of_blocks(self) -> int:
+        """What the stored weights of all blocks add up to."""
+        names = [call.module_name for call in self.view.stacks[0].calls]
+        slots = (slot for found in slots_of_blocks(self.meta_model, names).values() for slot in found)
+        return sum(slot.stored.nbytes for slot in slots if slot.stored is not None)
+
     def stages(self, progress: Progress, *, final: bool = False) -> Generator[BlockStage, None, None]:
         """The stages in order; with a work folder, the results of a stage are on disk before the next one starts.
 
@@ -145,7 +154,7 @@ class BlockSchedule:
             # Load the results of finished stages, and start after them.
             done = folder.restore(progress)
             store.resume(done)
-            weights = enter(BlockWeights(self.meta_model, stack))
+            weights = enter(BlockWeights(self.meta_model, stack, ahead=self.need.ahead > 0))
             enter(undisturbed(self.view.model))
             enter(quiet_transformers())
             enter(gate.standing())
@@ -199,9 +208,11 @@ def plan_schedule(
     names = list(dict.fromkeys(call.module_name for call in stack.calls))
     largest = max(sum(s.nbytes for s in slots) for slots in slots_of_blocks(meta_model, names).values())
     need = _need(meta_model, prepared, names, largest, variants=variants, widened=widened)
+    if not reads_ahead(need, limits.memory):
+        need = replace(need, ahead=0)
     in_memory = keeps_streams_in_memory(need, limits.memory)
     read_rest(meta_model, names, prepared)
-    key = content_key(meta_model.paths, prepared, {**options, "config": meta_model.loaded.config_hash})
+    key = content_key(meta_model.files, prepared, {**options, "config": meta_model.loaded.config_hash})
     return BlockSchedule(meta_model, prepared, view, need, in_memory, limits, key)
 
 
@@ -263,7 +274,8 @@ def _need(
     sequences, tokens = max(rows, key=lambda shape: shape[0] * shape[1] ** 2)
     work = sequences * tokens * (4 * widest * size + 6 * width * 8) + sequences * heads * tokens**2 * (2 * size + 3 * 8)
     process = resident_bytes() + _STILL_TO_COME + rest_bytes(meta_model, names, prepared)
-    return Need(process, largest, largest * 8 // own if widened else 0, work, 2 * states)
+    ahead = 0 if meta_model.folder.traffic is None else largest
+    return Need(process, largest, largest * 8 // own if widened else 0, work, 2 * states, ahead)
 
 
 def _number(facts: Mapping[str, Any], names: Sequence[str], otherwise: int) -> int:

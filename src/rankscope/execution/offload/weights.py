@@ -1,9 +1,10 @@
-"""The weights of one block at a time, in one buffer that is reused."""
+"""The weights of one block at a time, in buffers that are reused."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from itertools import accumulate
 from types import TracebackType
 
@@ -13,6 +14,7 @@ from torch import Tensor
 from rankscope.errors import LoadError
 from rankscope.execution.offload.meta_model import MetaModel, Slot
 from rankscope.models.view import Stack
+from rankscope.models.weight_files.tensors import planned_reads, run_all
 
 _ALIGNED = 64
 _MOST_READERS = 8
@@ -30,32 +32,35 @@ def slots_of_blocks(meta_model: MetaModel, names: Sequence[str]) -> dict[str, li
         absent = [slot.name for slot in found[name] if slot.stored is None]
         if absent:
             raise LoadError(
-                f"{meta_model.folder} holds no tensor for {', '.join(absent[:4])}. transformers may rename it, or "
+                f"{meta_model.folder.name} holds no tensor for {', '.join(absent[:4])}. transformers may rename it, or "
                 "build it from others, when it loads the model (experts, fused projections); that cannot be offloaded."
             )
     return found
 
 
 class BlockWeights:
-    """Loads the weights of one block at a time into a model, while the system prefetches the next.
+    """Loads the weights of one block at a time into a model.
 
-    Reading the next block here, while this one computes, would take a core from the computation and memory for a
-    second block. The read-ahead of the system needs neither.
+    In a local folder, the system prefetches the next block meanwhile: reading it here would take a core from the
+    computation and memory for a second block. From a server, the next block is read into a second buffer.
 
     Args:
         meta_model: the model.
         stack: its blocks.
+        ahead: whether there is memory for a second block; only used if the weights come from a server.
     """
 
-    def __init__(self, meta_model: MetaModel, stack: Stack) -> None:
+    def __init__(self, meta_model: MetaModel, stack: Stack, *, ahead: bool = False) -> None:
         self._order = [call.module_name for call in stack.calls]
-        found = slots_of_blocks(meta_model, self._order)
-        # The largest first, so that the reader threads finish at about the same time.
-        self._slots = {name: sorted(slots, key=lambda slot: -slot.nbytes) for name, slots in found.items()}
+        self._slots = slots_of_blocks(meta_model, self._order)
         self._empty = {slot.name: slot.parameter.data for slots in self._slots.values() for slot in slots}
-        self._buffer = _aligned(max(sum(self._rooms(name)) for name in self._slots))
-        threads = min(_MOST_READERS, torch.get_num_threads())
+        self._traffic = meta_model.folder.traffic
+        size = max(sum(self._rooms(name)) for name in self._slots)
+        self._buffers = [_aligned(size) for _ in range(2 if ahead and self._traffic is not None else 1)]
+        threads = min(_MOST_READERS, max(torch.get_num_threads(), meta_model.connections))
         self._readers = ThreadPoolExecutor(threads, thread_name_prefix="rankscope-offload")
+        self._ahead = ThreadPoolExecutor(1, thread_name_prefix="rankscope-ahead")
+        self._coming: tuple[str, Future[list[Tensor]]] | None = None
         self._present: str | None = None
         self.blocks_read = 0
 
@@ -65,7 +70,11 @@ class BlockWeights:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
-        self._readers.shutdown(wait=True)
+        with nullcontext() if self._traffic is None else self._traffic.stopping():
+            # After an error or an interrupt nobody waits for what is still being read.
+            self._ahead.shutdown(wait=True, cancel_futures=True)
+            self._readers.shutdown(wait=True, cancel_futures=True)
+        self._coming = None
         self.take_out()
 
     def place(self, number: int) -> None:
@@ -73,12 +82,18 @@ class BlockWeights:
         name = self._order[number]
         if name != self._present:  # a block that is called several times in a row is read once
             self.take_out()
-            for slot, tensor in zip(self._slots[name], self._read(name), strict=True):
+            for slot, tensor in zip(self._slots[name], self._taken(name), strict=True):
                 slot.put(tensor)
             self._present = name
-        following = self._order[number + 1 : number + 2]
-        if following and following[0] != name:
-            self._readers.submit(self._fetch, following[0])
+        following = next((other for other in self._order[number + 1 :] if other != name), None)
+        if following is None or self._coming is not None:
+            return
+        if len(self._buffers) == 2:
+            # The buffers take turns: the one that was just filled is in use, the other is free.
+            self._buffers.reverse()
+            self._coming = following, self._ahead.submit(self._read, following)
+        elif self._traffic is None and following == self._order[number + 1]:
+            self._readers.submit(self._fetch, following)
 
     def take_out(self) -> None:
         """Unload the current block."""
@@ -87,19 +102,29 @@ class BlockWeights:
                 slot.put(self._empty[slot.name])
             self._present = None
 
-    def _read(self, name: str) -> list[Tensor]:
-        """All tensors of a block, several at a time."""
-        self.blocks_read += 1
-        offsets = [0, *accumulate(self._rooms(name))]
-        return list(self._readers.map(self._read_one, self._slots[name], offsets))
+    def _taken(self, name: str) -> list[Tensor]:
+        """The tensors of a block: those that were read ahead, or read now."""
+        if self._coming is not None:
+            coming, self._coming = self._coming, None
+            assert coming[0] == name
+            return coming[1].result()
+        return self._read(name)
 
-    def _read_one(self, slot: Slot, offset: int) -> Tensor:
-        """Runs in a reader thread, which must not touch parameters: the verb may have converted them."""
+    def _read(self, name: str) -> list[Tensor]:
+        """All tensors of a block, several reads at a time.
+
+        Must not touch parameters: it may run in another thread, and the verb may have converted them.
+        """
+        self.blocks_read += 1
+        offsets = accumulate(self._rooms(name), initial=0)
+        places = [self._place(slot, offset) for slot, offset in zip(self._slots[name], offsets, strict=False)]
+        stored = [slot.stored for slot in self._slots[name]]
+        run_all(planned_reads((one, place) for one, place in zip(stored, places, strict=True) if one), self._readers)
+        return places
+
+    def _place(self, slot: Slot, offset: int) -> Tensor:
         empty = self._empty[slot.name]
-        place = self._buffer[offset : offset + empty.nbytes].view(empty.dtype).view(empty.shape)
-        assert slot.stored is not None
-        slot.stored.read_into(place)
-        return place
+        return self._buffers[0][offset : offset + empty.nbytes].view(empty.dtype).view(empty.shape)
 
     def _fetch(self, name: str) -> None:
         """Advice only: a missing file raises when it is read."""

@@ -23,7 +23,7 @@ from rankscope.models.loading.spreading import distributed
 from rankscope.models.presets import PRESETS, InputKind, preset
 from rankscope.models.spread import Spread
 
-Origin = Literal["memory", "init", "folder", "hub"]
+Origin = Literal["memory", "init", "folder", "hub", "url"]
 # transformers creates float32 constants inside the forward of these.
 _ONLY_FLOAT32 = ("xlnet", "mra")
 _SPECS = "a module, or words: init:NAME, a folder, a .gguf file or a hub id"
@@ -39,7 +39,7 @@ class LoadedModel:
         tokenizer: its tokenizer, or None.
         input_kind: what it reads; ``"tensors"`` for a module that is not from transformers.
         spec: the requested model.
-        origin: ``"memory"``, ``"init"``, ``"folder"`` or ``"hub"``.
+        origin: ``"memory"``, ``"init"``, ``"folder"``, ``"hub"``, or ``"url"`` for a web server or object store.
         revision: the hub commit, if there is one.
         config_hash: SHA-256 of its configuration, None without one.
         seed: seed of the random initialisation, None if nothing was drawn.
