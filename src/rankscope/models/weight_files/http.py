@@ -13,6 +13,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from time import sleep
 from typing import Any, Literal, TypeVar
 from urllib.parse import quote, urlsplit
 
@@ -22,6 +23,8 @@ from rankscope.models.weight_files.files import Traffic, WeightFile
 from rankscope.models.weight_files.remote_folder import RemoteFolder
 
 MOST_FAILURES = 8
+MOST_FAILURES_AT_FIRST = 4
+"""Before anything was received: the server may not exist, and nobody wants to wait a minute to hear that."""
 LONGEST_WAIT = 60.0
 SLOWEST = 1024
 """Bytes per second, over a whole timeout; a connection that is slower is given up and opened anew."""
@@ -171,10 +174,11 @@ def repeated(attempt: Callable[[], _T], name: str, traffic: Traffic) -> _T:
             if traffic.is_stopped:
                 raise LoadError(f"{name}: reading was stopped.") from error
             wait = error.wait if error.wait is not None else random.uniform(0.5, 1.0) * 2 ** (failures - 2)
-            if failures == MOST_FAILURES or wait > LONGEST_WAIT:
+            most = MOST_FAILURES if traffic.received else MOST_FAILURES_AT_FIRST
+            if failures >= most or wait > LONGEST_WAIT:
                 raise gave_up(name, failures, error) from error
             traffic.count_retry()
-            time.sleep(wait)
+            sleep(wait)
     raise AssertionError("unreachable")
 
 
@@ -333,7 +337,7 @@ class HubFolder(RemoteFolder):
 
     def file(self, name: str) -> WeightFile | None:
         """A file of this commit."""
-        from huggingface_hub import constants, hf_hub_url
+        from huggingface_hub import hf_hub_url
         from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
         entry = self._files.get(name)
@@ -341,7 +345,7 @@ class HubFolder(RemoteFolder):
             return None
         if type(entry.size) is not int:
             raise LoadError(f"{self.name}/{name}: the hub does not say how large it is.")
-        url = hf_hub_url(self._model, name, revision=self.revision, endpoint=constants.ENDPOINT)
+        url = hf_hub_url(self._model, name, revision=self.revision)
         tags = {} if entry.lfs is None else {"hash": str(entry.lfs["sha256"])}
         return HttpFile(url, f"{self.name}/{name}", self.traffic, entry.size, build_hf_headers(), tags)
 
