@@ -16,9 +16,8 @@ import torch
 
 from rankscope.errors import LoadError, UnsupportedConfigError
 from rankscope.models.heads.family import Family, config_value, family_of
-from rankscope.models.loading.config import config_from_json
 from rankscope.models.mlp_weights import mlp_paths
-from rankscope.models.weight_files.folders import CONNECTIONS, ModelFolder, model_folder, stored_tensors
+from rankscope.models.weight_files.folders import CONNECTIONS, ModelFolder, config_in, model_folder, stored_tensors
 from rankscope.models.weight_files.tensors import StoredTensor, planned_reads, run_all
 
 
@@ -127,8 +126,7 @@ def lazy_model(spec: str | Path, *, with_mlps: bool = True, byte_budget: int | N
     """
     folder = model_folder(spec, byte_budget=byte_budget)
     tensors = stored_tensors(folder)
-    with folder.small_files() as small:
-        config = config_from_json(small / "config.json", None)
+    config = config_in(folder)
     return LazyModel(folder, config, family_of(config), tensors, with_mlps)
 
 

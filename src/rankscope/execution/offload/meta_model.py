@@ -26,7 +26,7 @@ from rankscope.models.loading._load import described
 from rankscope.models.loading.config import config_from_json, model_class_named
 from rankscope.models.loading.dtypes import default_dtype, parse_dtype
 from rankscope.models.loading.quiet import quiet_transformers
-from rankscope.models.loading.tokenizer import tokenizer_in
+from rankscope.models.loading.tokenizer import BESIDE, TOKENIZER_FILES, tokenizer_in
 from rankscope.models.weight_files.files import WeightFile
 from rankscope.models.weight_files.folders import CONNECTIONS, ModelFolder, model_folder, stored_tensors
 from rankscope.models.weight_files.tensors import StoredTensor, planned_reads, run_all
@@ -96,7 +96,7 @@ def open_meta_model(
         )
     folder = model_folder(spec, byte_budget=byte_budget)
     tensors = stored_tensors(folder)
-    with folder.small_files() as small, quiet_transformers():
+    with folder.copied(("config.json", *TOKENIZER_FILES, *BESIDE)) as small, quiet_transformers():
         config = config_from_json(small / "config.json", None)
         model = _empty_model(config, _dtype(config, tensors, dtype))
         tokenizer, notes = tokenizer_in(small, config)

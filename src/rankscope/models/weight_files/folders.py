@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from rankscope._types import path_of
 from rankscope.errors import LoadError
+from rankscope.models.loading.config import config_from_json
 from rankscope.models.loading.shard_files import indexed_files, safetensors_in
 from rankscope.models.weight_files.files import LocalFile, Traffic, WeightFile
 from rankscope.models.weight_files.tensors import StoredTensor, stored_in
@@ -44,8 +45,8 @@ class ModelFolder(Protocol):
     def weight_files(self) -> list[WeightFile]:
         """The safetensors files; none if there are none."""
 
-    def small_files(self) -> AbstractContextManager[Path]:
-        """Inside this context, the configuration and the tokenizer files are in the local folder that it gives."""
+    def copied(self, names: Sequence[str]) -> AbstractContextManager[Path]:
+        """Inside this context, those of these small files that exist are in the local folder that it gives."""
 
 
 def is_remote(spec: object) -> bool:
@@ -116,9 +117,19 @@ class LocalFolder:
         return [LocalFile(path) for path in indexed_files(self.path) or safetensors_in(self.path)]
 
     @contextmanager
-    def small_files(self) -> Iterator[Path]:
-        """The folder itself."""
+    def copied(self, names: Sequence[str]) -> Iterator[Path]:
+        """The folder itself; nothing is copied."""
         yield self.path
+
+
+def config_in(folder: ModelFolder) -> Any:
+    """The configuration of a model, built from data only; of a remote model, one small file is read.
+
+    Raises:
+        LoadError: there is none, or it is not valid.
+    """
+    with folder.copied(("config.json",)) as place:
+        return config_from_json(place / "config.json", None)
 
 
 def stored_tensors(folder: ModelFolder) -> dict[str, StoredTensor]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
+from time import sleep
 from typing import Any
 
 from rankscope.errors import LoadError, MissingExtraError, RankscopeError
@@ -14,7 +14,7 @@ from rankscope.models.weight_files.remote_folder import RemoteFolder
 
 _PACKAGES = {"s3": ("s3fs", "s3"), "gs": ("gcsfs", "gcs")}
 _MOST_FAILURES = 4
-_IDENTITY = ("ETag", "etag", "generation", "md5Hash", "LastModified", "mtime", "updated", "created")
+_IDENTITY = ("generation", "ETag", "etag", "LastModified", "mtime", "updated", "created")
 
 
 class StoreFolder(RemoteFolder):
@@ -42,17 +42,21 @@ class StoreFolder(RemoteFolder):
 
     def file(self, name: str) -> WeightFile | None:
         """The file of that name."""
-        entry = self._files.get(name)
-        return None if entry is None else _StoreFile(self._store, f"{self.name}/{name}", entry, self.traffic)
+        if name not in self._files:
+            return None
+        # Not the entry of the listing: what identifies an object may be written differently there.
+        path = str(self._files[name]["name"])
+        entry = _asked(lambda: self._store.info(path, refresh=True), f"{self.name}/{name}", self.traffic)
+        return _StoreFile(self._store, f"{self.name}/{name}", entry, self.traffic)
 
 
 class _StoreFile:
-    """One object; a read is followed by a look at its ETag, which must still be that of the listing.
+    """One object; a read is followed by a look at its ETag, which must still be that of the first look.
 
     Args:
         store: the file system of fsspec.
         name: its address.
-        entry: its entry in the listing.
+        entry: what the store says about it.
         traffic: counts what is read.
     """
 
@@ -93,8 +97,9 @@ class _StoreFile:
         return memoryview(found)
 
 
-def _facts(entry: Any) -> dict[str, str]:
-    return {name: str(entry[name]) for name in _IDENTITY if entry.get(name) is not None}
+def _facts(entry: Any) -> str:
+    """The strongest thing that identifies the content of an object."""
+    return next((f"{name} {entry[name]}" for name in _IDENTITY if entry.get(name) is not None), "")
 
 
 def _store(scheme: str) -> Any:
@@ -124,5 +129,5 @@ def _asked(ask: Any, name: str, traffic: Traffic) -> Any:
             if traffic.is_stopped or failures == _MOST_FAILURES:
                 raise gave_up(name, failures, error) from error
         traffic.count_retry()
-        time.sleep(0.5 * 2 ** (failures - 1))
+        sleep(0.5 * 2 ** (failures - 1))
     raise AssertionError("unreachable")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,11 +12,10 @@ from typing import Literal
 from rankscope.errors import LoadError
 from rankscope.models.loading.config import LARGEST_CONFIG
 from rankscope.models.loading.shard_files import INDEX, LARGEST_INDEX, named_in_index
-from rankscope.models.loading.tokenizer import BESIDE, LARGEST_FILE, TOKENIZER_FILES
+from rankscope.models.loading.tokenizer import LARGEST_FILE
 from rankscope.models.weight_files.files import Traffic, WeightFile, bytes_at
 
 _AT_ONCE = 8
-_SMALL_FILES = {"config.json": LARGEST_CONFIG, **dict.fromkeys((*TOKENIZER_FILES, *BESIDE), LARGEST_FILE)}
 
 
 class RemoteFolder:
@@ -53,19 +52,19 @@ class RemoteFolder:
         return [file for file in found if file is not None]
 
     @contextmanager
-    def small_files(self) -> Iterator[Path]:
+    def copied(self, names: Sequence[str]) -> Iterator[Path]:
         """Copies in a temporary folder, which is removed afterwards."""
         with tempfile.TemporaryDirectory(prefix="rankscope-") as folder, ThreadPoolExecutor(_AT_ONCE) as readers:
-            for name, content in zip(_SMALL_FILES, readers.map(self._content, _SMALL_FILES), strict=True):
+            for name, content in zip(names, readers.map(self._content, names), strict=True):
                 if content is not None:
                     (Path(folder) / name).write_bytes(content)
-            if not (Path(folder) / "config.json").is_file():
+            if "config.json" in names and not (Path(folder) / "config.json").is_file():
                 raise LoadError(f"{self.name} has no config.json, so it is not a model.")
             yield Path(folder)
 
     def _content(self, name: str) -> bytes | None:
         file = self.file(name)
-        return None if file is None else _small(file, _SMALL_FILES[name])
+        return None if file is None else _small(file, LARGEST_CONFIG if name == "config.json" else LARGEST_FILE)
 
 
 def _small(file: WeightFile, largest: int) -> bytes:
