@@ -43,10 +43,8 @@ def design_of(spec: str | Path) -> tuple[Design, tuple[str, ...]]:
     if is_remote(spec):
         folder = model_folder(spec)
         design, notes = design_from_config(config_in(folder))
-        return design, (
-            *notes,
-            f"Configuration of {folder.name}" + (f" at {folder.revision}." if folder.revision else "."),
-        )
+        commit = f" at commit {folder.revision}" if folder.revision else ""
+        return design, (*notes, f"The configuration is that of {folder.name}{commit}.")
     of_a_model = " For a model, save its configuration (model.config.save_pretrained) and pass that folder"
     name = str(spec).removeprefix("init:")
     known = "a Design, the name of a preset, a config.json or a folder that holds one"

@@ -38,9 +38,8 @@ def test_only_headers_are_read(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
         connect(monkeypatch, served)
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DOWNLOAD_TIMEOUT", 10)
         found = shapes_of("hub:tiny")
-        headers = {
-            path.name: 8 + int.from_bytes(path.read_bytes()[:8], "little") for path in folder.glob("*.safetensors")
-        }
+        starts = {path.name: path.read_bytes()[:8] for path in folder.glob("*.safetensors")}
+        headers = {name: 8 + int.from_bytes(start, "little") for name, start in starts.items()}
         assert found.revision == COMMIT
         index = (folder / "model.safetensors.index.json").stat().st_size
         assert found.bytes_read == served.sent == sum(headers.values()) + index

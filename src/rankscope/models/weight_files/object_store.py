@@ -12,7 +12,6 @@ from rankscope.models.weight_files.files import Traffic, WeightFile
 from rankscope.models.weight_files.http import changed, gave_up
 from rankscope.models.weight_files.remote_folder import RemoteFolder
 
-_PACKAGES = {"s3": ("s3fs", "s3"), "gs": ("gcsfs", "gcs")}
 _MOST_FAILURES = 4
 _IDENTITY = ("generation", "ETag", "etag", "LastModified", "mtime", "updated", "created")
 
@@ -105,11 +104,12 @@ def _facts(entry: Any) -> str:
 def _store(scheme: str) -> Any:
     import fsspec
 
-    package, extra = _PACKAGES[scheme]
     try:
         return fsspec.filesystem(scheme, use_listings_cache=False)
     except ImportError as error:
-        raise MissingExtraError(f"{scheme}://", package, extra) from error
+        if scheme == "s3":
+            raise MissingExtraError("s3://", "s3fs", "s3") from error
+        raise MissingExtraError("gs://", "gcsfs", "gcs") from error
 
 
 def _asked(ask: Any, name: str, traffic: Traffic) -> Any:

@@ -29,7 +29,7 @@ class Shapes:
         formats: numbers per format.
         nbytes: size of all tensors.
         blocks: number of blocks, counted by the numbers in the names of the tensors.
-        largest_block: size of the largest block: what an offloaded run keeps in memory, twice if it reads from a server.
+        largest_block: size of the largest block; an offloaded run keeps one in memory, or two from a server.
         attention: size of the tensors of attention in the blocks; ``bound --weights-only`` reads about that.
         bytes_read: what was read from a server to find this out; None for a local folder.
     """
