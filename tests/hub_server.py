@@ -213,3 +213,19 @@ def serving(served: Served) -> Iterator[Served]:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+def main() -> None:
+    """Serve a folder until the process is ended: ``python -m tests.hub_server FOLDER BYTES_PER_SECOND``."""
+    import sys
+
+    folder, bandwidth = Path(sys.argv[1]), float(sys.argv[2])
+    with serving(Served(folder, bandwidth=bandwidth or None)) as served:
+        for path in folder.glob("*.safetensors"):
+            served.hash_of(path)
+        print(served.address, flush=True)
+        threading.Event().wait()
+
+
+if __name__ == "__main__":
+    main()

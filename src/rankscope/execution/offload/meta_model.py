@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from rankscope.errors import InputError, LoadError, MissingExtraError, UnsupportedConfigError
+from rankscope.execution.offload.checkpoint_names import Part, converted_parts
 from rankscope.models.inputs import Prepared
 from rankscope.models.loading import LoadedModel
 from rankscope.models.loading._load import described
@@ -36,12 +37,33 @@ _SMALL = 2**16
 
 @dataclass(frozen=True)
 class Slot:
-    """One parameter: its module, its name there, and where its bytes are."""
+    """One parameter: its module, its name there, and where its bytes are.
+
+    Attributes:
+        name: its name in the model.
+        module: the module that has it.
+        leaf: its name there.
+        parts: the stored tensors it is made of, one for most; none if the checkpoint does not have it.
+    """
 
     name: str
     module: nn.Module
     leaf: str
-    stored: StoredTensor | None
+    parts: tuple[Part, ...]
+
+    @property
+    def stored(self) -> StoredTensor | None:
+        """The stored tensor, if the parameter is one."""
+        return self.parts[0].stored if len(self.parts) == 1 and self.parts[0].entry is None else None
+
+    @property
+    def stored_bytes(self) -> int:
+        """Size in the files."""
+        return sum(part.stored.nbytes for part in self.parts)
+
+    def reads(self, place: Tensor) -> list[tuple[StoredTensor, Tensor]]:
+        """What is read into which part of ``place``, a tensor of the parameter's shape."""
+        return [(part.stored, part.of(place)) for part in self.parts]
 
     @property
     def parameter(self) -> nn.Parameter:
@@ -102,7 +124,7 @@ def open_meta_model(
         tokenizer, notes = tokenizer_in(small, config)
     _refuse(model, config)
     slots = dict(_slots(model, tensors))
-    missing = sorted(name for name, slot in slots.items() if slot.stored is None)
+    missing = sorted(name for name, slot in slots.items() if not slot.parts)
     if len(missing) == len(slots):
         raise LoadError(f"None of the weights in {folder.name} belong to a {type(model).__name__}.")
     if missing:
@@ -151,18 +173,22 @@ def _refuse(model: Any, config: Any) -> None:
 
 def _slots(model: nn.Module, tensors: Mapping[str, StoredTensor]) -> Iterator[tuple[str, Slot]]:
     prefix = str(model.base_model_prefix)
+    converted = converted_parts(model, tensors)
     for path, module in model.named_modules():
         for leaf, parameter in module._parameters.items():
             if parameter is None:
                 continue
             name = f"{path}.{leaf}" if path else leaf
-            stored = next((tensors[word] for word in _names(name, prefix) if word in tensors), None)
+            parts = converted.get(name)
+            if parts is None:
+                parts = tuple(Part(tensors[word]) for word in _names(name, prefix) if word in tensors)[:1]
+            stored = parts[0].stored if len(parts) == 1 and parts[0].entry is None else None
             if stored is not None and stored.shape != tuple(parameter.shape):
                 raise LoadError(
                     f"{stored.file.name}: {name!r} has the shape {stored.shape}; {type(model).__name__} expects "
                     f"{tuple(parameter.shape)}. The weights do not belong to this configuration."
                 )
-            yield name, Slot(name, module, leaf, stored)
+            yield name, Slot(name, module, leaf, parts)
 
 
 def _names(name: str, prefix: str) -> Iterator[str]:
@@ -205,17 +231,20 @@ def _fill_buffers(model: nn.Module, tensors: Mapping[str, StoredTensor]) -> None
 def read_rest(meta_model: MetaModel, blocks: Sequence[str], prepared: Prepared) -> None:
     """Read everything outside the blocks, and only those rows of the token table that are used."""
     table = _token_table(meta_model, prepared)
-    places: dict[tuple[StoredTensor, torch.dtype], Tensor] = {}
+    places: dict[tuple[tuple[Part, ...], torch.dtype], Tensor] = {}
+    reads: list[tuple[StoredTensor, Tensor]] = []
     with ThreadPoolExecutor(meta_model.connections) as readers:
         for slot in _outside(meta_model, blocks):
-            assert slot.stored is not None
             if slot.module is table:
                 _read_rows(slot, table, _ids(prepared), readers)
                 continue
             # Parameters that are stored once, such as tied ones, are read once.
-            empty = torch.empty(slot.parameter.shape, dtype=slot.parameter.dtype)
-            slot.put(places.setdefault((slot.stored, slot.parameter.dtype), empty))
-        run_all(planned_reads((stored, place) for (stored, _), place in places.items()), readers)
+            key = slot.parts, slot.parameter.dtype
+            if key not in places:
+                places[key] = torch.empty(slot.parameter.shape, dtype=slot.parameter.dtype)
+                reads += slot.reads(places[key])
+            slot.put(places[key])
+        run_all(planned_reads(reads), readers)
 
 
 def rest_bytes(meta_model: MetaModel, blocks: Sequence[str], prepared: Prepared) -> int:
@@ -230,7 +259,7 @@ def rest_bytes(meta_model: MetaModel, blocks: Sequence[str], prepared: Prepared)
 
 def _outside(meta_model: MetaModel, blocks: Sequence[str]) -> list[Slot]:
     inside = tuple(f"{block}." for block in blocks)
-    return [slot for slot in meta_model.slots.values() if slot.stored is not None and not slot.name.startswith(inside)]
+    return [slot for slot in meta_model.slots.values() if slot.parts and not slot.name.startswith(inside)]
 
 
 def _ids(prepared: Prepared) -> Tensor:
@@ -248,7 +277,7 @@ def _token_table(meta_model: MetaModel, prepared: Prepared) -> nn.Embedding | No
         return None
     # A table that another module shares (tied weights) is read whole, because that module may need every row.
     holders = [slot for slot in meta_model.slots.values() if slot.parameter is found.weight]
-    return found if len(holders) == 1 else None
+    return found if len(holders) == 1 and holders[0].stored is not None else None
 
 
 def _read_rows(slot: Slot, table: nn.Embedding, ids: Tensor, readers: Executor) -> None:

@@ -136,7 +136,7 @@ class BlockSchedule:
         """What the stored weights of all blocks add up to."""
         names = [call.module_name for call in self.view.stacks[0].calls]
         slots = (slot for found in slots_of_blocks(self.meta_model, names).values() for slot in found)
-        return sum(slot.stored.nbytes for slot in slots if slot.stored is not None)
+        return sum(slot.stored_bytes for slot in slots)
 
     def stages(self, progress: Progress, *, final: bool = False) -> Generator[BlockStage, None, None]:
         """The stages in order; with a work folder, the results of a stage are on disk before the next one starts.

@@ -29,11 +29,11 @@ def slots_of_blocks(meta_model: MetaModel, names: Sequence[str]) -> dict[str, li
     found: dict[str, list[Slot]] = {}
     for name in dict.fromkeys(names):
         found[name] = [slot for slot in meta_model.slots.values() if slot.name.startswith(f"{name}.")]
-        absent = [slot.name for slot in found[name] if slot.stored is None]
+        absent = [slot.name for slot in found[name] if not slot.parts]
         if absent:
             raise LoadError(
-                f"{meta_model.folder.name} holds no tensor for {', '.join(absent[:4])}. transformers may rename it, or "
-                "build it from others, when it loads the model (experts, fused projections); that cannot be offloaded."
+                f"{meta_model.folder.name} holds no tensor for {', '.join(absent[:4])}. transformers may compute "
+                "it when it loads the model (split or transposed experts, fused projections); that cannot be offloaded."
             )
     return found
 
@@ -118,8 +118,8 @@ class BlockWeights:
         self.blocks_read += 1
         offsets = accumulate(self._rooms(name), initial=0)
         places = [self._place(slot, offset) for slot, offset in zip(self._slots[name], offsets, strict=False)]
-        stored = [slot.stored for slot in self._slots[name]]
-        run_all(planned_reads((one, place) for one, place in zip(stored, places, strict=True) if one), self._readers)
+        reads = [read for slot, place in zip(self._slots[name], places, strict=True) for read in slot.reads(place)]
+        run_all(planned_reads(reads), self._readers)
         return places
 
     def _place(self, slot: Slot, offset: int) -> Tensor:
@@ -129,8 +129,8 @@ class BlockWeights:
     def _fetch(self, name: str) -> None:
         """Advice only: a missing file raises when it is read."""
         for slot in self._slots[name]:
-            assert slot.stored is not None
-            slot.stored.fetch()
+            for part in slot.parts:
+                part.stored.fetch()
 
     def _rooms(self, name: str) -> list[int]:
         return [-(-self._empty[slot.name].nbytes // _ALIGNED) * _ALIGNED for slot in self._slots[name]]
