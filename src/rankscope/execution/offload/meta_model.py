@@ -61,6 +61,22 @@ class Slot:
         """Size in the files."""
         return sum(part.stored.nbytes for part in self.parts)
 
+    @property
+    def experts(self) -> list[list[tuple[StoredTensor, tuple[int, int] | None]]]:
+        """For a stack with one matrix per expert, the stored tensors of each; empty for any other parameter.
+
+        Merged experts are one stored tensor; each is a range of it.
+        """
+        if self.parameter.ndim != 3 or "experts" not in self.name.split("."):
+            return []
+        if self.stored is not None:
+            return [[(self.stored.part(number), None)] for number in range(self.stored.shape[0])]
+        found: list[list[tuple[StoredTensor, tuple[int, int] | None]]] = [[] for _ in range(self.parameter.shape[0])]
+        for part in self.parts:
+            assert part.entry is not None
+            found[part.entry].append((part.stored, part.rows))
+        return found
+
     def reads(self, place: Tensor) -> list[tuple[StoredTensor, Tensor]]:
         """What is read into which part of ``place``, a tensor of the parameter's shape."""
         return [(part.stored, part.of(place)) for part in self.parts]
@@ -123,13 +139,14 @@ def open_meta_model(
         model = _empty_model(config, _dtype(config, tensors, dtype))
         tokenizer, notes = tokenizer_in(small, config)
     _refuse(model, config)
-    slots = dict(_slots(model, tensors))
+    parts = converted_parts(model, tensors)
+    slots = dict(_slots(model, parts))
     missing = sorted(name for name, slot in slots.items() if not slot.parts)
     if len(missing) == len(slots):
         raise LoadError(f"None of the weights in {folder.name} belong to a {type(model).__name__}.")
     if missing:
         notes = (*notes, f"not in the checkpoint, never read: {', '.join(missing)}")
-    _fill_buffers(model, tensors)
+    _fill_buffers(model, parts)
     loaded = described(model, str(spec), folder.origin, tokenizer=tokenizer, revision=folder.revision, notes=notes)
     files = {entry.file.name: entry.file for entry in tensors.values()}
     return MetaModel(folder, loaded, slots, tuple(files[name] for name in sorted(files)))
@@ -171,52 +188,35 @@ def _refuse(model: Any, config: Any) -> None:
             )
 
 
-def _slots(model: nn.Module, tensors: Mapping[str, StoredTensor]) -> Iterator[tuple[str, Slot]]:
-    prefix = str(model.base_model_prefix)
-    converted = converted_parts(model, tensors)
+def _slots(model: nn.Module, parts_of: Mapping[str, tuple[Part, ...]]) -> Iterator[tuple[str, Slot]]:
     for path, module in model.named_modules():
         for leaf, parameter in module._parameters.items():
             if parameter is None:
                 continue
             name = f"{path}.{leaf}" if path else leaf
-            parts = converted.get(name)
-            if parts is None:
-                parts = tuple(Part(tensors[word]) for word in _names(name, prefix) if word in tensors)[:1]
-            stored = parts[0].stored if len(parts) == 1 and parts[0].entry is None else None
+            slot = Slot(name, module, leaf, parts_of.get(name, ()))
+            stored = slot.stored
             if stored is not None and stored.shape != tuple(parameter.shape):
                 raise LoadError(
                     f"{stored.file.name}: {name!r} has the shape {stored.shape}; {type(model).__name__} expects "
                     f"{tuple(parameter.shape)}. The weights do not belong to this configuration."
                 )
-            yield name, Slot(name, module, leaf, parts)
+            yield name, slot
 
 
-def _names(name: str, prefix: str) -> Iterator[str]:
-    """Possible names of a parameter in a checkpoint: with or without a head, or with old names of norm weights."""
-    old = name
-    for new, word in (("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.beta")):
-        old = old.replace(new, word)
-    for word in dict.fromkeys((name, old)):
-        yield word
-        yield f"{prefix}.{word}"
-        if word.startswith(f"{prefix}."):
-            yield word[len(prefix) + 1 :]
-
-
-def _fill_buffers(model: nn.Module, tensors: Mapping[str, StoredTensor]) -> None:
+def _fill_buffers(model: nn.Module, parts_of: Mapping[str, tuple[Part, ...]]) -> None:
     """Read persistent buffers from the files; the others were created with the modules.
 
     Raises:
         UnsupportedConfigError: a module computes a buffer from weights, which are not in memory.
     """
-    prefix = str(model.base_model_prefix)
     persistent = set(model.state_dict(keep_vars=True))
     for path, module in model.named_modules():
         for leaf, buffer in module._buffers.items():
             name = f"{path}.{leaf}" if path else leaf
-            stored = next((tensors[word] for word in _names(name, prefix) if word in tensors), None)
             if buffer is None:
                 continue
+            stored = Slot(name, module, leaf, parts_of.get(name, ())).stored
             if name in persistent and stored is not None and stored.shape == tuple(buffer.shape):
                 place = torch.empty(buffer.shape, dtype=buffer.dtype)
                 stored.read_into(place)
