@@ -27,8 +27,8 @@ from safetensors.torch import save_file
 
 import rankscope as rs
 from rankscope._headers import read_header
-from rankscope.execution.offload.files import stored_tensors
 from rankscope.metrics import DEFAULT_ATTENTION_METRICS, DEFAULT_TOKEN_METRICS
+from rankscope.models.weight_files.folders import LocalFolder, stored_tensors
 from rankscope.runs.sweep_folder import Expected, SweepFolder
 
 ROOT = Path(__file__).parents[1]
@@ -60,7 +60,7 @@ def reading(folder: Path, gigabytes: float, rounds: int) -> dict[str, float]:
                 os.fsync(stream.fileno())
                 os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         started = time.perf_counter()
-        for stored in stored_tensors(folder).values():
+        for stored in stored_tensors(LocalFolder(folder)).values():
             stored.read_into(place)
         return size / (time.perf_counter() - started)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tokenize
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -33,7 +34,7 @@ class Header:
 
 
 def read_header(path: Path) -> Header:
-    """Read eight bytes that give a length, then a JSON object of that length.
+    """The header of a local file; see :func:`header_of`.
 
     Raises:
         LoadError: the file does not start that way.
@@ -41,16 +42,36 @@ def read_header(path: Path) -> Header:
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            if not 2 <= length <= min(size - 8, LONGEST_HEADER):
-                raise LoadError(f"{path} is not a safetensors file: a header of {length} bytes in a file of {size}.")
-            entries = json.loads(file.read(length))
+
+            def read(offset: int, count: int) -> bytes:
+                file.seek(offset)
+                return file.read(count)
+
+            return header_of(str(path), size, read)
     except OSError as error:
         raise LoadError(f"{path} could not be read: {error.strerror}.") from error
+
+
+def header_of(name: str, size: int, read: Callable[[int, int], bytes]) -> Header:
+    """Read eight bytes that give a length, then a JSON object of that length.
+
+    Args:
+        name: name of the file, for messages.
+        size: its size.
+        read: returns that many bytes from an offset.
+
+    Raises:
+        LoadError: the file does not start that way, or names a tensor twice.
+    """
+    length = int.from_bytes(read(0, min(8, size)), "little")
+    if not 2 <= length <= min(size - 8, LONGEST_HEADER):
+        raise LoadError(f"{name} is not a safetensors file: a header of {length} bytes in a file of {size}.")
+    try:
+        entries = json.loads(read(8, length), object_pairs_hook=_once_each)
     except (ValueError, RecursionError) as error:
-        raise LoadError(f"{path} could not be read as safetensors: its header is not JSON ({error}).") from error
+        raise LoadError(f"{name} could not be read as safetensors: its header is not JSON ({error}).") from error
     if not isinstance(entries, dict):
-        raise LoadError(f"{path} is not a safetensors file: its header is a JSON {type(entries).__name__}.")
+        raise LoadError(f"{name} is not a safetensors file: its header is a JSON {type(entries).__name__}.")
     return Header(entries, 8 + length, size)
 
 
@@ -70,3 +91,11 @@ def read_npy_header(stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[
             return read_array_header(stream)
     except (Warning, SyntaxError, tokenize.TokenError, TypeError, RecursionError, MemoryError) as error:
         raise ValueError(f"its header cannot be read ({error})") from error
+
+
+def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Without this, the last of two entries of the same name would silently replace the first."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name occurs twice")
+    return found

@@ -69,7 +69,7 @@ MODEL = Option(
     is_argument=True,
     is_positional=True,
     completes="models",
-    help="Hub name, local folder, config.json, or init:NAME (a preset with random weights).",
+    help="Hub name, local folder, config.json, init:NAME (random weights); with --offload hub:NAME, https://, s3://, gs://.",
 )
 
 # Inputs.
@@ -131,7 +131,7 @@ WEIGHTS_ONLY = Option(
     kind=bool,
     default=False,
     in_plans=True,
-    help="Read the weights from a local folder, tensor by tensor, without building the model.",
+    help="Read the weights tensor by tensor, from a folder, hub:NAME or a server, without building the model.",
 )
 """Without a model there are no inputs and no surgery; sweeps look this option up by name."""
 
@@ -181,7 +181,7 @@ OFFLOAD = Option(
     flags=("--offload", "--stream"),
     kind=bool,
     default=False,
-    help="Read a local folder block by block, for models larger than memory; --stream is the old spelling.",
+    help="Read weights block by block, for models larger than memory or not on this machine; old spelling: --stream.",
 )
 MEMORY = Option(name="memory", metavar="BUDGET", help="With --offload: memory budget, e.g. 3GiB.")
 WORK = Option(
@@ -190,6 +190,11 @@ WORK = Option(
     kind=Path,
     checks={"file_okay": False},
     help="With --offload: folder for checkpoints, so that a killed run can resume; default: next to --out.",
+)
+BYTE_BUDGET = Option(
+    name="byte_budget",
+    metavar="BUDGET",
+    help="With --offload or --weights-only on a remote model: the most to read from the server, e.g. 20GiB.",
 )
 PARALLEL = Option(
     name="parallel",
@@ -208,7 +213,7 @@ def execution(no_offload: str | None, no_spread: str | None) -> tuple[Option, ..
     spread = " or shard the model." if no_spread is None else f". fsdp and tensor are not supported: {no_spread}."
     parallel = PARALLEL.but(help=f"Under torchrun: distribute the batches (data, the default){spread}")
     if no_offload is None:
-        return (parallel, OFFLOAD, MEMORY, WORK)
+        return (parallel, OFFLOAD, MEMORY, WORK, BYTE_BUDGET)
     return (parallel, OFFLOAD.but(flags=("--offload",), help=f"Not supported: {no_offload}."))
 
 

@@ -117,11 +117,11 @@ def _weights(data: bytes, folder: Path) -> None:
 
 
 def _stored(data: bytes, folder: Path) -> None:
-    from rankscope.execution.offload.files import stored_tensors
+    from rankscope.models.weight_files.folders import LocalFolder, stored_tensors
 
     (folder / "config.json").write_text(json.dumps(BERT))
     (folder / "model.safetensors").write_bytes(data)
-    for tensor in stored_tensors(folder).values():
+    for tensor in stored_tensors(LocalFolder(folder)).values():
         assert tensor.nbytes <= len(data)
 
 
@@ -130,12 +130,12 @@ def _index_seeds() -> tuple[bytes, ...]:
 
 
 def _index(data: bytes, folder: Path) -> None:
-    from rankscope.execution.offload.files import stored_tensors
+    from rankscope.models.weight_files.folders import LocalFolder, stored_tensors
 
     (folder / "config.json").write_text(json.dumps(BERT))
     (folder / "model-1.safetensors").write_bytes(_weights_seeds()[0])
     (folder / "model.safetensors.index.json").write_bytes(data)
-    stored_tensors(folder)
+    stored_tensors(LocalFolder(folder))
 
 
 def _npy(matrix: np.ndarray) -> bytes:

@@ -104,11 +104,11 @@ def test_experts_are_refused_with_a_sentence() -> None:
 
 
 def test_files_that_are_not_what_they_claim_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(LoadError, match="weights_only reads a local folder"):
+    with pytest.raises(LoadError, match=r"has no \*.safetensors"):
         lazy_model(tmp_path)
     load("init:tiny-bert").model.save_pretrained(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"\x00" * 40)
-    with pytest.raises(LoadError, match="could not be read as safetensors"):
+    with pytest.raises(LoadError, match="not a safetensors file"):
         lazy_model(tmp_path)
 
 

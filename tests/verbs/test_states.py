@@ -19,10 +19,10 @@ from torch import Tensor, nn
 
 import rankscope
 from rankscope.errors import InputError, LoadError
-from rankscope.execution.offload.files import read_header
 from rankscope.linalg.precision import float_floor
 from rankscope.metrics import DEFAULT_TOKEN_METRICS
 from rankscope.models.pretrained import pretrained_folder
+from rankscope.models.weight_files.tensors import read_header
 from rankscope.runs.run import Run
 
 METRICS = list(DEFAULT_TOKEN_METRICS)

@@ -42,6 +42,7 @@ from rankscope.models.loading import LoadedModel
 from rankscope.models.loading.quiet import quiet_transformers
 from rankscope.models.stream import Stream, stream_of
 from rankscope.models.view import ModelView
+from rankscope.models.weight_files.files import Traffic
 from rankscope.runs.rows import Piece
 from rankscope.stream.tracer import Observer
 from rankscope.stream.viewing import undisturbed
@@ -308,11 +309,27 @@ class Offloaded(Execution):
     def _counted(self, stages: Iterator[BlockStage]) -> Iterator[Stage]:
         assert self._schedule is not None
         depth = self._schedule.view.depth
+        traffic = self._meta_model.folder.traffic
+        if traffic is not None:
+            yield from self._counted_in_bytes(stages, traffic)
+            return
         with tqdm(total=depth, desc=self.verb, unit="block", disable=not self._shown) as bar:
             for stage in stages:
                 bar.update(stage.number - bar.n)  # not 1: a resumed run starts at a later block
                 yield stage
             bar.update(depth - bar.n)
+
+    def _counted_in_bytes(self, stages: Iterator[BlockStage], traffic: Traffic) -> Iterator[Stage]:
+        """What is read from a server takes most of the time, so the bar shows bytes."""
+        assert self._schedule is not None
+        depth, total = self._schedule.view.depth, self._schedule.bytes_of_blocks
+        bytes_bar = tqdm(
+            total=total, desc=self.verb, unit="B", unit_scale=True, unit_divisor=1024, disable=not self._shown
+        )
+        with bytes_bar as bar, traffic.watched(bar.update):
+            for stage in stages:
+                bar.set_postfix_str(f"block {min(stage.number + 1, depth)}/{depth}", refresh=False)
+                yield stage
 
     def batches(self) -> Iterator[Batch]:
         """All batches."""
@@ -340,6 +357,8 @@ class Offloaded(Execution):
                 "resumed_at": schedule.tally["resumed_at"],
                 "states_in_memory": schedule.in_memory,
                 "estimated_bytes": schedule.need.total(in_memory=schedule.in_memory),
+                **({"by_expert": True} if schedule.by_expert else {}),
+                **({} if self._meta_model.folder.traffic is None else self._meta_model.folder.traffic.described),
             }
         }
 
@@ -354,6 +373,7 @@ def executing(
     offload: bool = False,
     memory: int | str | None = None,
     work: str | Path | None = None,
+    byte_budget: int | str | None = None,
     parallel: Parallel | None = None,
     progress: bool = False,
 ) -> Iterator[Execution]:
@@ -364,9 +384,10 @@ def executing(
         model: a spec or a module.
         seed: seed for a random initialisation.
         dtype: dtype of the weights, if they are loaded here.
-        offload: read a local folder block by block.
+        offload: read a local folder, the hub or a server block by block.
         memory: with ``offload``, the memory budget.
         work: with ``offload``, the folder for checkpoints.
+        byte_budget: with ``offload``, the largest number of bytes to read from a server.
         parallel: how the processes of the group share the work.
         progress: show a progress bar, on the first rank.
 
@@ -375,10 +396,13 @@ def executing(
     """
     if offload:
         support.check(offload=True)
-        yield Offloaded(support, *_offloaded(model, memory, work, dtype, parallel), shown=progress)
+        limits = OffloadLimits(memory, work, byte_budget)
+        yield Offloaded(support, _offloaded(model, limits, dtype, parallel), limits, shown=progress)
         return
-    if memory is not None or work is not None:
-        raise InputError("memory and work need offload: without it the whole model is loaded. Add offload=True.")
+    if memory is not None or work is not None or byte_budget is not None:
+        raise InputError(
+            "memory, work and byte_budget need offload: without it the whole model is loaded. Add offload=True."
+        )
     if parallel in PARALLEL_MODES:
         support.check(parallel=parallel)
     mode = parallel_mode(model, parallel)
@@ -388,24 +412,21 @@ def executing(
 
 
 def _offloaded(
-    model: str | Path | nn.Module,
-    memory: int | str | None,
-    work: str | Path | None,
-    dtype: torch.dtype | str | None,
-    parallel: Parallel | None,
-) -> tuple[MetaModel, OffloadLimits]:
+    model: str | Path | nn.Module, limits: OffloadLimits, dtype: torch.dtype | str | None, parallel: Parallel | None
+) -> MetaModel:
     if isinstance(model, nn.Module):
         raise InputError(
-            f"offload reads weights from a local folder while it runs; {type(model).__name__} is already in memory. "
+            f"offload reads weights from a folder while it runs; {type(model).__name__} is already in memory. "
             "Leave offload out, or pass the folder."
         )
     if parallel is not None:
         raise InputError(
             f"offload works in one process, so it cannot be combined with parallel={parallel!r}. Leave one out."
         )
-    if memory is not None:
-        parse_size(memory)
-    return open_meta_model(model, dtype=dtype), OffloadLimits(memory, work)
+    if limits.memory is not None:
+        parse_size(limits.memory)
+    budget = None if limits.byte_budget is None else parse_size(limits.byte_budget, "byte_budget")
+    return open_meta_model(model, dtype=dtype, byte_budget=budget)
 
 
 def declared_or_offloaded(stream: Stream | str | bool | None, offload: bool) -> tuple[Stream | None, bool]:

@@ -11,6 +11,7 @@ from rankscope._types import path_of
 from rankscope.errors import LoadError, UnsupportedConfigError
 from rankscope.models.loading.config import config_from_json
 from rankscope.models.presets import PRESETS, preset
+from rankscope.models.weight_files.folders import config_in, is_remote, model_folder
 from rankscope.theory.designs.design import CHOICES, Design
 
 DEFAULT_TOKENS = 512
@@ -26,7 +27,8 @@ def design_of(spec: str | Path) -> tuple[Design, tuple[str, ...]]:
     """The design of a preset, a ``config.json`` or a folder that contains one, and notes about it.
 
     Args:
-        spec: ``"bert-base"`` or ``"init:bert-base"``, or a path.
+        spec: ``"bert-base"`` or ``"init:bert-base"``, a path, ``hub:NAME`` or an address, of which only the
+            configuration is read.
 
     Raises:
         UnsupportedConfigError: the initialisation of the family is not described here.
@@ -38,6 +40,11 @@ def design_of(spec: str | Path) -> tuple[Design, tuple[str, ...]]:
         >>> design.depth, design.width, design.norm_place
         (12, 768, 'post')
     """
+    if is_remote(spec):
+        folder = model_folder(spec)
+        design, notes = design_from_config(config_in(folder))
+        commit = f" at commit {folder.revision}" if folder.revision else ""
+        return design, (*notes, f"The configuration is that of {folder.name}{commit}.")
     of_a_model = " For a model, save its configuration (model.config.save_pretrained) and pass that folder"
     name = str(spec).removeprefix("init:")
     known = "a Design, the name of a preset, a config.json or a folder that holds one"

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
 
 from rankscope.errors import LoadError
-from rankscope.execution.offload.files import StoredTensor
 from rankscope.execution.offload.meta_model import open_meta_model
 from rankscope.execution.offload.schedule import BlockSchedule, OffloadLimits, plan_schedule
 from rankscope.models.inputs import prepare_inputs
 from rankscope.models.loading import load
+from rankscope.models.weight_files.files import LocalFile
 from tests.execution.offload.folders import saved
 
 
@@ -91,17 +92,18 @@ def test_a_system_that_takes_no_advice_is_read_all_the_same(llama: Path, monkeyp
 
 
 def test_every_byte_of_a_block_is_read_once(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[tuple[Path, int]] = []
-    own = StoredTensor.read_into
+    seen: list[tuple[str, int]] = []
+    own = LocalFile.read
 
-    def count(stored: StoredTensor, place: torch.Tensor) -> None:
-        seen.append((stored.path, stored.offset))
-        own(stored, place)
+    def count(file: LocalFile, offset: int, places: Sequence[memoryview]) -> None:
+        seen.extend((file.name, byte) for byte in range(offset, offset + sum(map(len, places))))
+        own(file, offset, places)
 
-    monkeypatch.setattr(StoredTensor, "read_into", count)
     schedule = schedule_of(llama)
+    monkeypatch.setattr(LocalFile, "read", count)
     go_through(schedule)
-    assert len(seen) == len(set(seen)) == 3 * 9 + 1
+    slots = [slot for slot in schedule.meta_model.slots.values() if slot.name.startswith("layers.")]
+    assert len(seen) == len(set(seen)) == sum(slot.stored.nbytes for slot in slots if slot.stored is not None)
 
 
 def test_blocks_are_left_as_they_were(llama: Path) -> None:

@@ -13,8 +13,8 @@ _UNITS |= {f"{letter}i": 2 ** (10 * power) for power, letter in enumerate("kmgt"
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?\s*", re.IGNORECASE)
 
 
-def parse_size(size: int | str) -> int:
-    """A number of bytes from a size such as ``"3GiB"``.
+def parse_size(size: int | str, name: str = "memory") -> int:
+    """A number of bytes from a size such as ``"3GiB"``; ``name`` is the argument, for the message.
 
     Example:
         >>> parse_size("3GiB"), parse_size("1.5 MB"), parse_size(100)
@@ -25,7 +25,7 @@ def parse_size(size: int | str) -> int:
     """
     match = _SIZE.fullmatch(str(size))
     if match is None or float(match[1]) <= 0:
-        raise InputError(f"memory={size!r} is not a size. Write for example '3GiB', '800MB' or a number of bytes.")
+        raise InputError(f"{name}={size!r} is not a size. Write for example '3GiB', '800MB' or a number of bytes.")
     return int(float(match[1]) * _UNITS[(match[2] or "").lower()])
 
 
@@ -55,6 +55,7 @@ class Need:
         widened: a copy of these weights in float64, for a verb that computes in float64.
         work: activations of one block for one batch, including the statistics.
         states: the residual streams of all batches, twice (before and after a block).
+        ahead: the next block, read from a server while this one computes; 0 for a local folder.
     """
 
     process: int
@@ -62,13 +63,24 @@ class Need:
     widened: int
     work: int
     states: int
+    ahead: int = 0
 
     def total(self, *, in_memory: bool) -> int:
         """The sum, with the residual streams in memory or in files."""
-        return self.process + self.block + self.widened + self.work + self.states * in_memory
+        return self.process + self.block + self.ahead + self.widened + self.work + self.states * in_memory
 
     def __str__(self) -> str:
         return ", ".join(f"{item.name} {in_words(getattr(self, item.name))}" for item in fields(self))
+
+
+def fits(need: Need, memory: int | str | None) -> bool:
+    """Whether one block at a time fits the budget, with the residual streams in files."""
+    return memory is None or need.total(in_memory=False) <= parse_size(memory)
+
+
+def reads_ahead(need: Need, memory: int | str | None) -> bool:
+    """Whether the next block can be read while one computes; the hidden states go first."""
+    return need.ahead > 0 and (memory is None or need.total(in_memory=True) <= parse_size(memory))
 
 
 def keeps_streams_in_memory(need: Need, memory: int | str | None) -> bool:

@@ -1,4 +1,4 @@
-"""A model on the meta device: its modules, buffers and configuration, and the location of each parameter on disk.
+"""A model on the meta device: its modules, buffers and configuration, and where the bytes of each parameter are.
 
 Everything outside the blocks is read once and kept (of the token table only the rows that are used); the blocks stay
 empty until :mod:`rankscope.execution.offload.weights` fills them, one at a time.
@@ -7,6 +7,7 @@ empty until :mod:`rankscope.execution.offload.weights` fills them, one at a time
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,28 +19,67 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from rankscope._types import path_of
 from rankscope.errors import InputError, LoadError, MissingExtraError, UnsupportedConfigError
-from rankscope.execution.offload.files import StoredTensor, stored_tensors
+from rankscope.execution.offload.checkpoint_names import Part, converted_parts
 from rankscope.models.inputs import Prepared
 from rankscope.models.loading import LoadedModel
 from rankscope.models.loading._load import described
 from rankscope.models.loading.config import config_from_json, model_class_named
 from rankscope.models.loading.dtypes import default_dtype, parse_dtype
 from rankscope.models.loading.quiet import quiet_transformers
-from rankscope.models.loading.tokenizer import tokenizer_in
+from rankscope.models.loading.tokenizer import BESIDE, TOKENIZER_FILES, tokenizer_in
+from rankscope.models.weight_files.files import WeightFile
+from rankscope.models.weight_files.folders import CONNECTIONS, ModelFolder, model_folder, stored_tensors
+from rankscope.models.weight_files.tensors import StoredTensor, planned_reads, run_all
 
 _SMALL = 2**16
 
 
 @dataclass(frozen=True)
 class Slot:
-    """One parameter: its module, its name there, and its location on disk."""
+    """One parameter: its module, its name there, and where its bytes are.
+
+    Attributes:
+        name: its name in the model.
+        module: the module that has it.
+        leaf: its name there.
+        parts: the stored tensors it is made of, one for most; none if the checkpoint does not have it.
+    """
 
     name: str
     module: nn.Module
     leaf: str
-    stored: StoredTensor | None
+    parts: tuple[Part, ...]
+
+    @property
+    def stored(self) -> StoredTensor | None:
+        """The stored tensor, if the parameter is one."""
+        return self.parts[0].stored if len(self.parts) == 1 and self.parts[0].entry is None else None
+
+    @property
+    def stored_bytes(self) -> int:
+        """Size in the files."""
+        return sum(part.stored.nbytes for part in self.parts)
+
+    @property
+    def experts(self) -> list[list[tuple[StoredTensor, tuple[int, int] | None]]]:
+        """For a stack with one matrix per expert, the stored tensors of each; empty for any other parameter.
+
+        Merged experts are one stored tensor; each is a range of it.
+        """
+        if self.parameter.ndim != 3 or "experts" not in self.name.split("."):
+            return []
+        if self.stored is not None:
+            return [[(self.stored.part(number), None)] for number in range(self.stored.shape[0])]
+        found: list[list[tuple[StoredTensor, tuple[int, int] | None]]] = [[] for _ in range(self.parameter.shape[0])]
+        for part in self.parts:
+            assert part.entry is not None
+            found[part.entry].append((part.stored, part.rows))
+        return found
+
+    def reads(self, place: Tensor) -> list[tuple[StoredTensor, Tensor]]:
+        """What is read into which part of ``place``, a tensor of the parameter's shape."""
+        return [(part.stored, part.of(place)) for part in self.parts]
 
     @property
     def parameter(self) -> nn.Parameter:
@@ -60,16 +100,28 @@ class Slot:
 
 @dataclass(frozen=True)
 class MetaModel:
-    """A model folder whose weights have not been read."""
+    """A model whose weights have not been read."""
 
-    folder: Path
+    folder: ModelFolder
     loaded: LoadedModel
     slots: Mapping[str, Slot]
-    paths: tuple[Path, ...]
+    files: tuple[WeightFile, ...]
+
+    @property
+    def connections(self) -> int:
+        """How many reads of a server run at once; 1 for a local folder, where threads are cores."""
+        return 1 if self.folder.traffic is None else CONNECTIONS
 
 
-def open_meta_model(spec: str | Path, *, dtype: torch.dtype | str | None = None) -> MetaModel:
-    """The model in a local folder, with its parameters on the meta device and its buffers in memory.
+def open_meta_model(
+    spec: str | Path, *, dtype: torch.dtype | str | None = None, byte_budget: int | None = None
+) -> MetaModel:
+    """A model with its parameters on the meta device and its buffers in memory.
+
+    Args:
+        spec: a local folder, ``hub:NAME`` or an address; see :func:`model_folder`.
+        dtype: dtype of the parameters; None for that of the checkpoint.
+        byte_budget: the largest number of bytes to read from a server.
 
     Raises:
         LoadError: there is no such folder, or its files are not valid.
@@ -77,25 +129,27 @@ def open_meta_model(spec: str | Path, *, dtype: torch.dtype | str | None = None)
     """
     if not isinstance(spec, (str, Path)) or str(spec).startswith("init:"):
         raise LoadError(
-            f"offload reads weights from a local folder, and {spec!r:.80} is not one. Leave offload out for a module "
+            f"offload reads weights from a folder, and {spec!r:.80} is not one. Leave offload out for a module "
             "in memory or a random initialisation."
         )
-    folder = path_of(spec, "model", "a local folder")
+    folder = model_folder(spec, byte_budget=byte_budget)
     tensors = stored_tensors(folder)
-    config = config_from_json(folder / "config.json", None)
-    with quiet_transformers():
+    with folder.copied(("config.json", *TOKENIZER_FILES, *BESIDE)) as small, quiet_transformers():
+        config = config_from_json(small / "config.json", None)
         model = _empty_model(config, _dtype(config, tensors, dtype))
-        tokenizer, notes = tokenizer_in(folder, config)
+        tokenizer, notes = tokenizer_in(small, config)
     _refuse(model, config)
-    slots = dict(_slots(model, tensors))
-    missing = sorted(name for name, slot in slots.items() if slot.stored is None)
+    parts = converted_parts(model, tensors)
+    slots = dict(_slots(model, parts))
+    missing = sorted(name for name, slot in slots.items() if not slot.parts)
     if len(missing) == len(slots):
-        raise LoadError(f"None of the weights in {folder} belong to a {type(model).__name__}.")
+        raise LoadError(f"None of the weights in {folder.name} belong to a {type(model).__name__}.")
     if missing:
         notes = (*notes, f"not in the checkpoint, never read: {', '.join(missing)}")
-    _fill_buffers(model, tensors)
-    loaded = described(model, str(spec), "folder", tokenizer=tokenizer, notes=notes)
-    return MetaModel(folder, loaded, slots, tuple(sorted({entry.path for entry in tensors.values()})))
+    _fill_buffers(model, parts)
+    loaded = described(model, str(spec), folder.origin, tokenizer=tokenizer, revision=folder.revision, notes=notes)
+    files = {entry.file.name: entry.file for entry in tensors.values()}
+    return MetaModel(folder, loaded, slots, tuple(files[name] for name in sorted(files)))
 
 
 def _empty_model(config: Any, dtype: torch.dtype) -> nn.Module:
@@ -117,7 +171,7 @@ def _empty_model(config: Any, dtype: torch.dtype) -> nn.Module:
 def _dtype(config: Any, tensors: Mapping[str, StoredTensor], asked: torch.dtype | str | None) -> torch.dtype:
     """As in ``load``: the requested dtype, else that of the configuration, else that of the first weights."""
     found = parse_dtype(asked) or parse_dtype(config.dtype)
-    return found or next((entry.dtype for entry in tensors.values() if entry.dtype.is_floating_point), torch.float32)
+    return found or next((entry.dtype for entry in tensors.values() if entry.is_floating_point), torch.float32)
 
 
 def _refuse(model: Any, config: Any) -> None:
@@ -134,48 +188,35 @@ def _refuse(model: Any, config: Any) -> None:
             )
 
 
-def _slots(model: nn.Module, tensors: Mapping[str, StoredTensor]) -> Iterator[tuple[str, Slot]]:
-    prefix = str(model.base_model_prefix)
+def _slots(model: nn.Module, parts_of: Mapping[str, tuple[Part, ...]]) -> Iterator[tuple[str, Slot]]:
     for path, module in model.named_modules():
         for leaf, parameter in module._parameters.items():
             if parameter is None:
                 continue
             name = f"{path}.{leaf}" if path else leaf
-            stored = next((tensors[word] for word in _names(name, prefix) if word in tensors), None)
+            slot = Slot(name, module, leaf, parts_of.get(name, ()))
+            stored = slot.stored
             if stored is not None and stored.shape != tuple(parameter.shape):
                 raise LoadError(
-                    f"{stored.path}: {name!r} has the shape {stored.shape}; {type(model).__name__} expects "
+                    f"{stored.file.name}: {name!r} has the shape {stored.shape}; {type(model).__name__} expects "
                     f"{tuple(parameter.shape)}. The weights do not belong to this configuration."
                 )
-            yield name, Slot(name, module, leaf, stored)
+            yield name, slot
 
 
-def _names(name: str, prefix: str) -> Iterator[str]:
-    """Possible names of a parameter in a checkpoint: with or without a head, or with old names of norm weights."""
-    old = name
-    for new, word in (("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.beta")):
-        old = old.replace(new, word)
-    for word in dict.fromkeys((name, old)):
-        yield word
-        yield f"{prefix}.{word}"
-        if word.startswith(f"{prefix}."):
-            yield word[len(prefix) + 1 :]
-
-
-def _fill_buffers(model: nn.Module, tensors: Mapping[str, StoredTensor]) -> None:
+def _fill_buffers(model: nn.Module, parts_of: Mapping[str, tuple[Part, ...]]) -> None:
     """Read persistent buffers from the files; the others were created with the modules.
 
     Raises:
         UnsupportedConfigError: a module computes a buffer from weights, which are not in memory.
     """
-    prefix = str(model.base_model_prefix)
     persistent = set(model.state_dict(keep_vars=True))
     for path, module in model.named_modules():
         for leaf, buffer in module._buffers.items():
             name = f"{path}.{leaf}" if path else leaf
-            stored = next((tensors[word] for word in _names(name, prefix) if word in tensors), None)
             if buffer is None:
                 continue
+            stored = Slot(name, module, leaf, parts_of.get(name, ())).stored
             if name in persistent and stored is not None and stored.shape == tuple(buffer.shape):
                 place = torch.empty(buffer.shape, dtype=buffer.dtype)
                 stored.read_into(place)
@@ -190,14 +231,20 @@ def _fill_buffers(model: nn.Module, tensors: Mapping[str, StoredTensor]) -> None
 def read_rest(meta_model: MetaModel, blocks: Sequence[str], prepared: Prepared) -> None:
     """Read everything outside the blocks, and only those rows of the token table that are used."""
     table = _token_table(meta_model, prepared)
-    for slot in _outside(meta_model, blocks):
-        assert slot.stored is not None
-        if slot.module is table:
-            _read_rows(slot, table, _ids(prepared))
-        else:
-            place = torch.empty(slot.parameter.shape, dtype=slot.parameter.dtype)
-            slot.stored.read_into(place)
-            slot.put(place)
+    places: dict[tuple[tuple[Part, ...], torch.dtype], Tensor] = {}
+    reads: list[tuple[StoredTensor, Tensor]] = []
+    with ThreadPoolExecutor(meta_model.connections) as readers:
+        for slot in _outside(meta_model, blocks):
+            if slot.module is table:
+                _read_rows(slot, table, _ids(prepared), readers)
+                continue
+            # Parameters that are stored once, such as tied ones, are read once.
+            key = slot.parts, slot.parameter.dtype
+            if key not in places:
+                places[key] = torch.empty(slot.parameter.shape, dtype=slot.parameter.dtype)
+                reads += slot.reads(places[key])
+            slot.put(places[key])
+        run_all(planned_reads(reads), readers)
 
 
 def rest_bytes(meta_model: MetaModel, blocks: Sequence[str], prepared: Prepared) -> int:
@@ -212,7 +259,7 @@ def rest_bytes(meta_model: MetaModel, blocks: Sequence[str], prepared: Prepared)
 
 def _outside(meta_model: MetaModel, blocks: Sequence[str]) -> list[Slot]:
     inside = tuple(f"{block}." for block in blocks)
-    return [slot for slot in meta_model.slots.values() if slot.stored is not None and not slot.name.startswith(inside)]
+    return [slot for slot in meta_model.slots.values() if slot.parts and not slot.name.startswith(inside)]
 
 
 def _ids(prepared: Prepared) -> Tensor:
@@ -230,10 +277,10 @@ def _token_table(meta_model: MetaModel, prepared: Prepared) -> nn.Embedding | No
         return None
     # A table that another module shares (tied weights) is read whole, because that module may need every row.
     holders = [slot for slot in meta_model.slots.values() if slot.parameter is found.weight]
-    return found if len(holders) == 1 else None
+    return found if len(holders) == 1 and holders[0].stored is not None else None
 
 
-def _read_rows(slot: Slot, table: nn.Embedding, ids: Tensor) -> None:
+def _read_rows(slot: Slot, table: nn.Embedding, ids: Tensor, readers: Executor) -> None:
     assert slot.stored is not None
     if int(ids[0]) < 0 or int(ids[-1]) >= slot.stored.shape[0]:
         raise InputError(
@@ -244,7 +291,7 @@ def _read_rows(slot: Slot, table: nn.Embedding, ids: Tensor) -> None:
     def renumber(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return (torch.searchsorted(ids, args[0]), *args[1:])
 
-    slot.put(slot.stored.read_rows(ids.tolist(), slot.parameter.dtype))
+    slot.put(slot.stored.read_rows(ids.tolist(), slot.parameter.dtype, readers))
     table.padding_idx = None  # affects gradients only, and indexes the whole table
     table.register_forward_pre_hook(renumber)
 

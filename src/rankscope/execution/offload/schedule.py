@@ -11,11 +11,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from rankscope.errors import RankscopeError, UnsupportedConfigError
-from rankscope.execution.offload.budget import Need, keeps_streams_in_memory, resident_bytes
+from rankscope.execution.offload.budget import Need, fits, keeps_streams_in_memory, reads_ahead, resident_bytes
 from rankscope.execution.offload.gate import BlockGate, PassEnds, map_tensors
 from rankscope.execution.offload.meta_model import MetaModel, read_rest, rest_bytes, standing_in
 from rankscope.execution.offload.states import StateStore
-from rankscope.execution.offload.weights import BlockWeights, slots_of_blocks
+from rankscope.execution.offload.weights import BlockWeights, largest_block, slots_of_blocks
 from rankscope.execution.offload.work_folder import Progress, content_key, work_folder
 from rankscope.models.inputs import Batch, Prepared
 from rankscope.models.loading.quiet import quiet_transformers
@@ -46,11 +46,13 @@ class OffloadLimits:
 
     Attributes:
         memory: memory budget, e.g. ``"3GiB"``; None for no limit.
+        byte_budget: the largest number of bytes to read from a server; None for no limit.
         work: folder for checkpoints, so that a killed run can resume; None for none.
     """
 
     memory: int | str | None = None
     work: str | Path | None = None
+    byte_budget: int | str | None = None
 
 
 @dataclass(frozen=True)
@@ -116,6 +118,7 @@ class BlockSchedule:
         view: the whole model.
         need: estimate of its memory.
         in_memory: whether the residual streams of all batches stay in memory between blocks.
+        by_expert: whether experts are read one at a time, because a block with all of them does not fit.
         tally: after the stages have run, how often the weights of a block were read (``blocks_read``) and at which
             stage this process resumed (``resumed_at``).
     """
@@ -128,6 +131,14 @@ class BlockSchedule:
     limits: OffloadLimits
     key: str
     tally: dict[str, int] = field(default_factory=dict)
+    by_expert: bool = False
+
+    @property
+    def bytes_of_blocks(self) -> int:
+        """What the stored weights of all blocks add up to."""
+        names = [call.module_name for call in self.view.stacks[0].calls]
+        slots = (slot for found in slots_of_blocks(self.meta_model, names).values() for slot in found)
+        return sum(slot.stored_bytes for slot in slots)
 
     def stages(self, progress: Progress, *, final: bool = False) -> Generator[BlockStage, None, None]:
         """The stages in order; with a work folder, the results of a stage are on disk before the next one starts.
@@ -145,7 +156,7 @@ class BlockSchedule:
             # Load the results of finished stages, and start after them.
             done = folder.restore(progress)
             store.resume(done)
-            weights = enter(BlockWeights(self.meta_model, stack))
+            weights = enter(BlockWeights(self.meta_model, stack, ahead=self.need.ahead > 0, by_expert=self.by_expert))
             enter(undisturbed(self.view.model))
             enter(quiet_transformers())
             enter(gate.standing())
@@ -198,12 +209,19 @@ def plan_schedule(
     stack = _only_stack(view)
     view = _without_long_skips(view)
     names = list(dict.fromkeys(call.module_name for call in stack.calls))
-    largest = max(sum(s.nbytes for s in slots) for slots in slots_of_blocks(meta_model, names).values())
+    largest = largest_block(meta_model, names, by_expert=False)
     need = _need(meta_model, prepared, names, largest, variants=variants, widened=widened)
+    # A block whose experts do not fit is read expert by expert; not where the weights themselves are computed with.
+    by_expert = not widened and not fits(replace(need, ahead=0), limits.memory)
+    if by_expert:
+        largest = largest_block(meta_model, names, by_expert=True)
+        need = _need(meta_model, prepared, names, largest, variants=variants, widened=widened)
+    if not reads_ahead(need, limits.memory):
+        need = replace(need, ahead=0)
     in_memory = keeps_streams_in_memory(need, limits.memory)
     read_rest(meta_model, names, prepared)
-    key = content_key(meta_model.paths, prepared, {**options, "config": meta_model.loaded.config_hash})
-    return BlockSchedule(meta_model, prepared, view, need, in_memory, limits, key)
+    key = content_key(meta_model.files, prepared, {**options, "config": meta_model.loaded.config_hash})
+    return BlockSchedule(meta_model, prepared, view, need, in_memory, limits, key, by_expert=by_expert)
 
 
 def _seen(
@@ -281,7 +299,8 @@ def _need(
     sequences, tokens = max(rows, key=lambda shape: shape[0] * shape[1] ** 2)
     work = sequences * tokens * (4 * widest * size + 6 * width * 8) + sequences * heads * tokens**2 * (2 * size + 3 * 8)
     process = resident_bytes() + _STILL_TO_COME + rest_bytes(meta_model, names, prepared)
-    return Need(process, largest, largest * 8 // own if widened else 0, work, 2 * states)
+    ahead = 0 if meta_model.folder.traffic is None else largest
+    return Need(process, largest, largest * 8 // own if widened else 0, work, 2 * states, ahead)
 
 
 def _number(facts: Mapping[str, Any], names: Sequence[str], otherwise: int) -> int:

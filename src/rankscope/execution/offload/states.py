@@ -15,7 +15,7 @@ from torch import Tensor
 from rankscope.errors import ResultError
 from rankscope.exact_arithmetic.tensor import Deviation
 from rankscope.exact_arithmetic.terms import Term
-from rankscope.execution.offload.files import StoredTensor, read_header, read_metadata
+from rankscope.models.weight_files.tensors import StoredTensor, read_header, read_metadata
 
 Key = tuple[str, int]
 """Variant key (the network a stream belongs to) and number of the first sequence of the batch."""

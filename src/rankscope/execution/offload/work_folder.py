@@ -16,6 +16,7 @@ import torch
 
 from rankscope.errors import InputError, ResultError
 from rankscope.models.inputs import Prepared
+from rankscope.models.weight_files.files import WeightFile
 from rankscope.runs.provenance import installed_versions
 
 
@@ -95,12 +96,11 @@ def work_folder(work: str | Path | None, key: str, *, spills: bool) -> Iterator[
         place.parent.rmdir()
 
 
-def content_key(paths: Sequence[Path], prepared: Prepared, options: Mapping[str, Any]) -> str:
-    """A hash of what determines the values of a run: files (name, size, time), inputs, options and library versions."""
+def content_key(files: Sequence[WeightFile], prepared: Prepared, options: Mapping[str, Any]) -> str:
+    """A hash of what determines the values of a run: identity of files, inputs, options and library versions."""
     digest = hashlib.sha256()
-    for path in paths:
-        facts = path.stat()
-        digest.update(f"{path.name}:{facts.st_size}:{facts.st_mtime_ns};".encode())
+    for file in files:
+        digest.update(f"{file.identity};".encode())
     digest.update(json.dumps(dict(options), sort_keys=True, default=str).encode())
     digest.update(json.dumps(installed_versions(), sort_keys=True).encode())
     for part in prepared:

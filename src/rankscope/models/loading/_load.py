@@ -23,7 +23,7 @@ from rankscope.models.loading.spreading import distributed
 from rankscope.models.presets import PRESETS, InputKind, preset
 from rankscope.models.spread import Spread
 
-Origin = Literal["memory", "init", "folder", "hub"]
+Origin = Literal["memory", "init", "folder", "hub", "url"]
 # transformers creates float32 constants inside the forward of these.
 _ONLY_FLOAT32 = ("xlnet", "mra")
 _SPECS = "a module, or words: init:NAME, a folder, a .gguf file or a hub id"
@@ -39,7 +39,7 @@ class LoadedModel:
         tokenizer: its tokenizer, or None.
         input_kind: what it reads; ``"tensors"`` for a module that is not from transformers.
         spec: the requested model.
-        origin: ``"memory"``, ``"init"``, ``"folder"`` or ``"hub"``.
+        origin: ``"memory"``, ``"init"``, ``"folder"``, ``"hub"``, or ``"url"`` for a web server or object store.
         revision: the hub commit, if there is one.
         config_hash: SHA-256 of its configuration, None without one.
         seed: seed of the random initialisation, None if nothing was drawn.
@@ -85,7 +85,7 @@ def load(
 
     Args:
         spec: a module (used as it is), ``init:NAME`` or ``init:PATH`` (random initialisation of a preset or of a
-            config.json), a folder, a .gguf file, or a hub id.
+            config.json), a folder, a .gguf file, or a hub id, also as ``hub:NAME`` or ``hub:NAME@REVISION``.
         seed: seed of a random initialisation; the global random state is not changed.
         dtype: dtype of the weights; None keeps the checkpoint's, or float32 for a random initialisation.
         revision: revision of a hub id.
@@ -120,6 +120,10 @@ def load(
                 raise LoadError(f"device_map places weights that are read, and {text!r} draws them. Save it first.")
             model, kind, notes = _initialised(text.removeprefix("init:"), request)
             return described(model, text, "init", input_kind=kind, seed=seed, notes=notes)
+        if text.startswith(("http://", "https://", "s3://", "gs://")):
+            raise LoadError(f"{text} is not on this machine. Read it block by block with --offload (offload=True).")
+        if text.startswith("hub:"):
+            return _from_weights(weights_from_hub(*_hub_revision(text, request)), text, "hub", seed)
         if text and path.exists():
             return _from_weights(_folder_or_gguf(path, request), text, "folder", seed)
         if not _HUB_ID.fullmatch(text) or text.startswith("."):
@@ -128,6 +132,18 @@ def load(
                 "random initialisation write init:NAME; `rankscope ls presets` lists the names."
             )
         return _from_weights(weights_from_hub(text, request), text, "hub", seed)
+
+
+def _hub_revision(text: str, request: Request) -> tuple[str, Request]:
+    """The id in ``hub:NAME@REVISION``, and the request for that revision."""
+    name, _, revision = text.removeprefix("hub:").partition("@")
+    if revision and request.revision not in (None, revision):
+        raise LoadError(f"{text!r} names the revision {revision!r}, and revision={request.revision!r} another one.")
+    if not _HUB_ID.fullmatch(name) or name.startswith("."):
+        raise LoadError(
+            f"{text!r:.200} names no model of the hub. Write hub:NAME, hub:OWNER/NAME or hub:NAME@REVISION."
+        )
+    return name, replace(request, revision=revision or request.revision)
 
 
 def need_module(model: object, what: str) -> torch.nn.Module:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from rankscope.errors import LoadError
@@ -9,6 +10,7 @@ from rankscope.runs.plain_json import parse_json
 
 INDEX = "model.safetensors.index.json"
 LARGEST_INDEX = 64 * 2**20
+_PLAIN_NAME = re.compile(r"[^/\\?#%\0]{1,200}\.safetensors")
 
 
 def safetensors_in(folder: Path) -> list[Path]:
@@ -36,14 +38,38 @@ def indexed_files(folder: Path) -> list[Path] | None:
     try:
         if index.stat().st_size > LARGEST_INDEX:
             raise LoadError(f"{index} has more than {LARGEST_INDEX:,} bytes; that is no index.")
-        names = set(parse_json(index.read_bytes())["weight_map"].values())
-    except (ValueError, KeyError, AttributeError, TypeError, OSError) as error:
+        content = index.read_bytes()
+    except OSError as error:
         raise LoadError(f"{index} is no index of safetensors files: {error!r}.") from error
+    names = named_in_index(content, str(index))
     present = {entry.name: entry for entry in folder.iterdir() if entry.is_file()}
-    for name in sorted(names, key=str):
+    for name in names:
         if name not in present:
             raise LoadError(
-                f"{index} names {str(name)!r:.200}, which is not a file of {folder}. A shard is missing, or the index "
+                f"{index} names {name!r:.200}, which is not a file of {folder}. A shard is missing, or the index "
                 "is damaged: fetch the model again."
             )
-    return [present[name] for name in sorted(names)]
+    return [present[name] for name in names]
+
+
+def named_in_index(content: bytes, where: str) -> list[str]:
+    """The names of the files in an index, sorted; only names without a folder are accepted.
+
+    Args:
+        content: the index.
+        where: its path or address, for messages.
+
+    Raises:
+        LoadError: it is not an index, or names a place elsewhere.
+    """
+    try:
+        names = set(parse_json(content)["weight_map"].values())
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise LoadError(f"{where} is no index of safetensors files: {error!r}.") from error
+    for name in names:
+        if not isinstance(name, str) or not _PLAIN_NAME.fullmatch(name):
+            raise LoadError(
+                f"{where} names {str(name)!r:.200}, which is not a file of its own folder. The index is damaged: "
+                "fetch the model again."
+            )
+    return sorted(names)

@@ -64,6 +64,7 @@ def ablate(
     offload: bool = False,
     memory: int | str | None = None,
     work: str | Path | None = None,
+    byte_budget: int | str | None = None,
     parallel: Parallel | None = None,
     progress: bool = False,
 ) -> Run:
@@ -88,9 +89,10 @@ def ablate(
         blocks: names or patterns of the block modules, if discovery needs help.
         stream: where the residual stream is, for a model that does not store it as ``batch tokens dim`` or
             ``tokens batch dim``: ``Stream("batch dim tokens")``, or the same as text; see ``rankscope.Stream``.
-        offload: read a local folder block by block, for a model larger than memory; given weights only.
+        offload: read the weights block by block, for a model larger than memory; see ``measure``. Given weights only.
         memory: with ``offload``, a budget such as ``"3GiB"``; see ``measure``.
         work: with ``offload``, folder for checkpoints, so that a killed run can resume; see ``measure``.
+        byte_budget: with ``offload``, the most to read from a server, such as ``"20GiB"``; see ``measure``.
         parallel: share the work among the processes of an initialised group; see ``measure``.
         progress: show a progress bar.
 
@@ -120,6 +122,7 @@ def ablate(
         offload=offload,
         memory=memory,
         work=work,
+        byte_budget=byte_budget,
         parallel=parallel,
         progress=progress,
     ) as execution:

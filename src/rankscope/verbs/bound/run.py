@@ -6,16 +6,19 @@ import dataclasses
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
+from tqdm.auto import tqdm
 
 from rankscope._types import Status
 from rankscope.errors import InputError, ResultError, UnsupportedConfigError
 from rankscope.execution.findings import Findings
+from rankscope.execution.offload.budget import parse_size
 from rankscope.execution.passes import Execution, declared_or_offloaded, executing
 from rankscope.execution.support import Parallel
 from rankscope.models.inputs import InputPlan, Padding, Prepared, prepare_planned
@@ -51,6 +54,7 @@ from rankscope.verbs.reader import SiteReader
 
 _WITHOUT_ACTIVATIONS = ("nothing", "weights")
 _ON_GAINS = ("contraction_interval", "skip_interval")
+_ON_MLPS = ("dong_2021_mlp",)
 
 
 def bound(
@@ -73,6 +77,7 @@ def bound(
     offload: bool = False,
     memory: int | str | None = None,
     work: str | Path | None = None,
+    byte_budget: int | str | None = None,
     parallel: Parallel | None = None,
     progress: bool = False,
 ) -> Run:
@@ -85,8 +90,9 @@ def bound(
         model: a spec or a module with a family description of its heads.
         inputs: as for ``measure``.
         theorems: names from ``rankscope ls theorems``; None for all.
-        weights_only: read the safetensors of a local folder one tensor at a time, without building the model; only
-            the theorems that need no more are evaluated.
+        weights_only: read the safetensors of a folder, of ``hub:NAME`` or of a server one tensor at a time, without
+            building the model; only the theorems that need no more are evaluated. Of a remote model only Q, K, V and O
+            are read, unless ``theorems`` names one that needs the MLPs.
         lanczos: Lanczos steps per layer and sequence for the largest gain; 0 uses only the certified bounds.
         sequences: maximal number of sequences; None for all that are passed, or 2 from a file or the sample text.
         tokens: length to which texts are truncated.
@@ -99,9 +105,10 @@ def bound(
         blocks: names or patterns of the block modules, if discovery needs help.
         stream: where the residual stream is, for a model that does not store it as ``batch tokens dim`` or
             ``tokens batch dim``: ``Stream("batch dim tokens")``, or the same as text; see ``rankscope.Stream``.
-        offload: read a local folder block by block, for a model larger than memory; the values are the same.
+        offload: read the weights block by block, for a model larger than memory; see ``measure``.
         memory: with ``offload``, a budget such as ``"3GiB"``; see ``measure``.
         work: with ``offload``, folder for checkpoints, so that a killed run can resume; see ``measure``.
+        byte_budget: with ``offload`` or ``weights_only``, the most to read from a server; see ``measure``.
         parallel: ``"data"`` shares the batches among the processes of an initialised group; see ``measure``.
         progress: show a progress bar.
 
@@ -127,7 +134,14 @@ def bound(
             "weights_only reads one tensor at a time already. Leave out offload, memory and work, and parallel."
         )
     if weights_only:
-        return _of_weights(model, chosen, explicit=theorems is not None, started=started)
+        return _of_weights(
+            model,
+            chosen,
+            explicit=theorems is not None,
+            started=started,
+            byte_budget=None if byte_budget is None else parse_size(byte_budget, "byte_budget"),
+            progress=progress,
+        )
     plan = InputPlan(
         sequences, tokens, batch, "content", seed, random_tokens, tokenizer, padding, BOUND.default("sequences")
     )
@@ -140,6 +154,7 @@ def bound(
         offload=offload,
         memory=memory,
         work=work,
+        byte_budget=byte_budget,
         parallel=parallel,
         progress=progress,
     ) as execution:
@@ -160,26 +175,43 @@ def bound(
     return about_inputs(run, prepared)
 
 
-def _of_weights(model: str | Path | nn.Module, chosen: Sequence[Theorem], *, explicit: bool, started: float) -> Run:
+def _of_weights(
+    model: str | Path | nn.Module,
+    chosen: Sequence[Theorem],
+    *,
+    explicit: bool,
+    started: float,
+    byte_budget: int | None,
+    progress: bool,
+) -> Run:
     if isinstance(model, nn.Module):
-        raise InputError("weights_only reads a local folder without building the model. Leave it out for a module.")
+        raise InputError("weights_only reads a folder without building the model. Leave it out for a module.")
     beyond = [entry.name for entry in chosen if entry.needs not in _WITHOUT_ACTIVATIONS]
     if explicit and beyond:
         raise InputError(
             f"{', '.join(beyond)} cannot be evaluated on weights alone: attention or activations are needed. Leave "
             "weights_only out."
         )
-    lazy = lazy_model(model)
-    found = read_weights(lazy)
+    lazy = lazy_model(model, byte_budget=byte_budget)
+    traffic = lazy.folder.traffic
+    if traffic is not None and not explicit:
+        # The MLPs are most of a model's bytes, for one theorem.
+        beyond += [entry.name for entry in chosen if entry.name in _ON_MLPS]
+    kept = [entry for entry in chosen if entry.name not in beyond]
+    lazy = dataclasses.replace(lazy, with_mlps=any(entry.name in _ON_MLPS for entry in kept))
+    bar = tqdm(total=lazy.nbytes, desc="bound", unit="B", unit_scale=True, unit_divisor=1024, disable=not progress)
+    with bar, nullcontext() if traffic is None else traffic.watched(bar.update):
+        found = read_weights(lazy)
     provenance = Provenance(
         model=str(model),
-        origin="folder",
+        origin=lazy.folder.origin,
+        revision=lazy.folder.revision,
         config_hash=config_hash(lazy.config),
         wall_seconds=round(time.perf_counter() - started, 3),
     )
     note = f"only weights were read; not evaluated: {', '.join(beyond)}" if beyond else "only weights were read"
-    kept = [entry for entry in chosen if entry.needs in _WITHOUT_ACTIVATIONS]
-    return concluded(kept, [found], provenance, floor_of(set()), (note,))
+    further = {} if traffic is None else {"weights": traffic.described}
+    return concluded(kept, [found], provenance, floor_of(set()), (note,), further)
 
 
 def concluded(

@@ -1,6 +1,7 @@
 """``doctor``: can the numbers be trusted on this model?"""
 
 from rankscope import options
+from rankscope.options import Option
 from rankscope.verbs._spec import Show, Verb, verb
 
 DOCTOR = verb(
@@ -18,6 +19,12 @@ DOCTOR = verb(
             options.BLOCKS,
             options.LAYOUT,
             options.TOKENIZER,
+            Option(
+                name="shapes",
+                kind=bool,
+                default=False,
+                help="Only read the headers of the weight files: sizes, no model.",
+            ),
         ),
         outputs=(options.JSON, options.QUIET.but(help="Print only the checks that failed.")),
         examples=("doctor init:tiny-bert", "doctor init:tiny-llama --quiet"),

@@ -11,12 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rankscope.errors import DiscoveryError, LayoutError, RankscopeError, SiteError
+from rankscope.errors import DiscoveryError, InputError, LayoutError, RankscopeError, SiteError
 from rankscope.models.inputs import Batch, Padding, prepare_inputs
 from rankscope.models.loading import LoadedModel, load
 from rankscope.models.loading.quiet import quiet_transformers
 from rankscope.models.stream import Stream, stream_of
 from rankscope.models.view import ModelView, Stack
+from rankscope.models.weight_files.shapes import Shapes, shapes_of
 from rankscope.runs.checks import Check, DoctorReport, StackFacts
 from rankscope.runs.rows import RowWriter
 from rankscope.stream.attention_calls import AttentionCall
@@ -41,7 +42,8 @@ def doctor(
     stream: Stream | str | None = None,
     tokenizer: Any = None,
     padding: Padding = None,
-) -> DoctorReport:
+    shapes: bool = False,
+) -> DoctorReport | Shapes:
     """Run a model with and without tracing, and report what was found, what agrees and what cannot be measured.
 
     Args:
@@ -53,11 +55,16 @@ def doctor(
         stream: where the residual stream is, as for ``measure``.
         tokenizer: tokenizer for the texts, if the model comes without one; see ``measure``.
         padding: which of your own tokens are padding; see ``measure``.
+        shapes: only read the headers of the weight files of a folder, ``hub:NAME`` or an address, and report sizes.
 
     Example:
         >>> doctor("init:tiny-gpt2").passed
         True
     """
+    if shapes:
+        if isinstance(model, nn.Module):
+            raise InputError("shapes reads the headers of weight files: pass a folder, hub:NAME or an address.")
+        return shapes_of(model)
     loaded = load(model, seed=seed, dtype=dtype)
     prepared = prepare_inputs(
         loaded, inputs, sequences=2, tokens=24, batch=2, seed=seed, tokenizer=tokenizer, padding=padding

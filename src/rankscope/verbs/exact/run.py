@@ -69,6 +69,7 @@ def exact(
     offload: bool = False,
     memory: int | str | None = None,
     work: str | Path | None = None,
+    byte_budget: int | str | None = None,
     parallel: Parallel | None = None,
     progress: bool = False,
 ) -> Run:
@@ -102,9 +103,10 @@ def exact(
         blocks: names or patterns of the block modules, if discovery needs help.
         stream: where the residual stream is, for a model that does not store it as ``batch tokens dim`` or
             ``tokens batch dim``: ``Stream("batch dim tokens")``, or the same as text; see ``rankscope.Stream``.
-        offload: read a local folder block by block, for a model larger than memory; the values are the same.
+        offload: read the weights block by block, for a model larger than memory; see ``measure``.
         memory: with ``offload``, a budget such as ``"3GiB"``; see ``measure``. Here a block is also kept in float64.
         work: with ``offload``, folder for checkpoints, so that a killed run can resume; see ``measure``.
+        byte_budget: with ``offload``, the most to read from a server, such as ``"20GiB"``; see ``measure``.
         parallel: ``"data"`` shares the sequences among the processes of an initialised group; see ``measure``.
         progress: show a progress bar.
 
@@ -144,6 +146,7 @@ def exact(
         offload=offload,
         memory=memory,
         work=work,
+        byte_budget=byte_budget,
         parallel=parallel,
         progress=progress,
     ) as execution:

@@ -71,6 +71,7 @@ def measure(
     offload: bool = False,
     memory: int | str | None = None,
     work: str | Path | None = None,
+    byte_budget: int | str | None = None,
     progress: bool = False,
     attention: str | None = None,
     states: Any = None,
@@ -112,11 +113,14 @@ def measure(
             None for this process alone, or for the way in which your module is already sharded.
         stream: where the residual stream is, for a model that does not store it as ``batch tokens dim`` or
             ``tokens batch dim``: ``Stream("batch dim tokens")``, or the same as text; see ``rankscope.Stream``.
-        offload: read the weights of a local folder block by block, for a model larger than memory; the values are the
-            same. The old spelling ``stream=True`` still works.
+        offload: read the weights block by block, for a model larger than memory or not on this machine: a local folder,
+            ``hub:NAME``, ``hub:NAME@REVISION``, or the address of a folder (``https://``, ``s3://``, ``gs://``). The
+            values are the same. The old spelling ``stream=True`` still works.
         memory: with ``offload``, a budget such as ``"3GiB"``; residual streams are moved to files to stay within it.
             Raises with an estimate if even one block at a time needs more. None for no limit.
         work: with ``offload``, folder for checkpoints, so that a killed run can resume after its last finished block.
+        byte_budget: with ``offload`` and a remote model, the most to read from the server, such as ``"20GiB"``; the run
+            stops with an error before it reads more. None for no limit.
         progress: show a progress bar.
         attention: old name of ``attention_algorithm``.
         states: hidden states that were computed elsewhere, measured instead of a model; see :func:`rankscope.judge`.
@@ -175,6 +179,7 @@ def measure(
         offload=offload,
         memory=memory,
         work=work,
+        byte_budget=byte_budget,
         parallel=parallel,
         progress=progress,
     ) as execution:

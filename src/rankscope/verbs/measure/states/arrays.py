@@ -23,7 +23,8 @@ from torch import Tensor
 from rankscope._headers import read_npy_header
 from rankscope._types import kind_of
 from rankscope.errors import InputError, LoadError
-from rankscope.execution.offload.files import StoredTensor, read_header
+from rankscope.models.weight_files.files import LocalFile
+from rankscope.models.weight_files.tensors import WORDS, StoredTensor, read_header
 
 ENDINGS = (".safetensors", ".npz")
 MOST_ARRAYS = 10_000
@@ -144,7 +145,7 @@ def _member(path: Path, file: Any, archive: zipfile.ZipFile, member: zipfile.Zip
         start = _start_of(file, member) + head.tell()
         if start + math.prod(shape) * kind.itemsize > path.stat().st_size:
             raise ValueError(f"{name!r} ends after the end of the file")
-        return StoredTensor(path, start, shape, kind)
+        return StoredTensor(LocalFile(path), start, shape, WORDS[kind])
     if member.file_size > LARGEST_PACKED:
         raise ValueError(
             f"{name!r} unpacks to {member.file_size:,} bytes, more than {LARGEST_PACKED:,}; save it with numpy.savez, "

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from rankscope._types import path_of
 from rankscope.errors import InputError, LoadError
-from rankscope.execution.offload.files import StoredTensor
 from rankscope.models.inputs import TokensPolicy
 from rankscope.models.inputs.rows import TokenRows, all_or_some, kept_tokens
+from rankscope.models.weight_files.tensors import StoredTensor
 from rankscope.stream.sites import SiteRef
 from rankscope.verbs.measure.states.arrays import ENDINGS, NARROW_READ, Array, Packed, array_of, arrays_in, whole
 from rankscope.verbs.measure.states.layout import (

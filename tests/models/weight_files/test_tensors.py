@@ -10,8 +10,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rankscope.errors import LoadError
-from rankscope.execution.offload import files
-from rankscope.execution.offload.files import read_header, read_metadata, stored_tensors
+from rankscope.models.weight_files import tensors
+from rankscope.models.weight_files.folders import LocalFolder, stored_tensors
+from rankscope.models.weight_files.tensors import read_header, read_metadata
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.bool)
 
@@ -19,9 +20,9 @@ DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
     torch.manual_seed(0)
-    tensors = {str(dtype): (torch.randn(5, 3) * 4).to(dtype) for dtype in DTYPES}
-    tensors |= {"none": torch.empty(0, 7), "one": torch.tensor(2.5)}
-    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    drawn = {str(dtype): (torch.randn(5, 3) * 4).to(dtype) for dtype in DTYPES}
+    drawn |= {"none": torch.empty(0, 7), "one": torch.tensor(2.5)}
+    save_file(drawn, tmp_path / "model.safetensors", {"format": "pt"})
     return tmp_path / "model.safetensors"
 
 
@@ -40,7 +41,7 @@ def test_the_bytes_are_those_safetensors_reads(file: Path) -> None:
 def test_formats_are_converted_as_torch_converts_them(
     file: Path, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "_CONVERTED_AT_ONCE", at_once)
+    monkeypatch.setattr(tensors, "_CONVERTED_AT_ONCE", at_once)
     place = torch.empty(5, 3, dtype=torch.bfloat16)
     read_header(file)["torch.float32"].read_into(place)
     assert torch.equal(place, load_file(file)["torch.float32"].to(torch.bfloat16))
@@ -57,10 +58,13 @@ def test_an_index_names_the_files(tmp_path: Path) -> None:
     save_file({"a": torch.zeros(9)}, tmp_path / "stale.safetensors")
     index = tmp_path / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"a": "x.safetensors", "b": "y.safetensors"}}))
-    assert {name: entry.shape for name, entry in stored_tensors(tmp_path).items()} == {"a": (2,), "b": (3,)}
+    assert {name: entry.shape for name, entry in stored_tensors(LocalFolder(tmp_path)).items()} == {
+        "a": (2,),
+        "b": (3,),
+    }
     index.unlink()
     with pytest.raises(LoadError, match="both contain 'a'"):
-        stored_tensors(tmp_path)
+        stored_tensors(LocalFolder(tmp_path))
 
 
 @pytest.mark.parametrize("name", ["../../secret.safetensors", "absent.safetensors", "/etc/hostname"])
@@ -68,7 +72,7 @@ def test_an_index_cannot_lead_elsewhere(tmp_path: Path, name: str) -> None:
     index = {"weight_map": {"a": name}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(LoadError, match="not a file of"):
-        stored_tensors(tmp_path)
+        stored_tensors(LocalFolder(tmp_path))
 
 
 def written(path: Path, header: object, data: bytes = bytes(16), length: int | None = None) -> Path:
@@ -113,5 +117,5 @@ def test_a_file_cut_short_meanwhile_is_noticed(file: Path) -> None:
 
 
 def test_a_folder_without_weights_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(LoadError, match="hf download"):
-        stored_tensors(tmp_path)
+    with pytest.raises(LoadError, match="hub:NAME"):
+        stored_tensors(LocalFolder(tmp_path))

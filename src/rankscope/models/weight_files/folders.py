@@ -1,0 +1,151 @@
+"""The files of a model, wherever they are: a local folder, the hub, a web server, an object store."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from rankscope._types import path_of
+from rankscope.errors import LoadError
+from rankscope.models.loading.config import config_from_json
+from rankscope.models.loading.shard_files import indexed_files, safetensors_in
+from rankscope.models.weight_files.files import LocalFile, Traffic, WeightFile
+from rankscope.models.weight_files.tensors import StoredTensor, stored_in
+
+REMOTE = ("hub:", "https://", "http://", "s3://", "gs://")
+CONNECTIONS = 8
+"""Requests to a server at a time."""
+_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+
+
+class ModelFolder(Protocol):
+    """The files of one model."""
+
+    @property
+    def name(self) -> str:
+        """As the user wrote it, for messages."""
+
+    @property
+    def origin(self) -> Literal["folder", "hub", "url"]:
+        """The kind of place."""
+
+    @property
+    def revision(self) -> str | None:
+        """The commit that is read, if there are commits."""
+
+    @property
+    def traffic(self) -> Traffic | None:
+        """Counts what is read from a server; None for a local folder."""
+
+    def weight_files(self) -> list[WeightFile]:
+        """The safetensors files; none if there are none."""
+
+    def copied(self, names: Sequence[str]) -> AbstractContextManager[Path]:
+        """Inside this context, those of these small files that exist are in the local folder that it gives."""
+
+
+def is_remote(spec: object) -> bool:
+    """Whether a spec says that the model is not on this machine.
+
+    Example:
+        >>> is_remote("hub:gpt2"), is_remote("s3://bucket/model"), is_remote("./model")
+        (True, True, False)
+    """
+    return isinstance(spec, str) and spec.startswith(REMOTE)
+
+
+def model_folder(spec: str | Path, *, byte_budget: int | None = None) -> ModelFolder:
+    """The files of a model; of a remote one, only the list of files is read.
+
+    Args:
+        spec: a local folder, ``hub:NAME``, ``hub:NAME@REVISION``, a hub id, or the address of a folder
+            (``https://``, ``s3://``, ``gs://``).
+        byte_budget: for a remote model, the largest number of bytes to read.
+
+    Raises:
+        LoadError: there is no such place, or it cannot be read.
+    """
+    text = str(spec)
+    if text.startswith("hub:"):
+        name, _, revision = text.removeprefix("hub:").partition("@")
+        return _hub(name, revision or None, text, byte_budget)
+    if text.startswith(("https://", "http://")):
+        from rankscope.models.weight_files.http import UrlFolder
+
+        return UrlFolder(text, Traffic(byte_budget))
+    if is_remote(spec):
+        from rankscope.models.weight_files.object_store import StoreFolder
+
+        return StoreFolder(text, Traffic(byte_budget))
+    place = path_of(spec, "model", "a local folder, hub:NAME, or an address (https://, s3://, gs://)")
+    if not place.exists() and isinstance(spec, str) and _HUB_ID.fullmatch(text) and not text.startswith("."):
+        return _hub(text, None, text, byte_budget)
+    return LocalFolder(place)
+
+
+def _hub(name: str, revision: str | None, spec: str, byte_budget: int | None) -> ModelFolder:
+    from rankscope.models.weight_files.http import HubFolder
+
+    if not _HUB_ID.fullmatch(name) or name.startswith("."):
+        raise LoadError(
+            f"{spec!r:.200} names no model of the hub. Write hub:NAME, hub:OWNER/NAME or hub:NAME@REVISION."
+        )
+    return HubFolder(name, revision, spec, Traffic(byte_budget))
+
+
+@dataclass(frozen=True)
+class LocalFolder:
+    """A folder on this machine."""
+
+    path: Path
+    origin: Literal["folder"] = "folder"
+    revision: None = None
+    traffic: None = None
+
+    @property
+    def name(self) -> str:
+        """Its path."""
+        return str(self.path)
+
+    def weight_files(self) -> list[WeightFile]:
+        """Those that the index names, or all."""
+        return [LocalFile(path) for path in indexed_files(self.path) or safetensors_in(self.path)]
+
+    @contextmanager
+    def copied(self, names: Sequence[str]) -> Iterator[Path]:
+        """The folder itself; nothing is copied."""
+        yield self.path
+
+
+def config_in(folder: ModelFolder) -> Any:
+    """The configuration of a model, built from data only; of a remote model, one small file is read.
+
+    Raises:
+        LoadError: there is none, or it is not valid.
+    """
+    with folder.copied(("config.json",)) as place:
+        return config_from_json(place / "config.json", None)
+
+
+def stored_tensors(folder: ModelFolder) -> dict[str, StoredTensor]:
+    """All tensors of a model by name, from the headers of its files.
+
+    Raises:
+        LoadError: there are no safetensors, or a file is not valid.
+    """
+    files = folder.weight_files()
+    if not files:
+        raise LoadError(
+            f"{folder.name!r} has no *.safetensors, which are read one tensor at a time. Pass a folder with a "
+            "config.json and *.safetensors, hub:NAME, or an address (https://, s3://, gs://); save your own model "
+            "with save_pretrained."
+        )
+    if folder.traffic is None:
+        return stored_in(files)
+    with ThreadPoolExecutor(CONNECTIONS) as readers:
+        return stored_in(files, readers)
