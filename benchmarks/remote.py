@@ -5,8 +5,8 @@
     python -m benchmarks.remote FOLDER --gbit 1 --sequences 8 --tokens 128 --no-record
 
 The server speaks the endpoints of the hub and is limited to ``--gbit`` over all connections. Both runs are processes of
-their own, one after the other. Peak memory is VmHWM; peak disk is the largest size of the folder for temporary files and
-the hub's cache, looked at ten times a second. The time is that of the call to ``measure``, and is compared with the
+their own, one after the other. Peak memory is VmHWM; peak disk is the largest size of the folder for temporary files
+and the hub's cache, looked at ten times a second. The time is that of the call to ``measure``, and is compared with the
 larger of the transfer (bytes read at the limit) and the local run.
 """
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rankscope.models.weight_files.shapes import Shapes
 from rankscope.runs.checks import CheckStatus, DoctorReport
+from rankscope.verbs._spec import Answer
 from rankscope.views import Cell, Column, Document, Mark, Row, Table
 
 CHECKS: Mapping[CheckStatus, Cell] = {
@@ -17,9 +17,9 @@ CHECKS: Mapping[CheckStatus, Cell] = {
 """Word and colour of a check; the word is enough on terminals without colour."""
 
 
-def document(report: DoctorReport | Shapes) -> Document:
+def document(report: DoctorReport | Answer) -> Document:
     """One row per check, and how many failed or were refused; or the sizes of a checkpoint."""
-    if isinstance(report, Shapes):
+    if not isinstance(report, DoctorReport):
         title, _, facts = str(report).partition("\n")
         return Document(title, parts=(facts,))
     columns = [Column("", align="left"), Column("check", align="left"), Column("found", align="left", width="wide")]
