@@ -193,7 +193,7 @@ def every_axis() -> dict[str, Any]:
         hc_mult=4,
     )
     model, head = DeepseekV4Model(config), nn.Linear(64, len(LETTERS))
-    losses = trained(nn.ModuleList([model, head]), lambda ids: next_letter(model, head, ids), 100, 1e-3)
+    losses = trained(nn.ModuleList([model, head]), lambda ids: next_letter(model, head, ids), 40, 1e-3)
     run = rs.measure(model, {"input_ids": PROBE})
     lines = {name: run.curve(metric, site) for name, (metric, site) in PANELS.items()}
     return {

@@ -184,12 +184,12 @@ def test_too_little_memory(warm: Warm, tmp_path: Path) -> None:
 
 @fault(
     "too little memory to start",
-    done="`measure` in an address space of 1 GB, in which torch cannot be loaded",
+    done="`measure` in an address space of 500 MB, in which torch cannot be loaded",
     expected="no crash without words: exit code 2 and a line that says so",
 )
 def test_too_little_memory_to_start(tmp_path: Path) -> None:
     def narrow() -> None:
-        resource.setrlimit(resource.RLIMIT_AS, (10**9, 10**9))
+        resource.setrlimit(resource.RLIMIT_AS, (5 * 10**8, 5 * 10**8))
 
     outcome = cold(MEASURE, tmp_path, preexec_fn=narrow)
     assert outcome.explained, outcome

@@ -153,7 +153,9 @@ class _Witness:
         if ref.site in ("block.in", "block.out"):
             self.shapes.setdefault(ref.stack, tensors[0].shape)
         self.eps = max(self.eps, torch.finfo(tensors[0].dtype).eps)
-        if self.not_finite is None and not all(bool(torch.isfinite(tensor).all()) for tensor in tensors):
+        # An update shows the stream and a branch that have sites of their own.
+        is_pair = isinstance(seen, tuple)
+        if self.not_finite is None and not is_pair and not all(bool(torch.isfinite(t).all()) for t in tensors):
             self.not_finite = ref
 
 
