@@ -69,7 +69,7 @@ MODEL = Option(
     is_argument=True,
     is_positional=True,
     completes="models",
-    help="Hub name, local folder, config.json, init:NAME (random weights); with --offload hub:NAME, https://, s3://, gs://.",
+    help="Hub name, local folder, config.json, or init:NAME (a preset with random weights).",
 )
 
 # Inputs.
@@ -181,7 +181,7 @@ OFFLOAD = Option(
     flags=("--offload", "--stream"),
     kind=bool,
     default=False,
-    help="Read weights block by block, for models larger than memory or not on this machine; old spelling: --stream.",
+    help="Read weights block by block, also from hub:NAME, https://, s3:// or gs://; --stream is the old spelling.",
 )
 MEMORY = Option(name="memory", metavar="BUDGET", help="With --offload: memory budget, e.g. 3GiB.")
 WORK = Option(
@@ -194,7 +194,7 @@ WORK = Option(
 BYTE_BUDGET = Option(
     name="byte_budget",
     metavar="BUDGET",
-    help="With --offload or --weights-only on a remote model: the most to read from the server, e.g. 20GiB.",
+    help="Of a model on a server: the most to read, e.g. 20GiB.",
 )
 PARALLEL = Option(
     name="parallel",
