@@ -193,7 +193,7 @@ def every_axis() -> dict[str, Any]:
         hc_mult=4,
     )
     model, head = DeepseekV4Model(config), nn.Linear(64, len(LETTERS))
-    losses = trained(nn.ModuleList([model, head]), lambda ids: next_letter(model, head, ids), 40, 1e-3)
+    losses = trained(nn.ModuleList([model, head]), lambda ids: next_letter(model, head, ids), 100, 1e-3)
     run = rs.measure(model, {"input_ids": PROBE})
     lines = {name: run.curve(metric, site) for name, (metric, site) in PANELS.items()}
     return {
@@ -270,8 +270,10 @@ def _axes_of(panel: Any, axis: str) -> None:
         panel.set_yscale("log")
         panel.set_ylim(1e-8 if axis != "inputs" else 1e-3, 2)
         panel.axhline(COLLAPSED_RESIDUAL, color="0.6", linewidth=0.8)
+    elif axis == "experts":
+        panel.set_ylim(0, 8)
     else:
-        panel.set_ylim(0, 8 if axis == "experts" else None)
+        panel.set_yscale("log")
 
 
 def table(stored: dict[str, Any]) -> str:
