@@ -301,7 +301,7 @@ def files_that_get(spec: str, *, holders: bool) -> list[str]:
 
 
 def test_the_walk_of_a_model_through_measure_is_short() -> None:
-    """On the ordinary path at most twelve files pass the model on; objects that hold it add at most six.
+    """On the ordinary path at most twelve files pass the model on; objects that hold it add at most seven.
 
     Together these are the files one has to open to follow ``model`` from the call of ``measure`` to the last forward
     pass.
@@ -312,4 +312,4 @@ def test_the_walk_of_a_model_through_measure_is_short() -> None:
     assert len(walk) <= 12, walk
     whole = files_that_get("init:tiny-bert", holders=True)
     assert set(walk) < set(whole)
-    assert len(whole) <= 18, whole
+    assert len(whole) <= 19, whole

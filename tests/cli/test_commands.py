@@ -90,6 +90,8 @@ def test_measure_hands_over_every_option(cli, measured: Fake, tmp_path: Path) ->
         "similarity": False,
         "blocks": "layers.*",
         "stream": "batch dim tokens",
+        "between_inputs": None,
+        "byte_budget": None,
         "lengths": None,
         "pair": None,
         "states": None,

@@ -39,7 +39,7 @@ def test_every_option_is_handed_over(cli, folder: Path, monkeypatch: pytest.Monk
     monkeypatch.setitem(vars(rankscope), "sweep", fake)
     outcome = cli("sweep", "plan.yaml", "--address", "auto", "--workers", "3", "--out", "o", "--quiet")
     assert fake.given[0] == (Path("plan.yaml"), Path("o"))
-    assert fake.given[1] == {"serial": False, "address": "auto", "workers": 3, "progress": False}
+    assert fake.given[1] == {"serial": False, "address": "auto", "workers": 3, "shard": None, "progress": False}
     assert (outcome.code, outcome.out, outcome.err) == (0, "", "")
     cli("sweep", "--no-ray", "dir.a/plan.yaml")
     assert fake.given[0] == (Path("dir.a/plan.yaml"), Path("dir.a/plan"))

@@ -65,7 +65,7 @@ def alone(rank: int, world: int, folder: Path) -> dict[str, Any]:
 def many(**options: Any) -> dict[str, Any]:
     """So many inputs that their moments are kept, not their vectors."""
     inputs = torch.randn(40, 7, 16, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    limits = {"linalg.numbered_vectors": ("ALWAYS_KEPT", "MOST_KEPT"), "verbs.measure.run": ("ALWAYS_KEPT",)}
+    limits = {"linalg.numbered_vectors": ("ALWAYS_KEPT", "MOST_KEPT"), "verbs.measure.passes": ("ALWAYS_KEPT",)}
     for module, names in limits.items():
         for name in names:
             setattr(importlib.import_module(f"rankscope.{module}"), name, 4)

@@ -240,7 +240,7 @@ def measured_in_a_fork() -> None:
     import rankscope as rs
 
     def rows() -> Any:
-        return rs.measure("init:tiny-bert", sequences=2, tokens=16).table.to_pylist()
+        return repr(rs.measure("init:tiny-bert", sequences=2, tokens=16).table.to_pylist())  # NaN is not itself
 
     before = rows()
     child = os.fork()

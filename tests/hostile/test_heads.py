@@ -110,6 +110,8 @@ def network(form: type[Hostile]) -> GPT2Model:
     for block in model.h:
         block.__class__ = form
         block.memory = memory
+    # A pass that was broken off must not leave its states to the next one.
+    model.register_forward_pre_hook(lambda *_: memory.clear())
     return model
 
 

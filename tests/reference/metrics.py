@@ -103,6 +103,8 @@ def energy_rank_99(s):
 def alpha_req(s):
     """Weighted least squares from the normal equations, over values down to 1e-4 of the largest."""
     used = [(mp.log(j), 2 * mp.log(v), mpf(1) / j) for j, v in enumerate(s, start=1) if v >= mpf("1e-4") * s[0] > 0]
+    if len(used) < 2:
+        return mp.nan
     w, wx, wy = (sum(f(x, y) * w for x, y, w in used) for f in (lambda x, y: 1, lambda x, y: x, lambda x, y: y))
     wxx, wxy = (sum(f(x, y) * w for x, y, w in used) for f in (lambda x, y: x * x, lambda x, y: x * y))
     return -(w * wxy - wx * wy) / (w * wxx - wx * wx)

@@ -15,6 +15,7 @@ import rankscope as rs
 from rankscope._types import Status
 from rankscope.errors import InputError
 from rankscope.models.loading import load
+from rankscope.runs.rows import within_sequences
 from rankscope.runs.run import Run
 
 FAMILIES = ("init:tiny-bert", "init:tiny-gpt2", "init:tiny-llama")
@@ -34,7 +35,7 @@ def wide(spec: str) -> Any:
 def rows(run: Run) -> dict[tuple[Any, ...], dict[int, tuple[str, float]]]:
     """Status and value by sequence, for each metric, site, layer and head; a value at the float floor says nothing."""
     found: dict[tuple[Any, ...], dict[int, tuple[str, float]]] = {}
-    for row in run.table.to_pylist():
+    for row in within_sequences(run.table).to_pylist():
         key = (row["metric"], row["site"], row["stack"], row["layer"], row["head"])
         value = row["value"] if row["status"] == Status.OK else 0.0
         found.setdefault(key, {})[row["sequence"]] = (row["status"], value)
@@ -62,7 +63,7 @@ def test_one_token_has_no_residual_and_rank_one(spec: str) -> None:
     assert statuses(run, "relative_residual") == statuses(run, "mean_cosine") == {str(Status.UNDEFINED)}
     ranks = run.select(metric="stable_rank", site="block.out")["value"].to_numpy()
     np.testing.assert_allclose(ranks, 1.0, rtol=1e-12)
-    assert run.verdict == "No verdict: the sequences have one token each, and a residual needs two."
+    assert run.verdict.startswith("No verdict: the sequences have one token each, and a residual needs two. Depth:")
     assert run.code == "unknown"
 
 
@@ -114,7 +115,8 @@ def test_sequences_of_different_lengths_are_what_they_are_alone() -> None:
     together = rs.measure(model, {"input_ids": tokens, "attention_mask": mask}, batch=4)
     for number, length in enumerate(lengths):
         alone = rs.measure(model, tokens[number : number + 1, :length])
-        kept = together.table.filter(np.equal(together.table["sequence"].to_numpy(), number))
+        table = within_sequences(together.table)
+        kept = table.filter(np.equal(table["sequence"].to_numpy(), number))
         mine, own = kept["value"].to_numpy(), alone.table["value"].to_numpy()
         np.testing.assert_allclose(mine, own, rtol=TIGHT, atol=0, equal_nan=True)
         assert kept["status"].to_pylist() == alone.table["status"].to_pylist()

@@ -142,7 +142,7 @@ class Claims:
         if self._home.record_file(key).is_file() or key in self._compacted():
             return True
         try:
-            return self._home.failure_file(key).stat().st_mtime_ns >= self._started
+            return self._home.failure_file(key).stat().st_mtime_ns > self._started
         except FileNotFoundError:
             return False
 

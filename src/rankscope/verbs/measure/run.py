@@ -163,7 +163,9 @@ def measure(
             progress=progress,
         )
     if model is None:
-        raise InputError("Nothing to measure: pass a model (SPEC), or hidden states as states= (--states FILE).")
+        raise InputError(
+            "Nothing to measure: model is None. Pass one (SPEC), or hidden states as states= (--states FILE)."
+        )
     if at is not None:
         raise InputError("at= says where states= were taken. To choose sites of a model, pass sites=.")
     if lengths is not None and between_inputs is not None:

@@ -54,6 +54,8 @@ def _of_stack(execution: Execution, view: ModelView, stack: Stack, batch: Batch)
             matrices = mixing_matrices(view, stack, batch)
     except RankscopeError as error:
         return facts | {"why": str(error)}
+    if next(iter(matrices.values())).shape[-1] < 2:
+        return facts | {"why": "a token has one stream"}
     return facts | _described(matrices, batch.keep)
 
 
