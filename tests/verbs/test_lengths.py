@@ -222,6 +222,6 @@ def test_declared_dependence_on_the_length_agrees_with_independent_tokens() -> N
                 means.append(float(spec.function(x).nanmean()))
             high, low = max(map(abs, means)), min(map(abs, means))
             changes.append(high > 1.1 * low and high - low > 0.05)
-        # The entropy of attention falls short of its maximum by about 1/log n, which eight times the length hardly shows.
+        # The entropy of attention misses its maximum by about 1/log n, which eight times the length hardly shows.
         declared = spec.depends_on_length and name != "attention_entropy"
         assert declared == any(changes), (name, means)
