@@ -50,6 +50,7 @@ def test_bound_hands_over_every_option(cli, monkeypatch: pytest.MonkeyPatch, tmp
         "theorems": ["a", "b", "c"],
         "weights_only": True,
         "lanczos": 7,
+        "byte_budget": None,
         "random_tokens": True,
         "tokenizer": None,
         "sequences": 3,

@@ -144,7 +144,7 @@ def test_doctor(cli, monkeypatch: pytest.MonkeyPatch, status: str, code: int) ->
     assert "said [so]" in outcome.out
     assert fake.given == (
         ("init:tiny-bert",),
-        {"seed": 3, "dtype": None, "blocks": None, "stream": None, "tokenizer": None},
+        {"seed": 3, "dtype": None, "blocks": None, "stream": None, "tokenizer": None, "shapes": False},
     )
     outcome = cli("doctor", "init:tiny-bert", "--json")
     answer = json.loads(outcome.out)

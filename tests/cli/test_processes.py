@@ -60,6 +60,7 @@ main(["measure", "init:tiny-lama", "--quiet"] if sys.argv[1] == "2" else ["measu
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("broken", [1, 2])
 def test_an_error_is_told_once(tmp_path: Path, broken: int) -> None:
     """In one process alone, or (there is no third one) in both alike."""

@@ -17,6 +17,7 @@ def rankscope(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "rankscope", *words], capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_a_saved_run_comes_out_again_to_the_bit(tmp_path: Path) -> None:
     run = tmp_path / "run"
     few = ("--sequences", "2", "--tokens", "8", "--seed", "3")

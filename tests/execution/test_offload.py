@@ -67,11 +67,6 @@ def test_other_families(folder: Callable[[str], Path], family: str, short_of_mem
     assert same_bits(measure(folder(family), **SHAPE), measure(folder(family), offload=True, **SHAPE))
 
 
-def test_weights_that_transformers_makes_of_others_are_refused(folder: Callable[[str], Path]) -> None:
-    with pytest.raises(LoadError, match="experts"):
-        measure(folder("qwen2-moe"), offload=True, **SHAPE)
-
-
 def test_all_sites_and_policies(folder: Callable[[str], Path]) -> None:
     sites = [
         "block.in",
@@ -130,7 +125,7 @@ def test_what_streams_is_a_folder_and_one_stack_of_blocks(folder: Callable[[str]
         measure(load("init:tiny-bert").model, offload=True)
     with pytest.raises(LoadError, match="random initialisation"):
         measure("init:tiny-bert", offload=True)
-    with pytest.raises(LoadError, match="hf download"):
+    with pytest.raises(LoadError, match="not on this machine"):
         measure("someone/some-model", offload=True)
     with pytest.raises(UnsupportedConfigError, match="several stacks"):
         measure(folder("t5"), offload=True, **SHAPE)

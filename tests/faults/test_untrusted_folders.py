@@ -135,6 +135,7 @@ def test_item_12_rerun_does_not_take_rankscope_from_the_folder(trap: Path) -> No
     assert what_ran(trap) == []
 
 
+@pytest.mark.slow
 def test_item_12_workers_of_a_sweep_do_not_take_libraries_from_the_folder(trap: Path) -> None:
     pytest.importorskip("ray")
     plan = trap.parent / "plan.yaml"

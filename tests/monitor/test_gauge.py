@@ -338,6 +338,7 @@ def test_arguments_that_mean_nothing_are_refused_at_once(options: dict[str, Any]
         Gauge(bert(), probe(), **options)
 
 
+@pytest.mark.slow
 def test_memory_stays_the_same_over_many_readings() -> None:
     gauge = Gauge(bert(layers=1), probe(), schedule=1, metrics=["mean_cosine"], strict=True)
     tracemalloc.start()

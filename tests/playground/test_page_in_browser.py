@@ -98,6 +98,7 @@ def set_number(page: Any, name: str, value: str) -> None:
     box.blur()
 
 
+@pytest.mark.slow
 def test_skip_gain_zero_shows_order_three(browser: Any, address: str) -> None:
     with visiting(browser, address) as seen:
         page = seen.page

@@ -45,6 +45,7 @@ def test_a_ray_of_its_own(tmp_path: Path) -> None:
     assert content(serial) == content(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_worker_a_node_and_the_driver_die_and_every_row_is_there_once(tmp_path: Path) -> None:
     answer = told("hurt", tmp_path)
     assert answer["complete"]

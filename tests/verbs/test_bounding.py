@@ -151,7 +151,7 @@ def test_weights_alone_never_build_the_model(tmp_path: Path, monkeypatch: pytest
 def test_weights_alone_refuse_what_needs_activations_and_what_is_no_folder(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="contraction_interval cannot be evaluated on weights alone"):
         rs.bound(tmp_path, weights_only=True, theorems=["contraction_interval"])
-    with pytest.raises(LoadError, match="weights_only reads a local folder"):
+    with pytest.raises(LoadError, match=r"has no \*.safetensors"):
         rs.bound("init:tiny-bert", weights_only=True)
     with pytest.raises(InputError, match="Leave it out for a module"):
         rs.bound(load("init:tiny-bert").model, weights_only=True)

@@ -53,6 +53,7 @@ def digests(folder: Path, *seeds: int, hashing: str) -> list[dict[str, list[str]
     return list(json.loads(done.stdout))
 
 
+@pytest.mark.slow
 def test_two_processes_agree_to_the_bit_and_seeds_differ(tmp_path: Path) -> None:
     (once, other), (again,) = digests(tmp_path, 3, 4, hashing="1"), digests(tmp_path, 3, hashing="2")
     assert once == again

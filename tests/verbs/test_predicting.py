@@ -94,6 +94,7 @@ def test_without_skips_order_three_and_a_depth() -> None:
     assert run.verdict.startswith("Order 3")
 
 
+@pytest.mark.slow
 def test_a_mask_leaves_order_one_with_its_second_eigenvalue() -> None:
     """Pure attention under a causal mask: 1/2 times the growth of the values, relative to a stream that grows alike."""
     design = strong(skip_gain=0.0, mlp="none", norm="none", norm_place="none", mask="causal", depth=40)

@@ -257,6 +257,7 @@ def test_an_index_cannot_lead_elsewhere(hub: Served, tmp_path: Path) -> None:
         stored_tensors(model_folder("hub:tiny"))
 
 
+@pytest.mark.slow
 def test_two_hundred_runs_under_faults(hub: Served) -> None:
     """Each run meets one to three faults at random requests: right bits if all pass, else the error of the first."""
     drawn = random.Random(24)

@@ -49,6 +49,7 @@ def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
     return {name: value.detach().clone() for name, value in trainer.model.state_dict().items()}
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")
 def test_every_reporter_gets_readings_pictures_and_alarms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import mlflow

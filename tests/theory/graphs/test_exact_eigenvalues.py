@@ -88,7 +88,7 @@ def all_graphs(tokens: int) -> list[np.ndarray]:
     return list(bits[kept])
 
 
-@pytest.mark.parametrize("tokens", [2, 3, 4])
+@pytest.mark.parametrize("tokens", [2, 3, pytest.param(4, marks=pytest.mark.slow)])
 def test_every_mask_over_a_few_tokens_against_exact_arithmetic(tokens: int) -> None:
     graphs = all_graphs(tokens)
     assert len(graphs) == {2: 6, 3: 70, 4: 2340}[tokens]  # by Burnside: (343 + 3 * 21 + 2 * 7) / 6 for three

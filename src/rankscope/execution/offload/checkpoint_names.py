@@ -18,7 +18,7 @@ from rankscope.models.weight_files.tensors import StoredTensor
 
 
 @dataclass(frozen=True)
-class Part:
+class StoredPart:
     """A stored tensor, and which part of a parameter it is.
 
     Attributes:
@@ -37,7 +37,7 @@ class Part:
         return place if self.rows is None else place[self.rows[0] : self.rows[1]]
 
 
-def converted_parts(model: Any, tensors: Mapping[str, StoredTensor]) -> dict[str, tuple[Part, ...]]:
+def converted_parts(model: Any, tensors: Mapping[str, StoredTensor]) -> dict[str, tuple[StoredPart, ...]]:
     """The parts of every parameter, by its name in the model; none if transformers computes it from what is stored."""
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
@@ -52,12 +52,12 @@ def converted_parts(model: Any, tensors: Mapping[str, StoredTensor]) -> dict[str
         target, pattern = rename_source_key(name, renamings, converters, model.base_model_prefix, meta_state)
         sources[target][pattern].append(name)
     by_pattern = {pattern: one for one in converters for pattern in one.source_patterns}
-    found: dict[str, tuple[Part, ...]] = {}
+    found: dict[str, tuple[StoredPart, ...]] = {}
     for target, names in sources.items():
         if target not in meta_state:
             continue
         if list(names) == [None]:
-            parts = [Part(tensors[names[None][0]])] if len(names[None]) == 1 else []
+            parts = [StoredPart(tensors[names[None][0]])] if len(names[None]) == 1 else []
         else:
             parts = _stacked(names, by_pattern, tensors, tuple(meta_state[target].shape))
         found[target] = tuple(parts)
@@ -69,7 +69,7 @@ def _stacked(
     converters: Mapping[str, Any],
     tensors: Mapping[str, StoredTensor],
     shape: tuple[int, ...],
-) -> list[Part]:
+) -> list[StoredPart]:
     """The parts of a stack of experts; none if transformers does more than stack them and join the rows of each."""
     from transformers.core_model_loading import Concatenate, MergeModulelist
 
@@ -83,7 +83,7 @@ def _stacked(
         return []
     if len(converter.target_patterns) != 1 or (not joins and len(patterns) != 1) or set(patterns) != set(names):
         return []
-    parts: list[Part] = []
+    parts: list[StoredPart] = []
     row = 0
     for pattern in patterns:
         stored = [tensors[name] for name in names[pattern]]
@@ -92,6 +92,6 @@ def _stacked(
         expected = (height, *shape[2:]) if joins else shape[1:]
         if len(stored) != shape[0] or any(one.shape != expected for one in stored):
             return []
-        parts += [Part(one, entry, rows) for entry, one in enumerate(stored)]
+        parts += [StoredPart(one, entry, rows) for entry, one in enumerate(stored)]
         row += height
     return parts if not joins or row == shape[1] else []

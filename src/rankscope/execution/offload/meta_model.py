@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from rankscope.errors import InputError, LoadError, MissingExtraError, UnsupportedConfigError
-from rankscope.execution.offload.checkpoint_names import Part, converted_parts
+from rankscope.execution.offload.checkpoint_names import StoredPart, converted_parts
 from rankscope.models.inputs import Prepared
 from rankscope.models.loading import LoadedModel
 from rankscope.models.loading._load import described
@@ -49,7 +49,7 @@ class Slot:
     name: str
     module: nn.Module
     leaf: str
-    parts: tuple[Part, ...]
+    parts: tuple[StoredPart, ...]
 
     @property
     def stored(self) -> StoredTensor | None:
@@ -188,7 +188,7 @@ def _refuse(model: Any, config: Any) -> None:
             )
 
 
-def _slots(model: nn.Module, parts_of: Mapping[str, tuple[Part, ...]]) -> Iterator[tuple[str, Slot]]:
+def _slots(model: nn.Module, parts_of: Mapping[str, tuple[StoredPart, ...]]) -> Iterator[tuple[str, Slot]]:
     for path, module in model.named_modules():
         for leaf, parameter in module._parameters.items():
             if parameter is None:
@@ -204,7 +204,7 @@ def _slots(model: nn.Module, parts_of: Mapping[str, tuple[Part, ...]]) -> Iterat
             yield name, slot
 
 
-def _fill_buffers(model: nn.Module, parts_of: Mapping[str, tuple[Part, ...]]) -> None:
+def _fill_buffers(model: nn.Module, parts_of: Mapping[str, tuple[StoredPart, ...]]) -> None:
     """Read persistent buffers from the files; the others were created with the modules.
 
     Raises:
@@ -231,7 +231,7 @@ def _fill_buffers(model: nn.Module, parts_of: Mapping[str, tuple[Part, ...]]) ->
 def read_rest(meta_model: MetaModel, blocks: Sequence[str], prepared: Prepared) -> None:
     """Read everything outside the blocks, and only those rows of the token table that are used."""
     table = _token_table(meta_model, prepared)
-    places: dict[tuple[tuple[Part, ...], torch.dtype], Tensor] = {}
+    places: dict[tuple[tuple[StoredPart, ...], torch.dtype], Tensor] = {}
     reads: list[tuple[StoredTensor, Tensor]] = []
     with ThreadPoolExecutor(meta_model.connections) as readers:
         for slot in _outside(meta_model, blocks):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from time import sleep
 from typing import Any
 
-from rankscope.errors import LoadError, MissingExtraError, RankscopeError
+from rankscope.errors import LoadError, RankscopeError
 from rankscope.models.loading.foreign import in_a_line
 from rankscope.models.weight_files.files import Traffic, WeightFile
 from rankscope.models.weight_files.http import changed, gave_up
@@ -24,7 +24,7 @@ class StoreFolder(RemoteFolder):
         traffic: counts what is read.
 
     Raises:
-        MissingExtraError: the package for this kind of store is not installed.
+        LoadError: the package for this kind of store is not installed.
         LoadError: it cannot be listed.
     """
 
@@ -108,8 +108,8 @@ def _store(scheme: str) -> Any:
         return fsspec.filesystem(scheme, use_listings_cache=False)
     except ImportError as error:
         if scheme == "s3":
-            raise MissingExtraError("s3://", "s3fs", "s3") from error
-        raise MissingExtraError("gs://", "gcsfs", "gcs") from error
+            raise LoadError("s3:// needs the package s3fs: pip install s3fs.") from error
+        raise LoadError("gs:// needs the package gcsfs: pip install gcsfs.") from error
 
 
 def _asked(ask: Any, name: str, traffic: Traffic) -> Any:
