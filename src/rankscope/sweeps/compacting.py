@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,10 +60,11 @@ class Compaction:
 
 @dataclass(frozen=True)
 class _Result:
-    """The result of one task: its record as text, and its rows with the columns of a pack."""
+    """The result of one task: its record as text, what lists show of it, and its rows with the columns of a pack."""
 
     key: str
     record: str
+    summary: Mapping[str, Any]
     table: pa.Table
 
 
@@ -111,6 +112,7 @@ def _compact(home: SweepFolder, expected: list[Expected], rows: int, progress: b
     waiting = sorted(contents.loose, key=lambda key: (place.get(key, len(place)), key), reverse=True)
     small = [pack for pack in contents.packs if pack.rows < rows // 2]
     left: dict[str, str] = {}
+    schema = rows_schema()
     with tqdm(total=len(waiting), desc="compact", unit="task", disable=not progress) as bar:
         while waiting or len(small) > 1:
             batch: list[_Result] = []
@@ -122,7 +124,7 @@ def _compact(home: SweepFolder, expected: list[Expected], rows: int, progress: b
                 batch += _unpacked(joined[-1])
                 size += joined[-1].rows
             while waiting and size < rows:
-                found = _loose(contents, waiting.pop(), left)
+                found = _loose(contents, waiting.pop(), schema, left)
                 bar.update()
                 if found is not None:
                     batch.append(found)
@@ -133,7 +135,7 @@ def _compact(home: SweepFolder, expected: list[Expected], rows: int, progress: b
     return Compaction(len(contents.loose) - len(left), len(packs_in(home.home)), left)
 
 
-def _loose(contents: Contents, key: str, left: dict[str, str]) -> _Result | None:
+def _loose(contents: Contents, key: str, schema: pa.Schema, left: dict[str, str]) -> _Result | None:
     """The result of a task with files of its own; None, with the reason in ``left``, if they do not fit each other."""
     try:
         file = contents.folder.record_file(key)
@@ -146,20 +148,20 @@ def _loose(contents: Contents, key: str, left: dict[str, str]) -> _Result | None
             raise ResultError(f"the hash of {path.name} is not that of its record")
         table = pq.ParquetFile(pa.BufferReader(content)).read()
         table.validate(full=True)
-        return _Result(key, text.decode("utf-8"), _with_names(table, one))
+        return _Result(key, text.decode("utf-8"), summary_of(key, record), _with_names(table, one, schema))
     except (ResultError, pa.ArrowException, KeyError, TypeError, OSError, ValueError) as error:
         left[key] = str(error) or type(error).__name__
         return None
 
 
-def _with_names(table: pa.Table, one: Expected) -> pa.Table:
+def _with_names(table: pa.Table, one: Expected, schema: pa.Schema) -> pa.Table:
     """The rows with the columns that were in the path of their file, and their numbers."""
     _, verb, model_key, _ = Path(one.rows_file).parts
     names = {"verb": verb.removeprefix("verb="), "model_key": model_key.removeprefix("model_key=")}
     for name, value in names.items():
         table = table.append_column(name, pa.repeat(pa.scalar(value, pa.string()), table.num_rows))
     table = table.append_column(ROW, pa.array(range(table.num_rows), pa.int32()))
-    kinds = {field.name: field.type for field in rows_schema()}
+    kinds = {field.name: field.type for field in schema}
     return table.cast(pa.schema([field.with_type(kinds.get(field.name, field.type)) for field in table.schema]))
 
 
@@ -168,7 +170,8 @@ def _unpacked(pack: Pack) -> list[_Result]:
     tables = pack.tables(["task", *columns, ROW])
     # Every task has a record; one without rows has no table.
     empty = next(iter(tables.values())).slice(0, 0) if tables else None
-    return [_Result(key, text, tables.get(key, empty)) for key, text in pack.records.items()]
+    shown = {row["key"]: row for row in pack.summaries().to_pylist()}
+    return [_Result(key, text, shown[key], tables.get(key, empty)) for key, text in pack.records.items()]
 
 
 def _write_pack(home: SweepFolder, batch: Sequence[_Result], replaces: Sequence[str]) -> None:
@@ -178,7 +181,7 @@ def _write_pack(home: SweepFolder, batch: Sequence[_Result], replaces: Sequence[
     rows = pa.concat_tables([_plain(one.table) for one in batch], promote_options="default").combine_chunks()
     rows = rows.sort_by([(column, "ascending") for column in ORDER])
     tasks = pa.Table.from_pylist(
-        [{**summary_of(one.key, parse_json(one.record)), RECORD: one.record} for one in batch],
+        [{**one.summary, RECORD: one.record} for one in batch],
         schema=SUMMARY.append(pa.field(RECORD, pa.string())),
     )
     facts: dict[str, Any] = {"schema": SCHEMA, "replaces": list(replaces)}

@@ -74,7 +74,13 @@ def inputs_findings(
             else:
                 words = _words(reading, compared) + _about_averaging(averaged, expected) + _about_early(reading, early)
             named = f"{stack}, " if stack else ""
-            found.append((state, f"Between inputs ({named}{pooling}): {words}.", _evidence(reading, stack)))
+            found.append(
+                (
+                    state,
+                    f"Between inputs ({named}{pooling}): {words}.",
+                    [{"axis": "inputs", **entry} for entry in reading.cited_values(stack)],
+                )
+            )
     if not found:
         return []
     gravest = max(state for state, _, _ in found)
@@ -223,19 +229,3 @@ def _about_averaging(averaged: np.ndarray, expected: Floats) -> str:
         f". The residual is small because each mean is over many tokens: independent tokens would give {level}. Use "
         "'last' to compare single tokens"
     )
-
-
-def _evidence(r: StackReading, stack: str | None) -> list[dict[str, Any]]:
-    battery = r.battery
-    return [
-        {
-            "axis": "inputs",
-            "code": r.state.code,
-            "metric": battery.played_by[part],
-            "site": battery.site,
-            "stack": stack,
-            "layer": int(battery.layers[row]),
-            "value": r.value(part, row),
-        }
-        for part, row in r.cited
-    ]

@@ -69,6 +69,21 @@ class StackReading:
             return math.nan
         return float(known.mean() if self.is_everywhere else np.median(known))
 
+    def cited_values(self, stack: str | None) -> list[dict[str, Any]]:
+        """The values in the sentence, as entries of a verdict's evidence; call it after building the sentence."""
+        battery = self.battery
+        return [
+            {
+                "code": self.state.code,
+                "metric": battery.played_by[part],
+                "site": battery.site,
+                "stack": stack,
+                "layer": int(battery.layers[row]),
+                "value": self.value(part, row),
+            }
+            for part, row in self.cited
+        ]
+
     def line(self, part: str) -> Floats:
         """:meth:`value` over depth."""
         return np.array([self.value(part, row) for row in range(self.battery.layers.size)])

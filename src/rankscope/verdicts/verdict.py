@@ -138,22 +138,10 @@ def _judge_finite(
 
 def _evidence(reading: StackReading, stack: str | None) -> list[dict[str, Any]]:
     """The values cited by the sentence, including those about other sequences; call it after building the sentence."""
-    battery = reading.battery
     counted = {"sequences": int(reading.members.sum()), "of_sequences": reading.total}
-    own: list[dict[str, Any]] = [
-        {
-            "code": reading.state.code,
-            "metric": battery.played_by[part],
-            "site": battery.site,
-            "stack": stack,
-            "layer": int(battery.layers[row]),
-            "value": reading.value(part, row),
-            **counted,
-        }
-        for part, row in reading.cited
-    ]
+    own = [{**entry, **counted} for entry in reading.cited_values(stack)]
     if not own and reading.state is not State.UNKNOWN:
-        own = [{"code": reading.state.code, "site": battery.site, "stack": stack, **counted}]
+        own = [{"code": reading.state.code, "site": reading.battery.site, "stack": stack, **counted}]
     return own + [item for beside in reading.besides for item in _evidence(beside, stack)]
 
 
