@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rankscope.monitor.gauge import Gauge
     from rankscope.papers import reproduce
     from rankscope.reporting.atlas_page import atlas
+    from rankscope.reporting.card import card
     from rankscope.reporting.pages import report
     from rankscope.runs.comparison import compare
     from rankscope.runs.querying import query
@@ -48,6 +49,7 @@ __all__ = [
     "ablate",
     "atlas",
     "bound",
+    "card",
     "compact",
     "compare",
     "decompose",
@@ -78,6 +80,7 @@ _HOME = {
     "ablate": "rankscope.verbs.ablate.run",
     "atlas": "rankscope.reporting.atlas_page",
     "bound": "rankscope.verbs.bound.run",
+    "card": "rankscope.reporting.card",
     "compact": "rankscope.sweeps.compacting",
     "compare": "rankscope.runs.comparison",
     "decompose": "rankscope.verbs.decompose.run",

@@ -46,6 +46,7 @@ TOOLS: Mapping[str, Callable[..., None]] = {
     "reproduce": reproducing.reproduce_command,
     "rerun": rerunning.rerun_command,
     "report": reporting.report_command,
+    "card": reporting.card_command,
     "compare": comparing.compare_command,
     "play": playing.play_command,
     "query": querying.query_command,

@@ -20,6 +20,10 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "measure init:tiny-bert --sequences 2 --tokens 16 --quiet --out run",
         "report run -o report.html",
     ),
+    "card": (
+        "measure init:tiny-bert --sequences 2 --tokens 16 --quiet --out run",
+        "card run --out card",
+    ),
     "compare": (
         "measure init:tiny-bert --sequences 4 --tokens 16 --seed 0 --quiet --out run_a",
         "measure init:tiny-bert --sequences 4 --tokens 16 --seed 1 --quiet --out run_b",
