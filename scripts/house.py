@@ -23,6 +23,7 @@ ENTRANCES = (
     "",
     "__main__",
     "cli.app",
+    "pytest_plugin",
     "errors",
     "metrics",
     "masks",

@@ -77,7 +77,9 @@ def test_quiet_is_one_line(cli, command: str) -> None:
 def test_every_verb_that_can_be_long_can_be_quiet() -> None:
     talkative = set(COMMANDS) - {"ls", "env"}
     assert {name for name in talkative if "--quiet" not in options_of(name)} == set()
-    assert set(QUIET) | {"doctor", "selftest", "report", "compare", "play", "sweep", "query", "rerun"} == talkative
+    assert (
+        set(QUIET) | {"doctor", "selftest", "report", "card", "compare", "play", "sweep", "query", "rerun"} == talkative
+    )
 
 
 def test_quiet_doctor_and_selftest_say_nothing_when_all_is_well(cli) -> None:

@@ -12,6 +12,7 @@ from rankscope.cli.streams import remarks_console
 Runs = Annotated[
     list[Path], typer.Argument(metavar="RUN", help="One or more folders written with --out or by a Gauge.")
 ]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing.")]
 Page = Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="HTML file to write.")]
 
 
@@ -19,7 +20,7 @@ def report_command(
     runs: Runs,
     output: Page = Path("report.html"),
     title: Annotated[str | None, typer.Option("--title", help="Title of the page.")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """What do saved runs show? Writes one HTML file with verdict, curves, ledger, maps, provenance; works offline."""
     import rankscope
@@ -35,12 +36,16 @@ def card_command(
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FOLDER", help="Write card.md, strip.svg and model-index.yaml.")
     ] = None,
+    quiet: Quiet = False,
 ) -> None:
     """What do I put on the model card? Prints Markdown; --out adds a picture and the Hub's evaluation results."""
     import rankscope
 
     made = rankscope.card(run)
-    if out is None:
-        typer.echo(made.markdown, nl=False)
-    else:
-        remarks_console().print(f"saved in {made.save(out)}", markup=False)
+    if out is not None:
+        made.save(out)
+    if not quiet:
+        if out is None:
+            typer.echo(made.markdown, nl=False)
+        else:
+            remarks_console().print(f"saved in {out}", markup=False)
