@@ -28,6 +28,7 @@ from rankscope.surgery.operating import operate, operating
 from rankscope.surgery.operation import Operation
 from tests.contracts.compatibility import OWN
 from tests.contracts.test_families import NOT_FOUND
+from tests.families import without_relatives
 
 ONLY_FLOAT32 = {"tiny-xlnet", "tiny-mra"}
 NAMES = [name for name in TINY_PRESETS if name not in NOT_FOUND] + list(OWN)
@@ -103,7 +104,7 @@ def hooks_of(model: nn.Module) -> int:
     return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", without_relatives(NAMES))
 def test_an_operation_that_changes_nothing_is_bit_equal(name: str) -> None:
     bare = outputs(*prepared(name)[:2])
     assert equal(operated(name), bare)
@@ -111,7 +112,7 @@ def test_an_operation_that_changes_nothing_is_bit_equal(name: str) -> None:
     assert equal(under(name, everything), bare)
 
 
-@pytest.mark.parametrize("name", CUT)
+@pytest.mark.parametrize("name", without_relatives(CUT))
 def test_a_cut_is_undone(name: str) -> None:
     model, batch, _ = prepared(name)
     bare, hooks = outputs(model, batch), hooks_of(model)
@@ -187,7 +188,7 @@ def relative(got: Tensor, want: Tensor) -> float:
     return float((got - want).abs().max() / want.abs().max())
 
 
-@pytest.mark.parametrize("name", [name for name in IN_FLOAT64 if name in CUT])
+@pytest.mark.parametrize("name", without_relatives(name for name in IN_FLOAT64 if name in CUT))
 def test_gain_one_half_is_half_the_stream_plus_the_branch(name: str) -> None:
     model, batch, view = prepared(name)
     check = Recomputation(view)

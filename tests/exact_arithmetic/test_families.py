@@ -20,6 +20,7 @@ from rankscope.models.view import ModelView
 from rankscope.stream.viewing import view_of
 from rankscope.surgery.operating import operate
 from tests.exact_arithmetic.plain import assert_agree, exact_residuals, plain_residuals, stronger
+from tests.families import without_relatives
 
 REFUSED = {
     "tiny-convbert": "aten.im2col",
@@ -85,7 +86,10 @@ def orders(view: ModelView, batch: Batch) -> list[float]:
     return [(deep[place] - deeper[place]) / 4000.0 for place in deep]
 
 
-@pytest.mark.parametrize("name", [name for name in TINY_PRESETS if name not in {*REFUSED, *NO_BLOCKS, *BLIND}])
+READ = [name for name in TINY_PRESETS if name not in {*REFUSED, *NO_BLOCKS, *BLIND}]
+
+
+@pytest.mark.parametrize("name", without_relatives(READ))
 def test_exact_arithmetic(name: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)

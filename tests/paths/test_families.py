@@ -15,6 +15,7 @@ from rankscope.stream.viewing import undisturbed, view_of
 from rankscope.surgery.operating import operating
 from rankscope.surgery.operation import Operation
 from tests.contracts.compatibility import committed
+from tests.families import without_relatives
 
 FAMILIES = sorted(name for name, facts in committed().items() if facts["checks"].get("heads") == "pass")
 CUTS = {
@@ -67,7 +68,7 @@ def worst(network) -> float:
     return error
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", without_relatives(FAMILIES))
 def test_mlps_as_sources(name: str) -> None:
     single = name in ONLY_FLOAT32
     found = errors(perturbed(name, None if single else "float64"), list(CUTS), "sources")
@@ -75,7 +76,7 @@ def test_mlps_as_sources(name: str) -> None:
     assert max(found.values()) < (1e-4 if single else 1e-10), found
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", without_relatives(FAMILIES))
 def test_mlps_linearised(name: str) -> None:
     single = name in ONLY_FLOAT32 or name.removeprefix("tiny-") in ROUTED
     loaded = perturbed(name, None if name in ONLY_FLOAT32 else "float64")
