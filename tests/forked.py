@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,9 @@ Scenario = Callable[[int, int, Path], Any]
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def run_program(place: str, folder: Path, patience: float = 400) -> Path:
+def run_program(place: str, folder: Path, patience: float = 400, scenarios: Iterable[str] = ()) -> Path:
     """Run a program of the tests in a Python of its own; gives back ``folder``, below which it writes its scenarios."""
-    words = [sys.executable, str(ROOT / place), str(folder)]
+    words = [sys.executable, str(ROOT / place), str(folder), *scenarios]
     around = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(words, cwd=ROOT, env=around, capture_output=True, text=True, timeout=patience, check=False)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -11,10 +11,12 @@ import pytest
 import torch
 
 from rankscope.models.loading.spreading import OLDEST_TORCH
-from tests.execution.rank_program import CUT_UP, FAMILIES, VERBS
+from tests.execution.rank_program import CUT_UP, FAMILIES, SCENARIOS, VERBS
 from tests.forked import run_program
 
 ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = "tests/execution/rank_program.py"
+ONLY_SLOW = ("dealt4", "fsdp4", "folder4")
 SPREAD = ("fsdp", "tensor", "folder", "failing", "late", "ablated2")
 """Scenarios in which a model is spread over ranks."""
 UNIT = {"float32": 2.0**-24, "float64": 2.0**-53}
@@ -22,14 +24,17 @@ UNIT = {"float32": 2.0**-24, "float64": 2.0**-53}
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All scenarios, run once."""
-    return run_program("tests/execution/rank_program.py", tmp_path_factory.mktemp("sharing"))
+    """The scenarios of the ordinary suite, run once; :func:`said` adds one of the slow tests when it is needed."""
+    ordinary = [name for name in SCENARIOS if name not in ONLY_SLOW]
+    return run_program(PROGRAM, tmp_path_factory.mktemp("sharing"), scenarios=ordinary)
 
 
 def said(runs: Path, name: str) -> list[dict[str, Any]]:
     """What each rank said; all of them ended well."""
     if name.startswith(SPREAD) and torch.__version__ < OLDEST_TORCH:
         pytest.skip(f"models are spread with torch {OLDEST_TORCH} or newer")
+    if not (runs / name).exists():
+        run_program(PROGRAM, runs, scenarios=[name])
     codes = json.loads((runs / name / "ended.json").read_text())["codes"]
     assert codes == [0] * len(codes)
     return [json.loads((runs / name / f"{rank}.json").read_text()) for rank in range(len(codes))]
@@ -48,7 +53,7 @@ def test_batches_dealt_out_give_the_bits_of_one_process(runs: Path, family: str,
         assert without_processes(rank[family], "data", world) == one
 
 
-@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_sharded_weights_give_the_bits_of_one_process(runs: Path, family: str, world: int) -> None:
     one = said(runs, "alone")[0][family]
@@ -63,7 +68,7 @@ def test_sharded_weights_give_the_bits_of_one_process(runs: Path, family: str, w
             assert different == set()
 
 
-@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_sharded_module_is_left_sharded_and_as_it_was(runs: Path, world: int) -> None:
     for rank in said(runs, f"fsdp{world}"):
         for family in FAMILIES:
@@ -125,7 +130,7 @@ def test_module_split_by_hand_shows_every_head_once(runs: Path, activations: str
         assert furthest(found, one) <= rounding(2 * (16 + 32), "float64")
 
 
-@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_folder_read_in_parts_is_the_folder_read_whole(runs: Path, world: int) -> None:
     for rank in said(runs, f"folder{world}"):
         assert rank["data"]["rows"] == rank["fsdp"]["rows"] == rank["alone"]["rows"]
@@ -142,7 +147,7 @@ def test_networks_taken_apart_are_those_of_one_process(runs: Path) -> None:
         assert "random copy of a sharded model" in rank["twin"]["message"]
 
 
-@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("verb", sorted(VERBS))
 def test_every_verb_deals_out_its_batches(runs: Path, verb: str, world: int) -> None:
     (one,) = said(runs, "dealt1")
