@@ -30,11 +30,11 @@ def test_a_saved_run_comes_out_again_to_the_bit(tmp_path: Path) -> None:
     assert shown.stdout.strip() == "rankscope measure init:tiny-bert --sequences 2 --tokens 8 --seed 3"
 
 
-def test_a_changed_number_is_found(tmp_path: Path) -> None:
+def test_a_changed_number_is_found(cli, tmp_path: Path) -> None:
     run, other = tmp_path / "run", tmp_path / "other"
     few = ("--sequences", "1", "--tokens", "8", "-q", "--metrics", "relative_residual")
-    rankscope("measure", "init:tiny-bert", *few, "--seed", "3", "--out", str(run))
-    rankscope("measure", "init:tiny-bert", *few, "--seed", "4", "--out", str(other))
+    cli("measure", "init:tiny-bert", *few, "--seed", "3", "--out", str(run))
+    cli("measure", "init:tiny-bert", *few, "--seed", "4", "--out", str(other))
     facts, rows = json.loads((other / "run.json").read_text()), json.loads((run / "run.json").read_text())
     facts["provenance"]["command"] = rows["provenance"]["command"]
     (other / "run.json").write_text(json.dumps(facts))

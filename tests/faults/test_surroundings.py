@@ -121,7 +121,7 @@ def test_names_that_are_no_text(warm: Warm, tmp_path: Path) -> None:
     done="HOME unset, for a user id that no list of users knows; and a path of the home of nobody",
     expected="it runs, and the run is saved; the path is refused in words",
 )
-def test_no_home(tmp_path: Path) -> None:
+def test_no_home(warm: Warm, tmp_path: Path) -> None:
     program = (
         "import os, pwd, sys\n"
         "os.environ.pop('HOME', None)\n"
@@ -132,7 +132,7 @@ def test_no_home(tmp_path: Path) -> None:
     outcome = cold([*MEASURE, "--out", "run"], tmp_path, program=program)
     assert outcome.code == 0, outcome.err
     assert str(rs.load_run(tmp_path / "run"))
-    assert cold(["predict", "~nobody-of-that-name/config.json"], tmp_path).explained
+    assert warm.run(["predict", "~nobody-of-that-name/config.json"], tmp_path).explained
 
 
 @fault(

@@ -117,6 +117,7 @@ def test_item_12_no_command_obeys_the_folder_it_is_called_in(trap: Path) -> None
     assert Path(figure).stat().st_size > 1000
 
 
+@pytest.mark.slow  # the process that `rerun` starts below is such a one
 def test_item_12_python_m_does_not_take_libraries_from_the_folder(trap: Path) -> None:
     ended = done(trap, "-m", "rankscope", "measure", "init:tiny-bert", *SMALL)
     assert ended.returncode == 0, ended.stderr[-2000:]

@@ -23,8 +23,7 @@ def browser() -> Iterator[Any]:
         yield running
 
 
-@pytest.mark.parametrize("width", [1280, 390])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 390)])
 @pytest.mark.parametrize("page", PAGES)
 def test_page_fits_and_is_accessible(browser: Any, page: str, scheme: str, width: int) -> None:
     with opened(browser, BUILT / page, width=width, scheme=scheme) as seen:

@@ -217,7 +217,7 @@ def test_accessible(browser: Any, address: str, scheme: str) -> None:
     with visiting(browser, address, scheme=scheme) as seen:
         seen.page.locator(".play details summary").click()
         seen.page.wait_for_timeout(300)
-        assert serious_findings(seen.page, axe_file()) == []
+        assert serious_findings(seen.page, axe_file(), only=("color-contrast",) if scheme == "dark" else ()) == []
 
 
 def test_a_written_picture_opens_without_a_request(browser: Any, tmp_path: Path) -> None:

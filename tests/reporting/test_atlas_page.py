@@ -163,4 +163,4 @@ def test_accessible(browser: Any, tmp_path: Path, scheme: str) -> None:
     with opened(browser, rs.atlas(sweep_folder(tmp_path / "s"), tmp_path / "atlas.html"), scheme=scheme) as page:
         page.page.evaluate("document.querySelectorAll('details').forEach((node) => { node.open = true; })")
         page.page.wait_for_timeout(100)
-        assert serious_findings(page.page, axe_file()) == []
+        assert serious_findings(page.page, axe_file(), only=("color-contrast",) if scheme == "dark" else ()) == []

@@ -66,10 +66,10 @@ def is_clean(seen: Opened, file: Path) -> None:
     assert seen.asked == [file.as_uri()]
 
 
-@pytest.mark.parametrize("name", [*VERBS, *EDGES, "all"])
+# The chapter of a verb is the same in the report of all verbs.
+@pytest.mark.parametrize("name", [*(pytest.param(verb, marks=pytest.mark.slow) for verb in VERBS), *EDGES, "all"])
 def test_opens_without_an_error_or_a_request(browser: Any, folder: Path, name: str) -> None:
     file = file_of(name, folder)
-    # The chapter of a verb is the same in the report of all verbs, which is opened at both widths.
     for width in WIDTHS[:1] if name in VERBS else WIDTHS:
         with opened(browser, file, width=width) as seen:
             is_clean(seen, file)

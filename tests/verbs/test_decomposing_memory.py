@@ -41,7 +41,7 @@ def least_budget(model: GPT2Model, ids: torch.Tensor, options: dict[str, Any]) -
     [{}, {"origins": True}, {"marginals": ["heads", "layers", "pairs"]}, {"convention": "linearised"}],
     ids=["lengths", "origins", "marginals", "linearised"],
 )
-@pytest.mark.parametrize("room", [1.0, 3.0])
+@pytest.mark.parametrize("room", [1.0, pytest.param(3.0, marks=pytest.mark.slow)])
 def test_what_is_alive_stays_within_the_budget(model: GPT2Model, options: dict[str, Any], room: float) -> None:
     ids = torch.randint(0, 50, (4, 96), generator=torch.Generator().manual_seed(1))
     budget = room * least_budget(model, ids, options)

@@ -49,6 +49,7 @@ def test_a_causal_mask_leaves_order_one_and_no_word_of_the_law() -> None:
     assert np.allclose(linear, factors, rtol=0.2)
 
 
+@pytest.mark.slow
 def test_orthogonal_values_under_a_causal_mask_halve_the_residual() -> None:
     torch.manual_seed(0)
     model = GPT("pre", dim=16, heads=1, depth=40).double()

@@ -59,7 +59,8 @@ def called(verb: str, folder: Path, **further: Any) -> Run:
     return found
 
 
-@pytest.mark.parametrize("verb", ["measure", pytest.param("ablate", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("verb", ["measure", "ablate"])
 def test_signal_nine_half_way(tmp_path: Path, verb: str) -> None:
     folder = saved("init:tiny-bert", tmp_path / "bert")
     options = [verb, str(folder), *VERBS[verb], "-q"]
