@@ -121,6 +121,7 @@ class Traffic:
         self.received = 0
         self.requests = 0
         self.retries = 0
+        self.shared = 0
 
     @contextmanager
     def request(self, count: int) -> Iterator[Callable[[int], None]]:
@@ -161,6 +162,11 @@ class Traffic:
         with self._lock:
             self.retries += 1
 
+    def count_shared(self, count: int) -> None:
+        """Bytes that another model has in common were not read again."""
+        with self._lock:
+            self.shared += count
+
     @property
     def is_stopped(self) -> bool:
         """Whether nobody waits for what is being read any more."""
@@ -187,4 +193,5 @@ class Traffic:
     @property
     def described(self) -> dict[str, int]:
         """The counts, for a run's record."""
-        return {"bytes_read": self.received, "requests": self.requests, "retries": self.retries}
+        found = {"bytes_read": self.received, "requests": self.requests, "retries": self.retries}
+        return {**found, "bytes_shared": self.shared} if self.shared else found
