@@ -11,6 +11,18 @@ from typing import Protocol
 
 from rankscope.errors import InputError, LoadError
 
+_REMOTE = ("hub:", "https://", "http://", "s3://", "gs://")
+
+
+def is_remote(spec: object) -> bool:
+    """Whether a spec says that the model is not on this machine.
+
+    Example:
+        >>> is_remote("hub:gpt2"), is_remote("s3://bucket/model"), is_remote("./model")
+        (True, True, False)
+    """
+    return isinstance(spec, str) and spec.startswith(_REMOTE)
+
 
 class WeightFile(Protocol):
     """A file that can be read by range."""
