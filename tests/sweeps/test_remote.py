@@ -48,7 +48,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
 
 def records(folder: Path) -> dict[str, Any]:
     home = SweepFolder(folder)
-    return {one.task["model"]: home.record(one.key) for one in home.expected()}
+    return {one.task["model"]: home.contents().record(one.key) for one in home.expected()}
 
 
 def test_the_rows_of_each_model_and_the_shared_bytes_once(hub: Served, tmp_path: Path) -> None:
