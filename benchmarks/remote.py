@@ -51,6 +51,35 @@ def child(given: argparse.Namespace) -> None:
     print(json.dumps({"seconds": seconds, "cpu_seconds": cpu, "peak_bytes": peak_bytes(), **facts}))
 
 
+def reads_only(given: argparse.Namespace) -> dict[str, Any]:
+    """What ``bound --weights-only`` reads, without its arithmetic: bytes and requests compared with Q, K, V and O."""
+    from huggingface_hub import constants
+
+    from rankscope.models.lazy_blocks import lazy_model
+    from rankscope.models.weight_files.shapes import shapes_of
+    from tests.hub_server import Served, serving
+
+    folder = Path(given.folder).expanduser()
+    with serving(Served(folder, bandwidth=given.gbit * 1e9 / 8)) as served:
+        constants.HF_HUB_OFFLINE, constants.ENDPOINT = False, served.address
+        constants.HUGGINGFACE_CO_URL_TEMPLATE = served.address + "/{repo_id}/resolve/{revision}/{filename}"
+        lazy = lazy_model("hub:tiny", with_mlps=False)
+        started, used = time.perf_counter(), time.process_time()
+        blocks = sum(1 for _ in lazy.blocks())
+        seconds, cpu = time.perf_counter() - started, time.process_time() - used
+    assert lazy.folder.traffic is not None
+    facts = {"date": date.today().isoformat(), "blocks": blocks, **lazy.folder.traffic.described}
+    attention = shapes_of(folder).attention
+    # The server is a thread of the same process here, so that its CPU time is in the figure.
+    return {
+        **facts,
+        "attention_bytes": attention,
+        "bytes_over_attention": facts["bytes_read"] / attention,
+        "seconds": seconds,
+        "cpu_seconds_with_server": cpu,
+    }
+
+
 def in_a_process(model: str, kind: str, out: Path, given: argparse.Namespace, endpoint: str) -> dict[str, Any]:
     """What ``child`` says, and how large its temporary files became."""
     with tempfile.TemporaryDirectory() as scratch:
@@ -132,6 +161,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--bound", action="store_true", help="also run bound --weights-only, which takes long")
+    parser.add_argument("--reads", action="store_true", help="only count what bound --weights-only reads")
     parser.add_argument("--no-record", action="store_true", help="print only")
     parser.add_argument("--child", default=None, help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, default=None, help=argparse.SUPPRESS)
@@ -139,7 +169,12 @@ def main() -> None:
     if given.child is not None:
         child(given)
         return
-    found = compared(given)
+    before = json.loads(OUT.read_text(encoding="utf-8")) if OUT.is_file() else {}
+    if given.reads:
+        found = {**before, "weights_only_reads": reads_only(given)}
+    else:
+        found = compared(given)
+        found |= {name: before[name] for name in ("weights_only_reads",) if name in before}
     print(json.dumps(found, indent=2))
     if not given.no_record:
         OUT.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
