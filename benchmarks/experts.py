@@ -1,12 +1,12 @@
-"""One block of the shape of DeepSeek-V3 (256 routed experts), streamed in less memory than one dense read of it.
+"""A block of the shape of DeepSeek-V3 (256 routed experts), streamed in less memory than one dense read of it.
 
     python -m benchmarks.experts                           # 23 GB of weights on disk; writes docs/data/experts.json
     python -m benchmarks.experts --experts 8 --no-record   # the same widths with fewer experts, 1.1 GB
     python -m benchmarks.experts --merged --server         # experts as one stored tensor, read over HTTP by range
 
-The weights are random: one block of numbers, shifted by the number of the expert, so that writing takes as long as the
-disk. Peak memory is VmHWM of a process of its own. With at most 16 experts the block is also read whole, and the rows
-of both runs are compared bit by bit.
+A block without experts comes first, as in the model. The weights are random: one block of numbers, shifted by the
+number of the expert, so that writing takes as long as the disk. Peak memory is VmHWM of a process of its own. With at
+most 16 experts the block is also read whole, and the rows of both runs are compared bit by bit.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ CONFIG: dict[str, Any] = {
     "architectures": ["DeepseekV3ForCausalLM"],
     "hidden_size": WIDTH,
     "moe_intermediate_size": INNER,
-    "intermediate_size": 18432,
-    "num_hidden_layers": 1,
-    "first_k_dense_replace": 0,
+    "intermediate_size": INNER,
+    "num_hidden_layers": 2,
+    "first_k_dense_replace": 1,
     "num_attention_heads": HEADS,
     "num_key_value_heads": HEADS,
     "q_lora_rank": 1536,
@@ -62,25 +62,30 @@ CONFIG: dict[str, Any] = {
 
 def tensors(experts: int, merged: bool) -> dict[str, tuple[int, ...]]:
     """Names and shapes of the checkpoint, as DeepSeek-V3 stores them, or with the experts as one tensor."""
-    block = "model.layers.0"
     found: dict[str, tuple[int, ...]] = {
         "model.embed_tokens.weight": (VOCABULARY, WIDTH),
-        f"{block}.input_layernorm.weight": (WIDTH,),
-        f"{block}.post_attention_layernorm.weight": (WIDTH,),
-        f"{block}.self_attn.q_a_proj.weight": (1536, WIDTH),
-        f"{block}.self_attn.q_a_layernorm.weight": (1536,),
-        f"{block}.self_attn.q_b_proj.weight": (HEADS * 192, 1536),
-        f"{block}.self_attn.kv_a_proj_with_mqa.weight": (576, WIDTH),
-        f"{block}.self_attn.kv_a_layernorm.weight": (512,),
-        f"{block}.self_attn.kv_b_proj.weight": (HEADS * 256, 512),
-        f"{block}.self_attn.o_proj.weight": (WIDTH, HEADS * 128),
-        f"{block}.mlp.gate.weight": (experts, WIDTH),
-        f"{block}.mlp.gate.e_score_correction_bias": (experts,),
-        f"{block}.mlp.shared_experts.gate_proj.weight": (INNER, WIDTH),
-        f"{block}.mlp.shared_experts.up_proj.weight": (INNER, WIDTH),
-        f"{block}.mlp.shared_experts.down_proj.weight": (WIDTH, INNER),
         "model.norm.weight": (WIDTH,),
     }
+    for block in ("model.layers.0", "model.layers.1"):
+        found |= {
+            f"{block}.input_layernorm.weight": (WIDTH,),
+            f"{block}.post_attention_layernorm.weight": (WIDTH,),
+            f"{block}.self_attn.q_a_proj.weight": (1536, WIDTH),
+            f"{block}.self_attn.q_a_layernorm.weight": (1536,),
+            f"{block}.self_attn.q_b_proj.weight": (HEADS * 192, 1536),
+            f"{block}.self_attn.kv_a_proj_with_mqa.weight": (576, WIDTH),
+            f"{block}.self_attn.kv_a_layernorm.weight": (512,),
+            f"{block}.self_attn.kv_b_proj.weight": (HEADS * 256, 512),
+            f"{block}.self_attn.o_proj.weight": (WIDTH, HEADS * 128),
+        }
+    for mlp in ("model.layers.0.mlp", "model.layers.1.mlp.shared_experts"):
+        found |= {
+            f"{mlp}.gate_proj.weight": (INNER, WIDTH),
+            f"{mlp}.up_proj.weight": (INNER, WIDTH),
+            f"{mlp}.down_proj.weight": (WIDTH, INNER),
+        }
+    found[f"{block}.mlp.gate.weight"] = (experts, WIDTH)
+    found[f"{block}.mlp.gate.e_score_correction_bias"] = (experts,)
     if merged:
         found[f"{block}.mlp.experts.gate_up_proj"] = (experts, 2 * INNER, WIDTH)
         found[f"{block}.mlp.experts.down_proj"] = (experts, WIDTH, INNER)
@@ -114,7 +119,7 @@ def write(folder: Path, experts: int, merged: bool) -> int:
                 view = memoryview(piece.contiguous().view(torch.uint8).numpy().reshape(-1))
                 while view:
                     view = view[file.write(view) :]
-    return sum(entry["data_offsets"][1] - entry["data_offsets"][0] for n, entry in header.items() if "layers.0" in n)
+    return sum(entry["data_offsets"][1] - entry["data_offsets"][0] for n, entry in header.items() if "layers.1" in n)
 
 
 def _numbers(name: str, shape: tuple[int, ...]) -> Iterator[torch.Tensor]:
@@ -139,7 +144,7 @@ def child(given: argparse.Namespace) -> None:
     shape = {"sequences": given.sequences, "tokens": given.tokens, "batch": given.sequences, "random_tokens": True}
     memory = None if given.child == "dense" else given.memory
     started, used = time.perf_counter(), time.process_time()
-    run = measure(given.folder, **shape, offload=True, memory=memory, blocks="layers.*")
+    run = measure(given.folder, **shape, offload=True, memory=memory)
     seconds, cpu = time.perf_counter() - started, time.process_time() - used
     run.save(given.out)
     print(json.dumps({"seconds": seconds, "cpu_seconds": cpu, "peak_bytes": peak_bytes(), **run.extra["offload"]}))

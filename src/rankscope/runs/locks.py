@@ -8,13 +8,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 from rankscope.errors import ResultError
 
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
+
+def _module() -> ModuleType | None:
+    """The locks of a POSIX system; None on Windows."""
+    try:
+        import fcntl
+    except ImportError:
+        return None
+    return fcntl
 
 
 @contextmanager
@@ -23,6 +28,7 @@ def taking_turns(folder: Path) -> Iterator[None]:
 
     Without locks (Windows, some network file systems) nobody waits.
     """
+    fcntl = _module()
     if fcntl is None:
         yield
         return
@@ -48,11 +54,12 @@ def lock_file(path: Path, purpose: str) -> Iterator[LockFile]:
     Raises:
         ResultError: the system has no file locks.
     """
+    fcntl = _module()
     if fcntl is None:
         raise ResultError(f"{purpose} needs the file locks of a POSIX system.")
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
-        yield LockFile(handle, path, purpose)
+        yield LockFile(fcntl, handle, path, purpose)
     finally:
         os.close(handle)
 
@@ -61,6 +68,7 @@ def lock_file(path: Path, purpose: str) -> Iterator[LockFile]:
 class LockFile:
     """A file whose bytes are locks, each held by at most one process; nobody waits."""
 
+    module: ModuleType
     handle: int
     path: Path
     purpose: str
@@ -72,7 +80,7 @@ class LockFile:
             ResultError: the file system has no locks.
         """
         try:
-            fcntl.lockf(self.handle, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
+            self.module.lockf(self.handle, self.module.LOCK_EX | self.module.LOCK_NB, 1, byte)
         except OSError as error:
             if error.errno in (errno.EACCES, errno.EAGAIN):
                 return False
@@ -84,4 +92,4 @@ class LockFile:
 
     def release(self, byte: int = 0) -> None:
         """Unlock one byte."""
-        fcntl.lockf(self.handle, fcntl.LOCK_UN, 1, byte)
+        self.module.lockf(self.handle, self.module.LOCK_UN, 1, byte)

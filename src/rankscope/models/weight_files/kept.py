@@ -56,7 +56,10 @@ def kept(file: WeightFile, sha256: str, traffic: Traffic) -> WeightFile:
     except (ValueError, OverflowError) as error:
         raise InputError(f"{VARIABLE}={given!r:.40} is not a number of GiB. Set it to one, such as 50.") from error
     folder = cache_folder() / "weights"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{folder} cannot be made a folder ({error.strerror}). Set RANKSCOPE_CACHE.") from error
     return _KeptFile(file, _Entry(folder, sha256, file.size, limit), traffic)
 
 
