@@ -1,13 +1,14 @@
 """A model read from a server on this machine at a limited speed, compared with the same model in a local folder.
 
     python scripts/make_random_model.py llama-3b
-    python -m benchmarks.remote ~/.cache/rankscope-scale/llama-3b          # writes docs/data/remote.json
+    python -m benchmarks.remote ~/.cache/rankscope-scale/llama-3b --bound  # writes docs/data/remote.json
     python -m benchmarks.remote FOLDER --gbit 1 --sequences 8 --tokens 128 --no-record
 
 The server speaks the endpoints of the hub and is limited to ``--gbit`` over all connections. Both runs are processes of
 their own, one after the other. Peak memory is VmHWM; peak disk is the largest size of the folder for temporary files
 and the hub's cache, looked at ten times a second. The time is that of the call to ``measure``, and is compared with the
-larger of the transfer (bytes read at the limit) and the local run.
+larger of the transfer (bytes read at the limit) and the local run. CPU time is that of the process without the server,
+and says more than the time on a machine that others use.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def child(given: argparse.Namespace) -> None:
     from rankscope.verbs.measure.run import measure
 
     measure("init:tiny-llama", sequences=1, tokens=8)  # imports are not part of the comparison
-    started = time.perf_counter()
+    started, used = time.perf_counter(), time.process_time()
     if given.child == "bound":
         run = bound(given.folder, weights_only=True)
         facts = dict(run.extra["weights"])
@@ -45,9 +46,41 @@ def child(given: argparse.Namespace) -> None:
         shape = {"sequences": given.sequences, "tokens": given.tokens, "batch": given.batch}
         run = measure(given.folder, **shape, offload=True)
         facts = dict(run.extra["offload"])
-    seconds = time.perf_counter() - started
+    seconds, cpu = time.perf_counter() - started, time.process_time() - used
     run.save(given.out)
-    print(json.dumps({"seconds": seconds, "peak_bytes": peak_bytes(), **facts}))
+    print(json.dumps({"seconds": seconds, "cpu_seconds": cpu, "peak_bytes": peak_bytes(), **facts}))
+
+
+def reads_only(given: argparse.Namespace) -> dict[str, Any]:
+    """What ``bound --weights-only`` reads, without its arithmetic: bytes and requests compared with Q, K, V and O."""
+    from huggingface_hub import constants
+
+    from rankscope.models.lazy_blocks import lazy_model
+    from rankscope.models.weight_files.shapes import shapes_of
+    from tests.hub_server import Served, serving
+
+    folder = Path(given.folder).expanduser()
+    stated = {
+        path.name: "0" * 64 for path in folder.glob("*.safetensors")
+    }  # hashing them would take longer than reading
+    with serving(Served(folder, bandwidth=given.gbit * 1e9 / 8, hashes=stated)) as served:
+        constants.HF_HUB_OFFLINE, constants.ENDPOINT = False, served.address
+        constants.HUGGINGFACE_CO_URL_TEMPLATE = served.address + "/{repo_id}/resolve/{revision}/{filename}"
+        lazy = lazy_model("hub:tiny", with_mlps=False)
+        started, used = time.perf_counter(), time.process_time()
+        blocks = sum(1 for _ in lazy.blocks())
+        seconds, cpu = time.perf_counter() - started, time.process_time() - used
+    assert lazy.folder.traffic is not None
+    facts = {"date": date.today().isoformat(), "blocks": blocks, **lazy.folder.traffic.described}
+    attention = shapes_of(folder).attention
+    # The server is a thread of the same process here, so that its CPU time is in the figure.
+    return {
+        **facts,
+        "attention_bytes": attention,
+        "bytes_over_attention": facts["bytes_read"] / attention,
+        "seconds": seconds,
+        "cpu_seconds_with_server": cpu,
+    }
 
 
 def in_a_process(model: str, kind: str, out: Path, given: argparse.Namespace, endpoint: str) -> dict[str, Any]:
@@ -115,6 +148,7 @@ def compared(given: argparse.Namespace) -> dict[str, Any]:
         "transfer_seconds": transfer,
         "bytes_over_weights": remote["bytes_read"] / sizes.nbytes,
         "time_over_larger": remote["seconds"] / max(transfer, local["seconds"]),
+        "cpu_over_local": remote["cpu_seconds"] / local["cpu_seconds"],
     }
     if bound is not None:
         found |= {"bound": bound, "bound_bytes_over_attention": bound["bytes_read"] / sizes.attention}
@@ -130,6 +164,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--bound", action="store_true", help="also run bound --weights-only, which takes long")
+    parser.add_argument("--reads", action="store_true", help="only count what bound --weights-only reads")
     parser.add_argument("--no-record", action="store_true", help="print only")
     parser.add_argument("--child", default=None, help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, default=None, help=argparse.SUPPRESS)
@@ -137,7 +172,12 @@ def main() -> None:
     if given.child is not None:
         child(given)
         return
-    found = compared(given)
+    before = json.loads(OUT.read_text(encoding="utf-8")) if OUT.is_file() else {}
+    if given.reads:
+        found = {**before, "weights_only_reads": reads_only(given)}
+    else:
+        found = compared(given)
+        found |= {name: before[name] for name in ("weights_only_reads",) if name in before}
     print(json.dumps(found, indent=2))
     if not given.no_record:
         OUT.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")

@@ -54,7 +54,7 @@ def main() -> None:
         program = [sys.executable, "-m", "rankscope"]
         subprocess.run([*program, "measure", "--states", str(path), "--out", str(run), "--quiet"], check=True)
         report = Path(scratch) / "report.html"
-        subprocess.run([*program, "report", str(run), "--output", str(report), "--quiet"], check=True)
+        subprocess.run([*program, "report", str(run), "--out", str(report), "--quiet"], check=True)
         found = {
             "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
             "shape": {"tokens": given.tokens, "layers": given.layers, "width": given.width, "dtype": "bfloat16"},

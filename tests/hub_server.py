@@ -30,7 +30,8 @@ class Served:
     """What the server has, does and has seen.
 
     Attributes:
-        folder: the model.
+        folder: the model, whatever its owner is called.
+        others: further models by their owner, as in ``OWNER/tiny``.
         token: if not None, the token without which nothing is shown.
         faults: consumed one per request of a range, in order; None for an honest answer.
         bandwidth: bytes per second over all connections; None for no limit.
@@ -51,16 +52,24 @@ class Served:
     lock: threading.Lock = field(default_factory=threading.Lock)
     due: float = 0.0
     hashes: dict[str, str] = field(default_factory=dict)
+    others: dict[str, Path] = field(default_factory=dict)
+
+    def of(self, words: list[str]) -> Path:
+        """The model that a path with an owner means."""
+        return next((self.others[word] for word in words if word in self.others), self.folder)
 
     def hash_of(self, path: Path) -> str:
+        """Its hash, or the one that ``hashes`` states for its name."""
         with self.lock:
-            if path.name not in self.hashes:
+            if path.name in self.hashes:
+                return self.hashes[path.name]
+            if str(path) not in self.hashes:
                 digest = hashlib.sha256()
                 with path.open("rb") as file:
                     while piece := file.read(1 << 20):
                         digest.update(piece)
-                self.hashes[path.name] = digest.hexdigest()
-            return self.hashes[path.name]
+                self.hashes[str(path)] = digest.hexdigest()
+            return self.hashes[str(path)]
 
     def pay(self, count: int) -> None:
         """Wait until the line has carried ``count`` more bytes."""
@@ -97,7 +106,7 @@ class Handler(BaseHTTPRequestHandler):
         elif "resolve" in words:
             self.resolve(words)
         else:
-            self.serve(self.served.folder / words[-1], "Authorization" in self.headers and words[0] == "cdn")
+            self.serve(self.served.of(words) / words[-1], "Authorization" in self.headers and words[0] == "cdn")
 
     def refuse(self, status: int, **headers: str) -> None:
         self.send_response(status)
@@ -113,7 +122,7 @@ class Handler(BaseHTTPRequestHandler):
             self.refuse(404, X_Error_Code="RevisionNotFound" if name.endswith("tiny") else "RepoNotFound")
             return
         files = []
-        for path in sorted(self.served.folder.iterdir()):
+        for path in sorted(self.served.of(words).iterdir()):
             entry: dict[str, object] = {"rfilename": path.name, "size": path.stat().st_size, "blobId": "0" * 40}
             if path.suffix == ".safetensors":
                 entry["lfs"] = {"size": path.stat().st_size, "sha256": self.served.hash_of(path), "pointerSize": 134}
@@ -127,7 +136,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def resolve(self, words: list[str]) -> None:
         """The hub answers large files with a redirect; the token must not follow it to another host."""
-        path = self.served.folder / words[-1]
+        path = self.served.of(words) / words[-1]
         assert words[words.index("resolve") + 1] == COMMIT, "a file is read at the commit, not at the branch"
         if not path.is_file():
             self.refuse(404, X_Error_Code="EntryNotFound")
@@ -136,7 +145,7 @@ class Handler(BaseHTTPRequestHandler):
         else:
             elsewhere = self.served.address.replace("127.0.0.1", "localhost")
             self.send_response(302)
-            self.send_header("Location", f"{elsewhere}/cdn/{path.name}")
+            self.send_header("Location", f"{elsewhere}/cdn/{words[0]}/{path.name}")
             self.send_header("X-Linked-Etag", f'"{self.served.hash_of(path)}"')
             self.send_header("X-Linked-Size", str(path.stat().st_size))
             self.send_header("Content-Length", "0")

@@ -181,6 +181,7 @@ OFFLOAD = Option(
     flags=("--offload", "--stream"),
     kind=bool,
     default=False,
+    in_plans=True,
     help="Read weights block by block, also from hub:NAME, https://, s3:// or gs://; --stream is the old spelling.",
 )
 MEMORY = Option(name="memory", metavar="BUDGET", help="With --offload: memory budget, e.g. 3GiB.")
@@ -214,7 +215,7 @@ def execution(no_offload: str | None, no_spread: str | None) -> tuple[Option, ..
     parallel = PARALLEL.but(help=f"Under torchrun: distribute the batches (data, the default){spread}")
     if no_offload is None:
         return (parallel, OFFLOAD, MEMORY, WORK, BYTE_BUDGET)
-    return (parallel, OFFLOAD.but(flags=("--offload",), help=f"Not supported: {no_offload}."))
+    return (parallel, OFFLOAD.but(flags=("--offload",), in_plans=False, help=f"Not supported: {no_offload}."))
 
 
 # Output; every verb that makes a run has these options.

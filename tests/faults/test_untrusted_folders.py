@@ -104,7 +104,7 @@ def test_item_12_no_command_obeys_the_folder_it_is_called_in(trap: Path) -> None
         ["bound", "init:tiny-bert", *SMALL],
         ["doctor", "init:tiny-bert"],
         ["compare", run, run, "--figure", str(trap.parent / "compare.png")],
-        ["report", run, "--output", str(trap.parent / "report.html")],
+        ["report", run, "--out", str(trap.parent / "report.html")],
     ]
     ended = done(trap, str(program), json.dumps(commands))
     assert ended.returncode == 0, ended.stderr[-2000:]

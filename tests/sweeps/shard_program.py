@@ -1,22 +1,35 @@
-"""One process of a sweep that several share: ``python -m tests.sweeps.shard_program PLAN FOLDER SHARD LOG``.
-
-Every task it starts and every task it keeps is a line of LOG, which the processes share.
-"""
+"""One process of a sweep that several share, with a log of what each of them does."""
 
 from __future__ import annotations
 
 import os
-import sys
+import random
+import time
+
+import pandas  # noqa: F401  (pyarrow imports it with its first array; here, the server of the forks does)
+import pyarrow as pa
 
 import rankscope as rs
 from rankscope.sweeps import running
 from rankscope.sweeps.tasks import Task
 from rankscope.sweeps.working import Outcome, do
+from tests.sweeps.folders import FACTS, rows
 
 
-def main(plan: str, folder: str, shard: str, log: str) -> None:
-    """Run the share of one process."""
+def tiny(task: Task) -> Outcome:
+    """Rows that depend on the task alone, in a few milliseconds: many processes meet at the claims, not in a model."""
+    time.sleep(random.uniform(0.0, 0.01))
+    values = {"relative_residual": [random.Random(f"{task.key}:{layer}").random() for layer in range(3)]}
+    return Outcome(task, pa.table(rows(task.expected, values)), dict(FACTS))
+
+
+def main(plan: str, folder: str, shard: str | None, log: str, *, is_tiny: bool = False) -> None:
+    """Run the share of one process, or all tasks if ``shard`` is None.
+
+    Every task it starts and every task it keeps is a line of ``log``, which the processes share.
+    """
     kept = running._kept
+    work = tiny if is_tiny else do
 
     def note(word: str, key: str) -> None:
         handle = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -25,16 +38,14 @@ def main(plan: str, folder: str, shard: str, log: str) -> None:
 
     def noted(task: Task) -> Outcome:
         note("start", task.key)
-        return do(task)
+        return work(task)
 
     def noted_keeping(home: running.SweepFolder, outcome: Outcome) -> int:
         found = kept(home, outcome)
         note("kept", outcome.task.key)
         return found
 
+    if is_tiny:
+        os.fsync = lambda handle: None  # a killed process loses nothing that it has written; only a machine does
     running.do, running._kept = noted, noted_keeping
-    rs.sweep(plan, folder, shard=shard)
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    rs.sweep(plan, folder, serial=shard is None, shard=shard)

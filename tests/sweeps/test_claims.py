@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections import Counter
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from rankscope.sweeps.claims import Claims, Shard, shard_of
 from rankscope.sweeps.plan import plan_of
 from rankscope.sweeps.tasks import Task, tasks_of
 from rankscope.sweeps.working import Outcome
+from tests.sweeps import shard_program
 
 MEASURE = {"measure": {"metrics": ["relative_residual"], "sites": ["block.out"]}}
 INPUTS = {"sequences": 1, "tokens": 4, "random_tokens": True}
@@ -151,41 +154,43 @@ def test_the_examples_for_schedulers_run(tmp_path: Path) -> None:
 
 
 def shared_sweep(
-    folder: Path, *, processes: int, seeds: int, kills: int, pause: float
+    folder: Path, *, processes: int, seeds: int, kills: int, pause: float, is_tiny: bool
 ) -> tuple[Counter[str], Counter[str]]:
     """Run a plan in several processes, kill and restart some: how often each task was started, and kept."""
     folder.mkdir()
     file, log = folder / "plan.yaml", folder / "log"
     file.write_text(yaml.safe_dump(plan(seeds)))
+    # Forked from a server that has imported everything: the time goes to the tasks, so that the processes meet at them.
+    server = multiprocessing.get_context("forkserver")
+    server.set_forkserver_preload(["tests.sweeps.shard_program"])
 
-    def start(number: int) -> subprocess.Popen[bytes]:
-        words = [
-            "-m",
-            "tests.sweeps.shard_program",
-            str(file),
-            str(folder / "sweep"),
-            f"{number}/{processes}",
-            str(log),
-        ]
-        return subprocess.Popen([sys.executable, *words])
+    def start(number: int) -> BaseProcess:
+        words = (str(file), str(folder / "sweep"), f"{number}/{processes}", str(log))
+        started = server.Process(target=shard_program.main, args=words, kwargs={"is_tiny": is_tiny})
+        started.start()
+        return started
 
     running_now = [start(number) for number in range(processes)]
     for number in range(kills):
         wanted = (number + 1) * seeds // (kills + 2)
         while not log.exists() or log.read_text().count("kept") < wanted:
-            time.sleep(0.02)
+            time.sleep(0.005)
         time.sleep(pause * number)
         running_now[number].kill()
-        running_now[number].wait()
+        running_now[number].join()
         running_now[number] = start(number)
-    assert [one.wait(3000) for one in running_now] == [0] * processes
+    for one in running_now:
+        one.join(600)
+    assert [one.exitcode for one in running_now] == [0] * processes
     lines = [line.split() for line in log.read_text().splitlines()]
     return tuple(Counter(key for word, key, _ in lines if word == wanted) for wanted in ("start", "kept"))  # type: ignore[return-value]
 
 
-def check_shared(folder: Path, serial: Path, *, processes: int, seeds: int, kills: int, pause: float) -> None:
-    """Each row exactly once, equal to those of a serial run; only what was killed is started twice."""
-    started, kept = shared_sweep(folder, processes=processes, seeds=seeds, kills=kills, pause=pause)
+def check_shared(
+    folder: Path, serial: Path, *, processes: int, seeds: int, kills: int, pause: float = 0.0, is_tiny: bool = False
+) -> int:
+    """Each row exactly once, equal to those of a serial run; how many tasks were started twice: only killed ones."""
+    started, kept = shared_sweep(folder, processes=processes, seeds=seeds, kills=kills, pause=pause, is_tiny=is_tiny)
     keys = SweepFolder(serial).contents().done
     assert len(keys) == seeds
     # A process can be killed after it has kept a result and before it has noted so; it cannot keep one twice.
@@ -199,17 +204,29 @@ def check_shared(folder: Path, serial: Path, *, processes: int, seeds: int, kill
         assert pq.read_table(serial / path, partitioning=None).equals(
             pq.read_table(folder / "sweep" / path, partitioning=None)
         )
+    return sum(started.values()) - seeds
 
 
 def test_three_processes_one_of_them_killed(tmp_path: Path) -> None:
     rs.sweep(plan(18), tmp_path / "serial", serial=True)
-    check_shared(tmp_path / "shared", tmp_path / "serial", processes=3, seeds=18, kills=1, pause=0.0)
+    check_shared(tmp_path / "shared", tmp_path / "serial", processes=3, seeds=18, kills=1)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3000)
 def test_eight_processes_three_of_them_killed_ten_rounds(tmp_path: Path) -> None:
-    rs.sweep(plan(400), tmp_path / "serial", serial=True)
-    for turn in range(10):
+    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(plan(400)))
+    words = (str(tmp_path / "plan.yaml"), str(tmp_path / "serial"), None, str(tmp_path / "log"))
+    alone = multiprocessing.get_context("forkserver").Process(
+        target=shard_program.main, args=words, kwargs={"is_tiny": True}
+    )
+    alone.start()
+    alone.join(600)
+    again = [
         check_shared(
-            tmp_path / f"shared-{turn}", tmp_path / "serial", processes=8, seeds=400, kills=3, pause=0.013 * turn
+            tmp_path / f"shared-{turn}", tmp_path / "serial",
+            processes=8, seeds=400, kills=3, pause=0.013 * turn, is_tiny=True,
         )
+        for turn in range(10)
+    ]  # fmt: skip
+    print(f"started again after a kill, of 400 tasks in each round: {again}")

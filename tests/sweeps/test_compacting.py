@@ -14,6 +14,7 @@ import pytest
 
 import rankscope as rs
 from rankscope.errors import ResultError
+from rankscope.runs.locks import lock_file
 from rankscope.runs.sweep_folder import SweepFolder
 from rankscope.runs.sweep_packs import PACKS, packs_in
 from rankscope.runs.sweep_profiles import profiles_in
@@ -212,7 +213,8 @@ def test_two_compactions_at_once_are_refused(folder: Path) -> None:
     (folder / PACKS).mkdir()
     pid = os.fork()
     if pid == 0:  # locks belong to processes
-        with compacting._alone(folder / PACKS):
+        with lock_file(folder / PACKS / compacting.LOCK, "this test") as lock:
+            assert lock.take()
             (folder / "ready").touch()
             while not (folder / "go").exists():
                 pass

@@ -35,7 +35,7 @@ def test_short_and_long_forms_mean_the_same() -> None:
             {"verbs": [{"measure": {"metric": ["mu"]}}]},
             "verbs.0.metric is not a key of a plan (did you mean 'metrics",
         ),
-        ({"verbs": [{"exact": {"xyz": 1}}]}, "known here: plain, stability"),
+        ({"verbs": [{"exact": {"xyz": 1}}]}, "known here: offload, plain, stability"),
         ({"variants": [{"name": "a", "skipp": 0}]}, "did you mean 'skip'?"),
         ({"variants": [{"name": "a", "mlp": "dropp"}]}, "'keep' or 'drop'"),
         ({"models": [{"model": "a", "inputs": {"token": 3}}]}, "models.0.inputs.token"),

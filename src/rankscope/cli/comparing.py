@@ -25,7 +25,10 @@ def compare_command(
     level: Annotated[float, typer.Option("--level", help="Confidence level of the intervals.")] = 0.95,
     seed: Annotated[int, typer.Option("--seed", help="Seed of the resampling.")] = 0,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write an HTML report of the comparison.")
+        Path | None,
+        typer.Option(
+            "--out", "-o", "--output", metavar="FILE", help="Write an HTML report; --output is the old spelling."
+        ),
     ] = None,
     figure: parameters.Figure = None,
     as_json: parameters.AsJson = False,

@@ -13,7 +13,10 @@ Runs = Annotated[
     list[Path], typer.Argument(metavar="RUN", help="One or more folders written with --out or by a Gauge.")
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing.")]
-Page = Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="HTML file to write.")]
+Page = Annotated[
+    Path,
+    typer.Option("--out", "-o", "--output", metavar="FILE", help="HTML file; --output is the old spelling."),
+]
 
 
 def report_command(

@@ -7,8 +7,7 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import pyarrow.parquet as pq
 
 from rankscope._types import path_of
 from rankscope.errors import ResultError
+from rankscope.runs.locks import taking_turns
 from rankscope.runs.plain_json import parse_json
 from rankscope.runs.provenance import SCHEMA
 from rankscope.runs.rows import FIXED_COLUMNS, NAMES, STATUSES
@@ -45,7 +45,7 @@ def write_run(folder: str | os.PathLike[str], facts: Mapping[str, Any], table: p
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, compression="zstd")
     try:
-        with _alone(home):
+        with taking_turns(home):
             _write(home, facts, sink.getvalue().to_pybytes(), table)
     except OSError as error:
         raise ResultError(
@@ -67,23 +67,6 @@ def _write(home: Path, facts: Mapping[str, Any], content: bytes, table: pa.Table
     # Only now does no sidecar name the old rows. A process killed before this line leaves an unused file.
     if before is not None and before != name:
         (home / before).unlink(missing_ok=True)
-
-
-@contextmanager
-def _alone(home: Path) -> Iterator[None]:
-    """Lock a folder against other writers; the system releases the lock of a killed process."""
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        yield
-        return
-    handle = os.open(home, os.O_RDONLY)
-    try:
-        with suppress(OSError):  # some network file systems have no locks
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
 
 
 def read_run(folder: str | os.PathLike[str]) -> tuple[dict[str, Any], pa.Table]:

@@ -6,16 +6,15 @@ of a process that ends in whatever way, so a claim never outlives its process an
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from rankscope.errors import InputError, ResultError
+from rankscope.errors import InputError
+from rankscope.runs.locks import lock_file
 from rankscope.runs.sweep_packs import manifests_in
 
 if TYPE_CHECKING:
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from rankscope.sweeps.tasks import Task
 
 CLAIMS = "claims"
-TAKEN = (errno.EACCES, errno.EAGAIN)
 _SHARD = re.compile(r"(\d{1,9})/(\d{1,9})")
 
 
@@ -124,18 +122,16 @@ class Claims:
         Raises:
             ResultError: the file system has no locks.
         """
-        with self._file() as handle:
+        with lock_file(self._home.home / CLAIMS, "--shard (unlike --serial and Ray)") as claims:
             for task in tasks:
-                if self._is_settled(task.key):
-                    continue
-                if not self._lock(handle, task.key):
+                if self._is_settled(task.key) or not claims.take(_offset(task.key)):
                     continue
                 try:
                     # Another process may have finished it between the look and the lock.
                     if not self._is_settled(task.key):
                         yield task
                 finally:
-                    self._unlock(handle, task.key)
+                    claims.release(_offset(task.key))
 
     def _is_settled(self, key: str) -> bool:
         """Whether a task is done, or failed since this process started; earlier failures are tried again."""
@@ -152,36 +148,6 @@ class Claims:
         if now != self._manifests:
             self._packed, self._manifests = self._home.read(lambda contents: contents.done), now
         return self._packed
-
-    @contextmanager
-    def _file(self) -> Iterator[int]:
-        # Opened once: closing any handle of a file drops all locks that the process has on it.
-        handle = os.open(self._home.home / CLAIMS, os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            yield handle
-        finally:
-            os.close(handle)
-
-    def _lock(self, handle: int, key: str) -> bool:
-        try:
-            import fcntl
-        except ImportError as error:  # Windows
-            raise ResultError("--shard needs the file locks of a POSIX system. Use --serial or Ray here.") from error
-        try:
-            fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _offset(key))
-        except OSError as error:
-            if error.errno in TAKEN:
-                return False
-            raise ResultError(
-                f"{self._home.home} is on a file system without locks ({error.strerror}), so that processes cannot "
-                "share it. Mount it with locks, use another folder, or run the sweep with --serial or on Ray."
-            ) from error
-        return True
-
-    def _unlock(self, handle: int, key: str) -> None:
-        import fcntl
-
-        fcntl.lockf(handle, fcntl.LOCK_UN, 1, _offset(key))
 
 
 def _offset(key: str) -> int:

@@ -11,8 +11,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from tqdm.auto import tqdm
 
 from rankscope._types import path_of
 from rankscope.errors import ResultError
+from rankscope.runs.locks import lock_file
 from rankscope.runs.plain_json import parse_json
 from rankscope.runs.querying import rows_schema
 from rankscope.runs.storage import replace_file
@@ -96,7 +96,9 @@ def compact(folder: str | os.PathLike[str], *, rows: int = MOST_ROWS, progress: 
     expected = home.expected()
     try:
         (home.home / PACKS).mkdir(exist_ok=True)
-        with _alone(home.home / PACKS):
+        with lock_file(home.home / PACKS / LOCK, "sweep compact") as lock:
+            if not lock.take():
+                raise ResultError(f"Another process compacts {home.home}.")
             _clean(home)
             return _compact(home, expected, rows, progress)
     except OSError as error:
@@ -240,21 +242,3 @@ def _clean(home: SweepFolder) -> None:
             (home.home / one.rows_file).unlink(missing_ok=True)
             home.failure_file(key).unlink(missing_ok=True)
             home.record_file(key).unlink(missing_ok=True)
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Keep other compactions out; the system releases the lock of a killed process."""
-    try:
-        import fcntl
-    except ImportError as error:  # Windows
-        raise ResultError("sweep compact needs the file locks of a POSIX system.") from error
-    handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
-    try:
-        try:
-            fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise ResultError(f"Another process compacts {folder.parent} ({error.strerror}).") from error
-        yield
-    finally:
-        os.close(handle)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,7 +18,7 @@ from rankscope.runs.sweep_status import SweepStatus, status_of
 from rankscope.sweeps.claims import Claims, shard_of
 from rankscope.sweeps.plan import Plan, plan_of
 from rankscope.sweeps.tasks import Task, tasks_of
-from rankscope.sweeps.working import TRANSIENT, Outcome, do, failed
+from rankscope.sweeps.working import TRAFFIC, TRANSIENT, Outcome, do, failed
 
 
 def sweep(
@@ -85,10 +86,14 @@ def sweep(
 
             ray = stack.enter_context(cluster(address, workers))
             arriving = outcomes_on_ray(ray, waiting, read.cpus, read.retries)
-        lost = 0
+        shown: Counter[str] = Counter(failed=0)
         for outcome in arriving:
-            lost += _kept(home, outcome)
-            bar.set_postfix(failed=lost, refresh=False)
+            shown["failed"] += _kept(home, outcome)
+            shown.update({name: outcome.facts[name] for name in TRAFFIC if name in outcome.facts})
+            bar.set_postfix(
+                {name: bar.format_sizeof(count) if name in TRAFFIC else count for name, count in shown.items()},
+                refresh=False,
+            )
             bar.update()
     return status_of(home.home)
 

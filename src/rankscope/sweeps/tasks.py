@@ -12,7 +12,8 @@ from typing import Any
 
 from rankscope._version import __version__
 from rankscope.errors import InputError, LoadError
-from rankscope.options import WEIGHTS_ONLY
+from rankscope.models.weight_files.files import is_remote
+from rankscope.options import OFFLOAD, WEIGHTS_ONLY
 from rankscope.runs.sweep_folder import Expected
 from rankscope.sweeps.plan import WHOLE, Checkpoint, Inputs, Model, Plan, PlanVariant, VerbUse, sweep_verbs
 
@@ -42,7 +43,7 @@ def identity_of(spec: str, revision: str | None = None) -> dict[str, Any]:
         return {"kind": "folder", "files": _files(path)}
     if path.is_file():
         return {"kind": "file", "files": [_facts(path)]}
-    if spec.startswith((".", "/", "~")) or spec.count("/") > 1:
+    if not is_remote(spec) and (spec.startswith((".", "/", "~")) or spec.count("/") > 1):
         raise LoadError(f"There is no file or folder {spec!r}. Paths in a plan are relative to the current folder.")
     return {"kind": "hub", "name": spec, "revision": revision}
 
@@ -166,6 +167,8 @@ def tasks_of(plan: Plan) -> Iterator[Task]:
                     "dtype": model.dtype or plan.dtype,
                     "weights": identified(place, revision),
                 }
+                if common["options"].get(OFFLOAD.name):
+                    _check_offload(plan, model)
                 for name, operation in _variants(plan, verb, operations):
                     for seed in model.seeds or plan.seeds:
                         facts = {**common, "variant": name, "operation": operation, "seed": seed}
@@ -194,6 +197,14 @@ def _coordinates(model: Model, moment: Checkpoint | None) -> dict[str, Any]:
         "model_class": model.model_class,
         "blocks": model.blocks,
     }
+
+
+def _check_offload(plan: Plan, model: Model) -> None:
+    """Refuse what needs the whole model in memory."""
+    if [variant.name for variant in plan.variants] != [WHOLE]:
+        raise InputError("verbs: offload reads one block at a time, and variants change a whole model. Leave one out.")
+    if model.model_class is not None:
+        raise InputError(f"model {model.label!r}: model_class is not read with offload. Leave one out.")
 
 
 def _variants(plan: Plan, use: VerbUse, operations: dict[str, Any]) -> Iterator[tuple[str | None, Any]]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from rankscope.errors import RankscopeError
-from rankscope.options import WEIGHTS_ONLY
+from rankscope.options import OFFLOAD, WEIGHTS_ONLY
 from rankscope.runs._frozen import thaw
 from rankscope.sweeps.tasks import Task, differs, identity_of
 from rankscope.verbs._spec import VERBS, Verb, function_at
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 TRANSIENT = (OSError, MemoryError)
 """Errors after which a task is retried; any other would only occur again."""
+TRAFFIC = ("bytes_read", "bytes_shared")
+"""What is counted of a model on a server."""
 LONGEST_TRACE = 20_000
 
 
@@ -67,11 +69,18 @@ def do(task: Task) -> Outcome:
         "floor": _plain(thaw(run.floor)),
         "notes": list(run.notes),
         "provenance": run.provenance.to_json(),
+        **_traffic(run),
         "seconds": round(time.perf_counter() - started, 4),
         "peak_bytes": _peak(),
         "finished": _now(),
     }
     return Outcome(task, table, facts)
+
+
+def _traffic(run: Run) -> dict[str, int]:
+    """Bytes that were read from a server, and that were not because another model has them too."""
+    facts = {**run.extra.get("offload", {}), **run.extra.get("weights", {})}
+    return {name: int(facts[name]) for name in TRAFFIC if name in facts}
 
 
 def failed(task: Task, error: BaseException, seconds: float | None = None) -> Outcome:
@@ -121,6 +130,11 @@ def _run(task: Task) -> Run:
         return function(task.spec, seed=facts["seed"], **_arguments(verb, facts))
     if facts["options"].get(WEIGHTS_ONLY.name):
         return function(task.spec, **facts["options"])
+    if facts["options"].get(OFFLOAD.name):
+        place = f"{task.spec}@{facts['revision']}" if facts["revision"] else task.spec
+        with _inputs(task) as given:
+            named = {"blocks": facts["blocks"], "seed": facts["seed"], "dtype": facts["dtype"]}
+            return function(place, given, **named, **_arguments(verb, facts))
     from rankscope.models.loading import load
     from rankscope.surgery.operating import operate
 

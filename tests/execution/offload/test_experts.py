@@ -31,6 +31,23 @@ def test_the_same_bits_expert_by_expert(tmp_path: Path, name: str, monkeypatch: 
     assert same_bits(run, whole)
 
 
+@pytest.mark.parametrize("by_expert", [False, True])
+def test_a_buffer_that_stays_in_float32_next_to_bfloat16(
+    tmp_path: Path, by_expert: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The router of DeepSeek-V3 adds a correction in float32; rounded to bfloat16 it would choose other experts."""
+    whole = load("init:tiny-deepseek-v3", seed=3, dtype="bfloat16").model
+    name = next(name for name, _ in whole.named_buffers() if name.endswith("e_score_correction_bias"))
+    parent, _, leaf = name.rpartition(".")
+    size = whole.get_buffer(name).shape
+    whole.get_submodule(parent)._buffers[leaf] = 1 + torch.rand(size, generator=torch.Generator().manual_seed(1)) / 300
+    whole.save_pretrained(tmp_path / "model")
+    assert load(tmp_path / "model").model.get_buffer(name).dtype == torch.float32
+    assert torch.equal(open_meta_model(tmp_path / "model").loaded.model.get_buffer(name), whole.get_buffer(name))
+    monkeypatch.setattr(schedules, "fits", lambda need, memory: not by_expert)
+    assert same_bits(measure(tmp_path / "model", offload=True, **SHAPE), measure(tmp_path / "model", **SHAPE))
+
+
 def test_experts_that_are_multiplied_all_at_once_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = saved("init:tiny-llama4", tmp_path / "model")
     monkeypatch.setattr(schedules, "fits", lambda need, memory: False)

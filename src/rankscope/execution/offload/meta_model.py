@@ -146,7 +146,7 @@ def open_meta_model(
         raise LoadError(f"None of the weights in {folder.name} belong to a {type(model).__name__}.")
     if missing:
         notes = (*notes, f"not in the checkpoint, never read: {', '.join(missing)}")
-    _fill_buffers(model, parts)
+    _fill_buffers(model, parts, _in_float32(model, config))
     loaded = described(model, str(spec), folder.origin, tokenizer=tokenizer, revision=folder.revision, notes=notes)
     files = {entry.file.name: entry.file for entry in tensors.values()}
     return MetaModel(folder, loaded, slots, tuple(files[name] for name in sorted(files)))
@@ -177,15 +177,19 @@ def _dtype(config: Any, tensors: Mapping[str, StoredTensor], asked: torch.dtype 
 def _refuse(model: Any, config: Any) -> None:
     if config.to_dict().get("quantization_config"):
         raise UnsupportedConfigError("A quantised checkpoint cannot be offloaded: loading unpacks its weights.")
+    names = _in_float32(model, config)
+    if any(name in path for path, _ in model.named_parameters() for name in names):
+        raise UnsupportedConfigError(
+            f"transformers keeps {', '.join(names)} of {type(model).__name__} in float32 next to "
+            f"{str(config.dtype).removeprefix('torch.')} weights. Offload it with dtype='float32'."
+        )
+
+
+def _in_float32(model: Any, config: Any) -> list[str]:
+    """Parts of names that transformers reads in float32 although the model has a shorter format."""
     attributes = {torch.float16: ["_keep_in_fp32_modules", "_keep_in_fp32_modules_strict"]}
     attributes[torch.bfloat16] = ["_keep_in_fp32_modules_strict"]
-    for attribute in attributes.get(config.dtype, []):
-        names = vars(model).get(attribute)
-        if names:
-            raise UnsupportedConfigError(
-                f"transformers keeps {', '.join(sorted(names))} of {type(model).__name__} in float32 next to "
-                f"{str(config.dtype).removeprefix('torch.')} weights. Offload it with dtype='float32'."
-            )
+    return sorted({name for word in attributes.get(config.dtype, []) for name in vars(model).get(word) or ()})
 
 
 def _slots(model: nn.Module, parts_of: Mapping[str, tuple[StoredPart, ...]]) -> Iterator[tuple[str, Slot]]:
@@ -204,8 +208,8 @@ def _slots(model: nn.Module, parts_of: Mapping[str, tuple[StoredPart, ...]]) -> 
             yield name, slot
 
 
-def _fill_buffers(model: nn.Module, parts_of: Mapping[str, tuple[StoredPart, ...]]) -> None:
-    """Read persistent buffers from the files; the others were created with the modules.
+def _fill_buffers(model: nn.Module, parts_of: Mapping[str, tuple[StoredPart, ...]], in_float32: Sequence[str]) -> None:
+    """Read persistent buffers from the files, some in float32; the others were created with the modules.
 
     Raises:
         UnsupportedConfigError: a module computes a buffer from weights, which are not in memory.
@@ -218,7 +222,8 @@ def _fill_buffers(model: nn.Module, parts_of: Mapping[str, tuple[StoredPart, ...
                 continue
             stored = Slot(name, module, leaf, parts_of.get(name, ())).stored
             if name in persistent and stored is not None and stored.shape == tuple(buffer.shape):
-                place = torch.empty(buffer.shape, dtype=buffer.dtype)
+                dtype = torch.float32 if any(word in name for word in in_float32) else buffer.dtype
+                place = torch.empty(buffer.shape, dtype=dtype)
                 stored.read_into(place)
                 module._buffers[leaf] = place
             elif buffer.is_meta:

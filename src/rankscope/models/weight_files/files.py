@@ -11,6 +11,18 @@ from typing import Protocol
 
 from rankscope.errors import InputError, LoadError
 
+_REMOTE = ("hub:", "https://", "http://", "s3://", "gs://")
+
+
+def is_remote(spec: object) -> bool:
+    """Whether a spec says that the model is not on this machine.
+
+    Example:
+        >>> is_remote("hub:gpt2"), is_remote("s3://bucket/model"), is_remote("./model")
+        (True, True, False)
+    """
+    return isinstance(spec, str) and spec.startswith(_REMOTE)
+
 
 class WeightFile(Protocol):
     """A file that can be read by range."""
@@ -121,6 +133,7 @@ class Traffic:
         self.received = 0
         self.requests = 0
         self.retries = 0
+        self.shared = 0
 
     @contextmanager
     def request(self, count: int) -> Iterator[Callable[[int], None]]:
@@ -161,6 +174,11 @@ class Traffic:
         with self._lock:
             self.retries += 1
 
+    def count_shared(self, count: int) -> None:
+        """Bytes that another model has in common were not read again."""
+        with self._lock:
+            self.shared += count
+
     @property
     def is_stopped(self) -> bool:
         """Whether nobody waits for what is being read any more."""
@@ -187,4 +205,5 @@ class Traffic:
     @property
     def described(self) -> dict[str, int]:
         """The counts, for a run's record."""
-        return {"bytes_read": self.received, "requests": self.requests, "retries": self.retries}
+        found = {"bytes_read": self.received, "requests": self.requests, "retries": self.retries}
+        return {**found, "bytes_shared": self.shared} if self.shared else found

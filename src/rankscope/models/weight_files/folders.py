@@ -14,10 +14,9 @@ from rankscope._types import path_of
 from rankscope.errors import LoadError
 from rankscope.models.loading.config import config_from_json
 from rankscope.models.loading.shard_files import indexed_files, safetensors_in
-from rankscope.models.weight_files.files import LocalFile, Traffic, WeightFile
+from rankscope.models.weight_files.files import LocalFile, Traffic, WeightFile, is_remote
 from rankscope.models.weight_files.tensors import StoredTensor, stored_in
 
-REMOTE = ("hub:", "https://", "http://", "s3://", "gs://")
 CONNECTIONS = 8
 """Requests to a server at a time."""
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -47,16 +46,6 @@ class ModelFolder(Protocol):
 
     def copied(self, names: Sequence[str]) -> AbstractContextManager[Path]:
         """Inside this context, those of these small files that exist are in the local folder that it gives."""
-
-
-def is_remote(spec: object) -> bool:
-    """Whether a spec says that the model is not on this machine.
-
-    Example:
-        >>> is_remote("hub:gpt2"), is_remote("s3://bucket/model"), is_remote("./model")
-        (True, True, False)
-    """
-    return isinstance(spec, str) and spec.startswith(REMOTE)
 
 
 def model_folder(spec: str | Path, *, byte_budget: int | None = None) -> ModelFolder:

@@ -20,6 +20,7 @@ from urllib.parse import quote, urlsplit
 from rankscope.errors import LoadError, RankscopeError
 from rankscope.models.loading.foreign import in_a_line
 from rankscope.models.weight_files.files import Traffic, WeightFile
+from rankscope.models.weight_files.kept import kept
 from rankscope.models.weight_files.remote_folder import RemoteFolder
 
 MOST_FAILURES = 8
@@ -347,7 +348,8 @@ class HubFolder(RemoteFolder):
             raise LoadError(f"{self.name}/{name}: the hub does not say how large it is.")
         url = hf_hub_url(self._model, name, revision=self.revision)
         tags = {} if entry.lfs is None else {"hash": str(entry.lfs["sha256"])}
-        return HttpFile(url, f"{self.name}/{name}", self.traffic, entry.size, build_hf_headers(), tags)
+        found = HttpFile(url, f"{self.name}/{name}", self.traffic, entry.size, build_hf_headers(), tags)
+        return kept(found, tags["hash"], self.traffic) if tags and name.endswith(".safetensors") else found
 
 
 def _listing(model: str, revision: str | None, spec: str) -> Any:
