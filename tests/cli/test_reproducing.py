@@ -54,12 +54,12 @@ def test_a_declaration_is_all_a_reproduction_needs(monkeypatch: pytest.MonkeyPat
         "Nothing is claimed.",
         measure,
         judge=lambda run: f"It reads {run.table['value'][0]}.",
-        describe=lambda run: "**What we see.** One number.",
+        describe=lambda run: "One number.",
         draw=lambda run: {},
     )
     assert "tiny-2026" not in REPRODUCTIONS
     monkeypatch.setitem(REPRODUCTIONS._entries, "tiny-2026", entry)
     assert "tiny-2026" in cli("reproduce", "--list").out
     first = cli("reproduce", "tiny-2026", "--small", "--out", str(tmp_path))
-    assert first.out.startswith("# How small can a reproduction be?\n\n**Result.** It reads 42.0.\n")
+    assert first.out.startswith("# How small can a reproduction be?\n\nIt reads 42.0.\n")
     assert cli("reproduce", "--from", str(tmp_path)).out == first.out

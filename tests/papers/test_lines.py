@@ -55,4 +55,4 @@ def test_rounding_in_print_is_not_compared() -> None:
     ours = line(table({0: [[0.5], [1e-7]]}), "m", curve="a")
     found = compared("M", "a", "words", ours, PublishedLine(np.array([0.5, 2e-7]), 1), (0.01, 0.07))
     assert found.compared == 1
-    assert "below a thousandth too" in found.rounding
+    assert "also below 0.001" in found.rounding

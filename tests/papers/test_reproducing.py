@@ -11,7 +11,7 @@ import pytest
 
 from rankscope.errors import InputError, UnknownNameError
 from rankscope.papers._curves import line, published, published_line
-from rankscope.papers._spec import REPRODUCTIONS
+from rankscope.papers._spec import METHOD, REPRODUCTIONS
 from rankscope.papers.reproducing import reproduce, text_of, write_reproduction
 from rankscope.runs.run import Run
 
@@ -54,12 +54,17 @@ def test_it_writes_data_figures_and_text(runs: dict[str, Run], name: str, tmp_pa
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_text_cites_and_concludes(runs: dict[str, Run], name: str) -> None:
-    text = text_of(runs[name])
-    assert all(str(cite) in text for cite in REPRODUCTIONS[name].cites)
-    assert "**The paper.**" in text
-    assert "**What we see.**" in text
-    assert runs[name].verdict
+def test_the_text_opens_with_figure_and_answer_and_ends_with_its_method(runs: dict[str, Run], name: str) -> None:
+    text, entry = text_of(runs[name]), REPRODUCTIONS[name]
+    title, figure, answer, paper, *_ = text.split("\n\n")
+    assert (title, answer) == (f"# {entry.title}", runs[name].verdict)
+    assert figure == f"![{entry.figure}](figure.png)"
+    for cite in entry.cites:
+        author, year = re.findall(r"[a-z]+|\d+", cite.key)[:2]
+        assert author.capitalize() in paper
+        assert year in paper
+        assert cite.key not in text, "a reader of the text does not know BibTeX keys"
+    assert text.count(f"\n{METHOD}\n") == 1
     assert not re.search(r"\bnan\b|undefined", text)
 
 

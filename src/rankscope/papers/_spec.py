@@ -76,14 +76,15 @@ class Reproduction:
         name: as it is written on the command line.
         title: one line.
         cites: the figure or statement.
-        paper: what the paper says about it.
+        paper: what the paper says about it; names its authors.
         measure: produces the run.
-        judge: one sentence, stored as the run's verdict.
-        describe: the results and where they differ from the paper, in Markdown; every number comes from the run.
+        judge: the answer in one or two sentences, stored as the run's verdict.
+        describe: the results in Markdown, and last a section :data:`METHOD`; every number comes from the run.
         draw: figures by file name, without suffix.
         checkpoints: names of the original weights that can be given.
         minutes: rough duration at full size on two cores.
         rows: names of the rows that can be measured alone, if it is a table.
+        figure: what ``figure.png`` shows, for readers who cannot see it; empty without one.
     """
 
     name: str
@@ -97,6 +98,7 @@ class Reproduction:
     checkpoints: tuple[str, ...] = ()
     minutes: float = 0.1
     rows: tuple[str, ...] = ()
+    figure: str = ""
 
     def facts(self) -> dict[str, object]:
         """The entry in ``reproduce --list --json``, in plain JSON types."""
@@ -130,11 +132,13 @@ class Reproduction:
         return settings
 
 
+METHOD = "## Method and caveats"
+"""Heading of the last section of every text: settings, deviations from the paper, choices made after looking."""
 REPRODUCTIONS: Registry[Reproduction] = Registry("reproduction", "rankscope.papers")
 
 
 def declare(
-    package: str, *, name: str, title: str, cites: tuple[Cite, ...], paper: str, minutes: float = 0.1,
+    package: str, *, name: str, title: str, cites: tuple[Cite, ...], paper: str, figure: str, minutes: float = 0.1,
     checkpoints: tuple[str, ...] = (), rows: tuple[str, ...] = (),
 ) -> None:  # fmt: skip
     """Register the reproduction of a folder, whose ``__name__`` is ``package``; see :class:`Reproduction`.
@@ -145,5 +149,5 @@ def declare(
     home = package.removeprefix("rankscope.")
     measure = deferred(f"{home}.run:measure")
     judge, describe, draw = (deferred(f"{home}.show:{function}") for function in ("judge", "describe", "draw"))
-    entry = Reproduction(name, title, cites, paper, measure, judge, describe, draw, checkpoints, minutes, rows)
+    entry = Reproduction(name, title, cites, paper, measure, judge, describe, draw, checkpoints, minutes, rows, figure)
     REPRODUCTIONS.add(name, entry)

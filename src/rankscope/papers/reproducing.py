@@ -1,4 +1,4 @@
-"""``reproduce``: is the paper right? Measure one of its figures again and compare the two."""
+"""``reproduce``: is the paper right? Remeasure one of its figures and compare."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def reproduce(
     keep: str | os.PathLike[str] | None = None,
     only: Sequence[str] = (),
 ) -> Run:
-    """Measure a published figure again.
+    """Remeasure a published figure or rerun one of our experiments.
 
     Args:
         name: one of ``rankscope reproduce --list``.
@@ -72,15 +72,14 @@ def reproduction_of(run: Run) -> Reproduction:
 
 
 def text_of(run: Run) -> str:
-    """The result, what the paper says, what we see, where they differ and why, as Markdown."""
+    """The figure, the answer, what the paper says, the results, and the method with its caveats, as Markdown."""
     made_by, seen = reproduction_of(run), run.provenance
-    sources = "; ".join(str(cite) for cite in made_by.cites)
     libraries = [name for name in ("torch", "transformers") if name in seen.versions]
     versions = ", ".join(f"{name} {seen.versions[name]}" for name in libraries)
     made = f"Measured {seen.created[:10]} with rankscope {seen.versions.get('rankscope', '')} ({versions})."
-    parts = [f"# {made_by.title}", f"**Result.** {run.verdict or made_by.judge(run)}", f"Source: {sources}. {made}"]
-    parts += [f"**The paper.** {made_by.paper}", made_by.describe(run), *(f"Note: {note}" for note in run.notes)]
-    return "\n\n".join(part.strip() for part in parts) + "\n"
+    parts = [f"# {made_by.title}", f"![{made_by.figure}](figure.png)" if made_by.figure else "", made_by.judge(run)]
+    parts += [f"**The paper.** {made_by.paper}", made_by.describe(run), *run.notes, made]
+    return "\n\n".join(part.strip() for part in parts if part) + "\n"
 
 
 def write_reproduction(run: Run, folder: str | os.PathLike[str]) -> list[Path]:

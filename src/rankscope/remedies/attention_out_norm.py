@@ -1,4 +1,4 @@
-"""A norm on what attention returns."""
+"""A norm on the output of attention."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from rankscope.surgery.attention_grafts import OutputNorm
 
 
 @remedy(
-    claim="The longer the context, the smaller the variance of attention's output; a norm after attention takes most "
-    "of that shift away, and models generalise better to longer contexts.",
+    claim="The variance of attention's output shrinks as the context grows; a norm after attention removes most of "
+    "this shift, and models generalise better to longer contexts.",
     claims_tokens=False,
     cites=(Cite("li2025vanishing"), Cite("wang2022foundation", "sub-layernorm")),
     needs={"attention"},
@@ -24,6 +24,6 @@ from rankscope.surgery.attention_grafts import OutputNorm
     flops="L norms",
 )
 def attention_out_norm(case: RemedyCase) -> Sequence[Step]:
-    """Attention's output, all heads of a token together, through LayerNorm (no weights) before the output weights."""
+    """LayerNorm (no weights) on the output of attention, all heads of a token together, before the output weights."""
     refuse_norm_in_attention(case.view, OUTPUT_NORM, "a norm on the output of attention")
     return (OutputNorm(case.view, case.strength, learnable=case.learnable),)

@@ -1,4 +1,4 @@
-"""What departs from uniform attention, scaled up."""
+"""A larger deviation from uniform attention."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from rankscope.surgery.graft import Mixture
 
 
 @remedy(
-    claim="Attention is a low-pass filter over tokens; a learned factor on its part beyond the mean lets high "
-    "frequencies through, keeps patches different, and deeper vision transformers gain from it.",
+    claim="Attention is a low-pass filter over tokens. A learned factor on its deviation from the mean lets high "
+    "frequencies through and keeps patches different, which improves deep vision transformers.",
     claims_tokens=True,
     cites=(Cite("wang2022antioversmoothing"),),
     needs={"attention", "training"},

@@ -11,8 +11,8 @@ from rankscope.surgery.graft import Mixture
 
 
 @remedy(
-    claim="Subtracting the uniform matrix from attention, so that its rows sum to 0, removes the direction into which "
-    "repeated attention drives all tokens, and with it most of the oversmoothing.",
+    claim="Subtracting the uniform matrix from attention, so that rows sum to 0, removes the direction in which "
+    "repeated attention makes tokens equal, and with it most oversmoothing.",
     claims_tokens=True,
     cites=(Cite("ali2023centered"),),
     needs={"attention"},

@@ -10,8 +10,8 @@ from rankscope.surgery.branch_grafts import Contrast
 
 
 @remedy(
-    claim="A step down the uniformity loss of contrastive learning, before the norm of each block, makes tokens less "
-    "alike and their spectrum flatter, and deep models do better.",
+    claim="A gradient step on the uniformity loss of contrastive learning, before the norm of each block, makes "
+    "tokens less similar and their spectrum flatter, and improves deep models.",
     claims_tokens=True,
     cites=(Cite("guo2023contranorm"),),
     needs={"skips", "attention"},
@@ -23,5 +23,5 @@ from rankscope.surgery.branch_grafts import Contrast
     flops="4 n^2 d L products",
 )
 def contranorm(case: RemedyCase) -> Sequence[Step]:
-    """After each block X - s softmax(X X^T) X, over the tokens that attention sees."""
+    """X - s softmax(X X^T) X after each block, over the tokens visible to attention."""
     return (Contrast(case.strength),)

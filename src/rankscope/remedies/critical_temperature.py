@@ -1,4 +1,4 @@
-"""Scores at a chosen distance from the temperature at which attention freezes."""
+"""Scores at a chosen distance from the temperature at which attention concentrates on one key."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ def _critical(keys: Tensor) -> Tensor:
 
 
 @remedy(
-    claim="Independent scores of unit variance freeze on one key at the inverse temperature sqrt(2 log n) and average "
-    "over all keys far below it; normed queries and keys have such scores at initialisation, so this factor keeps "
-    "attention at the same distance from freezing at every context length.",
+    claim="Independent scores of unit variance concentrate on one key at the inverse temperature sqrt(2 log n) and "
+    "average over all keys far below it. Normalised queries and keys have such scores at initialisation, so this "
+    "factor keeps attention at the same distance from the transition at every context length.",
     claims_tokens=True,
     cites=(Cite("derrida1981random"), Cite("giorlandino2026")),
     needs={"attention"},
     strength=1.0,
     strength_means="t in the factor t sqrt(2 log n) on scores of unit variance: below 1 attention averages, above 1 "
-    "it freezes",
+    "it concentrates on one key",
     neutral=None,
     learnable=True,
     parameters="none; L if learned",

@@ -30,13 +30,13 @@ def _design(design: Design, strength: float) -> Mapping[str, Any]:
 
 
 @remedy(
-    claim="A post-norm skip scaled up, with values, outputs and MLPs scaled down, bounds how far one update moves the "
-    "model, and Transformers of 1,000 layers train.",
+    claim="Scaling up the post-norm skip and scaling down values, outputs and MLPs bounds the size of an update, so "
+    "that Transformers of 1,000 layers train.",
     claims_tokens=False,
     cites=(Cite("wang2022deepnet"),),
     needs={"skips", "post-norm", "mlp"},
     strength=1.0,
-    strength_means="exponent of both factors: 0 for none of it, 1 for the paper's",
+    strength_means="exponent of both factors: 0 for no effect, 1 for the paper's values",
     neutral=0.0,
     learnable=False,
     parameters="none",

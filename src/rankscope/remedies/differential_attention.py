@@ -13,8 +13,8 @@ from rankscope.surgery.graft import Spot
 
 
 @remedy(
-    claim="Subtracting a second softmax from the first cancels what both attend to without need, as a differential "
-    "amplifier does, so that attention is sparser and follows the relevant context.",
+    claim="Subtracting a second softmax from the first cancels common-mode noise, as a differential amplifier does, "
+    "so that attention is sparser and focuses on the relevant context.",
     claims_tokens=False,
     cites=(Cite("ye2025differential"),),
     needs={"attention", "training"},

@@ -28,8 +28,8 @@ def _design(design: Design, strength: float) -> Mapping[str, Any]:
 
 
 @remedy(
-    claim="In a post-norm stack gradients vanish along the skips; a skip weighted by the number of branches, and a "
-    "norm inside each branch, preserve them, and 1,000 layers train without warm-up tricks.",
+    claim="Gradients vanish along the skips of a post-norm stack. Weighting the skip by the number of branches and "
+    "normalising inside each branch preserves them, so that 1,000 layers train without special warmup.",
     claims_tokens=False,
     cites=(Cite("chen2026postlayernorm", "Keel, read as an abstract"),),
     needs={"skips", "post-norm"},

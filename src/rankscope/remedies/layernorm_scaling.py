@@ -10,7 +10,7 @@ from rankscope.surgery.branch_grafts import NormGains
 
 
 @remedy(
-    claim="Scaling the output of the norms of layer l by 1/sqrt(l) stops the variance of a pre-norm stream from "
+    claim="Scaling the output of the norms of layer l by 1/sqrt(l) keeps the variance of a pre-norm stream from "
     "growing exponentially with depth, so that deep layers still contribute.",
     claims_tokens=False,
     cites=(Cite("sun2025curse"),),

@@ -1,4 +1,4 @@
-"""Attention among neighbours only."""
+"""Attention to neighbours only."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from rankscope.surgery.operation import Operation
 
 
 @remedy(
-    claim="Local masks slow collapse down, though they do not stop it as long as every token can be reached from some "
-    "token through the layers.",
+    claim="Local masks slow collapse, but do not prevent it as long as some token can reach every other token through "
+    "the layers.",
     claims_tokens=True,
     cites=(Cite("wu2024role", "thm. 1"),),
     needs={"attention"},
@@ -28,7 +28,7 @@ from rankscope.surgery.operation import Operation
     },
 )
 def local_mask(case: RemedyCase) -> Sequence[Step]:
-    """The model's own mask, cut down to a window of neighbours."""
+    """The model's own mask, intersected with a window of neighbours."""
     if case.strength != int(case.strength) or case.strength < 0:
         raise InputError(f"strength={case.strength!r}: the window is a whole number of tokens from 0.")
     return (Operation(mask=parse_mask(f"window({int(case.strength)})"), mask_mode="intersect"),)

@@ -23,13 +23,13 @@ def _design(design: Design, gamma: float) -> Mapping[str, Any]:
 
 
 @remedy(
-    claim="Scores scaled by gamma log n keep attention from becoming uniform in long contexts; below a critical gamma "
-    "that falls with the tokens' differences, tokens collapse to one, above it attention keeps them apart.",
+    claim="Scaling scores by gamma log n keeps attention from becoming uniform in long contexts. Below a critical "
+    "gamma, which decreases as tokens differ more, tokens collapse to one; above it, attention keeps them apart.",
     claims_tokens=True,
     cites=(Cite("chen2026"), Cite("nakanishi2025scalable")),
     needs={"attention"},
     strength=1.0,
-    strength_means="gamma in the factor gamma log n on the scores, n the keys a query sees",
+    strength_means="gamma in the factor gamma log n on the scores, n the number of visible keys",
     neutral=None,
     learnable=True,
     parameters="none; L if learned",

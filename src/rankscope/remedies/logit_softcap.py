@@ -1,4 +1,4 @@
-"""Attention scores that cannot grow beyond a cap."""
+"""Attention scores bounded by a cap."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rankscope.surgery.attention_grafts import ScoreCap
 
 
 @remedy(
-    claim="Scores pass through c tanh(s / c), so that none exceeds c however large queries and keys grow; at "
+    claim="Scores pass through c tanh(s / c), so that none exceeds c, however large queries and keys become. At "
     "initialisation scores are far below c and nothing changes.",
     claims_tokens=False,
     cites=(Cite("gemma2024"),),

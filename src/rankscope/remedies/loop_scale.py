@@ -1,4 +1,4 @@
-"""Branches of a block that is called again and again, scaled down by the number of calls."""
+"""Branches of a block that is called repeatedly, scaled down by the number of calls."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from rankscope.surgery.graft import Spot
 
 
 @remedy(
-    claim="A block that is called N times adds updates that are correlated, so the stream grows with N and not with "
-    "its root: branches need the factor 1/N for the calls, besides 1/sqrt(L) for the L different blocks.",
+    claim="The updates of a block that is called N times are correlated, so the stream grows like N rather than "
+    "sqrt(N). Branches need a factor 1/N for the calls in addition to 1/sqrt(L) for the L different blocks.",
     claims_tokens=False,
     cites=(Cite("wang2026looped"),),
     needs={"skips"},

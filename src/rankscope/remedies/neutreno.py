@@ -10,8 +10,8 @@ from rankscope.surgery.attention_grafts import ValueAnchor
 
 
 @remedy(
-    claim="Attention minimises a smoothness functional, and tokens become alike; a fidelity term, which adds a share "
-    "of the first layer's values minus the present ones to its output, reduces that.",
+    claim="Attention minimises a smoothness functional, which makes tokens similar. A fidelity term, which adds a "
+    "fraction of the difference between the first layer's values and the current ones, reduces this.",
     claims_tokens=True,
     cites=(Cite("nguyen2023mitigating"),),
     needs={"attention"},

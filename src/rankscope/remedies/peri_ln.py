@@ -1,4 +1,4 @@
-"""Norms on what branches add."""
+"""Norms on the output of branches."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def _design(design: Design, gain: float) -> Mapping[str, Any]:
 
 
 @remedy(
-    claim="A second norm, on what each branch adds, lets the variance of a pre-norm stream grow linearly with depth "
-    "instead of exponentially, and training is more stable.",
+    claim="A second norm on the output of each branch lets the variance of a pre-norm stream grow linearly with depth "
+    "instead of exponentially, which makes training more stable.",
     claims_tokens=False,
     cites=(Cite("kim2025periln"), Cite("ding2021cogview", "sandwich layernorm")),
     needs={"skips", "pre-norm", "sequential"},
     strength=1.0,
-    strength_means="root mean square of every branch as it is added",
+    strength_means="root mean square of the output of every branch",
     neutral=None,
     learnable=True,
     parameters="none; 2 L if learned (the paper: 2 d L)",
@@ -37,5 +37,5 @@ def _design(design: Design, gain: float) -> Mapping[str, Any]:
     design=_design,
 )
 def peri_ln(case: RemedyCase) -> Sequence[Step]:
-    """A pre-norm model with a further norm (RMSNorm, no weights) on every branch (Peri-LN, sandwich norm)."""
+    """A pre-norm model with a second norm (RMSNorm, no weights) after every branch (Peri-LN, sandwich norm)."""
     return (BranchNorm(case.view, case.strength, learnable=case.learnable),)

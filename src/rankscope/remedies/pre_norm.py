@@ -21,8 +21,8 @@ def _design(design: Design, strength: float) -> Mapping[str, Any]:
 
 
 @remedy(
-    claim="With norms inside the branches tokens approach each other polynomially instead of exponentially in depth, "
-    "and gradients at initialisation are tame enough to train without warm-up.",
+    claim="With norms inside the branches, tokens approach each other polynomially in depth instead of exponentially, "
+    "and gradients at initialisation are small enough to train without warmup.",
     claims_tokens=True,
     cites=(Cite("xiong2020layer"), Cite("karagodin2025")),
     needs={"skips", "post-norm"},
@@ -31,7 +31,7 @@ def _design(design: Design, strength: float) -> Mapping[str, Any]:
     neutral=None,
     learnable=False,
     parameters="none",
-    flops="one more norm of the stack",
+    flops="one more norm per stack",
     design=_design,
 )
 def pre_norm(case: RemedyCase) -> Sequence[Step]:

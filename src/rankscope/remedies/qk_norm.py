@@ -1,4 +1,4 @@
-"""Queries and keys of one length."""
+"""Normalised queries and keys."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def _design(design: Design, gain: float) -> Mapping[str, Any]:
 
 
 @remedy(
-    claim="Normed queries and keys bound every score by the square root of the head width, whatever the weights grow "
-    "to, so that attention does not saturate and training at high learning rates does not diverge.",
+    claim="Normalising queries and keys bounds every score by the square root of the head width, whatever the size of "
+    "the weights, so that attention does not saturate and training at high learning rates does not diverge.",
     claims_tokens=False,
     cites=(Cite("henry2020querykey"), Cite("dehghani2023scaling")),
     needs={"attention", "training"},
@@ -34,6 +34,6 @@ def _design(design: Design, gain: float) -> Mapping[str, Any]:
     design=_design,
 )
 def qk_norm(case: RemedyCase) -> Sequence[Step]:
-    """Scores g sqrt(d) cos(q, k), with queries and keys of each head normed (RMSNorm, no weights)."""
+    """Scores g sqrt(d) cos(q, k), with the queries and keys of each head normalised (RMSNorm, no weights)."""
     refuse_norm_in_attention(case.view, QUERY_KEY_NORM, "norms on its queries and keys")
     return (QueryKeyNorm(case.view, case.strength, learnable=case.learnable),)

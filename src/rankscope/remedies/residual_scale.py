@@ -11,8 +11,8 @@ from rankscope.surgery.graft import Spot
 
 
 @remedy(
-    claim="With branches scaled by 1/sqrt(L) the correlation of tokens stays away from 1 however deep the network is, "
-    "and the gradients of queries and keys do not vanish at initialisation.",
+    claim="With branches scaled by 1/sqrt(L), the correlation between tokens stays below 1 at any depth, and the "
+    "gradients of queries and keys do not vanish at initialisation.",
     claims_tokens=True,
     cites=(Cite("noci2022signal"),),
     needs={"skips"},

@@ -11,13 +11,13 @@ from rankscope.surgery.graft import Mixture
 
 
 @remedy(
-    claim="Attention written as alpha I + beta P - gamma U, which is near the identity when queries and keys are "
-    "small, keeps the covariance of tokens from degenerating at any depth.",
+    claim="Attention of the form alpha I + beta P - gamma U is close to the identity when queries and keys are small, "
+    "which keeps the covariance of tokens from degenerating at any depth.",
     claims_tokens=True,
     cites=(Cite("noci2023shaped"), Cite("he2024simplifying")),
     needs={"attention"},
     strength=1.0,
-    strength_means="beta and gamma, the weight of what departs from uniform attention; alpha is 1",
+    strength_means="beta and gamma, the weights of the attention matrix and of the uniform matrix; alpha is 1",
     neutral=None,
     learnable=True,
     parameters="3 L",

@@ -1,4 +1,4 @@
-"""A gain on every branch that begins at zero and is learned."""
+"""A learned gain on every branch, initialised at zero."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from rankscope.surgery.branch_grafts import BranchGains
 
 
 @remedy(
-    claim="A learned gain per branch that begins at zero makes every block the identity at first, and very deep "
-    "networks train, with ReZero without norms or warm-up.",
+    claim="A learned gain per branch, initialised at zero, makes every block the identity at initialisation, so that "
+    "very deep networks train; with ReZero, without norms or warmup.",
     claims_tokens=False,
     cites=(Cite("de2020batch"), Cite("bachlechner2021rezero")),
     needs={"skips", "training"},
     strength=0.0,
-    strength_means="the gain at first",
+    strength_means="the initial gain",
     neutral=1.0,
     learnable=True,
     parameters="2 L",
@@ -27,5 +27,5 @@ from rankscope.surgery.branch_grafts import BranchGains
     },
 )
 def skipinit(case: RemedyCase) -> Sequence[Step]:
-    """Every branch times a gain of its own, 0 at first (SkipInit, ReZero)."""
+    """Every branch times its own gain, initially 0 (SkipInit, ReZero)."""
     return (BranchGains(case.view, case.strength, case.strength, learnable=case.learnable),)

@@ -1,4 +1,4 @@
-"""More weight on the stream."""
+"""A larger gain on the skip."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rankscope.surgery.operation import Operation
 
 
 @remedy(
-    claim="The stronger the skip against its branch, the more layers it takes until tokens agree.",
+    claim="The larger the skip relative to its branch, the more layers it takes until tokens become equal.",
     claims_tokens=True,
     cites=(Cite("giorlandino2026"), Cite("dong2021attention")),
     needs={"skips"},
@@ -23,5 +23,5 @@ from rankscope.surgery.operation import Operation
     design=lambda design, gain: {"attention_skip": gain * design.attention_skip, "mlp_skip": gain * design.mlp_skip},
 )
 def stronger_skip(case: RemedyCase) -> Sequence[Step]:
-    """The stream times a gain above 1 wherever a branch is added."""
+    """The stream times a gain above 1 at every skip."""
     return (Operation(attention_skip=case.strength, mlp_skip=case.strength),)

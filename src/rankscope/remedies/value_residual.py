@@ -10,8 +10,8 @@ from rankscope.surgery.attention_grafts import ValueMixing
 
 
 @remedy(
-    claim="Adding the first layer's values to those of every later layer carries token-level information to depth that "
-    "the residual stream loses, and reaches the same loss with fewer parameters and less data.",
+    claim="Adding the first layer's values to those of every later layer preserves token-level information that the "
+    "residual stream loses, and reaches the same loss with fewer parameters and less data.",
     claims_tokens=False,
     cites=(Cite("zhou2025value"),),
     needs={"attention", "training"},

@@ -1,4 +1,4 @@
-"""Attention that begins as the identity."""
+"""Attention initialised as the identity."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from rankscope.surgery.graft import Mixture
 
 
 @remedy(
-    claim="Attention written as alpha I + beta P, with alpha = 1 and beta = 0 at first, leaves every token by itself "
-    "at initialisation, and Transformers train without skips.",
+    claim="Attention of the form alpha I + beta P, initialised with alpha = 1 and beta = 0, leaves tokens unmixed at "
+    "initialisation, so that Transformers train without skips.",
     claims_tokens=True,
     cites=(Cite("he2023shortcuts"),),
     needs={"attention", "training"},
     strength=0.0,
-    strength_means="beta, the weight of the attention matrix at first; alpha is 1",
+    strength_means="beta, the initial weight of the attention matrix; alpha is 1",
     neutral=None,
     learnable=True,
     parameters="2 L",
     flops="2 n d L products",
 )
 def value_skipinit(case: RemedyCase) -> Sequence[Step]:
-    """Attention matrices as alpha I + beta P, at first the identity (Value-SkipInit)."""
+    """Attention matrices as alpha I + beta P, initially the identity (Value-SkipInit)."""
     start = {"alpha": 1.0, "beta": case.strength}
     return (
         AttentionMixing(case.view, start, lambda now: Mixture(now["alpha"], now["beta"]), learnable=case.learnable),

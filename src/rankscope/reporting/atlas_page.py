@@ -216,7 +216,7 @@ def trajectory_section(profiles: Sequence[Profile]) -> Section | None:
         ("metric", "run"),
         views,
     )
-    return Section("Over training", "How the profile came to be.", (chart,))
+    return Section("Over training", "How the profile changes during training.", (chart,))
 
 
 def _map(metric: str, stack: str | None, moments: Sequence[Profile]) -> dict[str, Any]:

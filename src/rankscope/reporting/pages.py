@@ -113,9 +113,9 @@ def _read(given: Reported | str | os.PathLike[str]) -> Reported:
 
 
 def _title(runs: Sequence[Reported]) -> str:
-    names = run_names([run for run in runs if isinstance(run, Run)])
+    names = [model_name(run) for run in runs if isinstance(run, Run)]
     names += [run.name or str(run.facts.get("model")) for run in runs if isinstance(run, Record)]
-    return ", ".join(dict.fromkeys(name.rpartition(" (")[0] or name for name in names))
+    return ", ".join(dict.fromkeys(names))
 
 
 MOST_RUNS = 12

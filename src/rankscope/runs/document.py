@@ -44,9 +44,9 @@ def floor_line(run: Run) -> str:
 
 
 def facts_line(run: Run) -> str:
-    """Model, precision and inputs in one line."""
+    """Model with its changes, precision and inputs in one line."""
     seen = run.provenance
-    words = [seen.model]
+    words = [seen.subject]
     if seen.weights_dtype:
         words.append(f"weights {seen.weights_dtype}")
     if seen.arithmetic_dtype and seen.arithmetic_dtype != seen.weights_dtype:

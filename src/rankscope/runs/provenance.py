@@ -16,6 +16,7 @@ from typing import Any
 
 from rankscope.errors import ResultError
 from rankscope.runs._frozen import freeze, thaw
+from rankscope.runs.changes import changes_in_words
 
 SCHEMA = 1
 LIBRARIES = (
@@ -90,6 +91,19 @@ class Provenance:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (Provenance.from_json, (self.to_json(),))
+
+    @property
+    def subject(self) -> str:
+        """What was measured, as a title: the model, without the folders above it, and what was changed in it."""
+        name = self.model
+        if self.origin == "folder":
+            name = re.split(r"[/\\]", name.rstrip("/\\"))[-1] or name
+        return f"{name} {self.changes}".rstrip()
+
+    @property
+    def changes(self) -> str:
+        """The surgery in words, e.g. ``without skip connections``; empty if there was none."""
+        return changes_in_words(self.operations)
 
     def to_json(self) -> dict[str, Any]:
         """All fields in plain JSON types."""

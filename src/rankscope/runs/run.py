@@ -135,7 +135,7 @@ class Run:
         return text_of(self)
 
     def __repr__(self) -> str:
-        return f"<Run {self.kind} of {self.provenance.model}: {self.table.num_rows} values. {self.verdict}>"
+        return f"<Run {self.kind} of {self.provenance.subject}: {self.table.num_rows} values. {self.verdict}>"
 
     def _repr_html_(self) -> str:
         return notebook_of(self)

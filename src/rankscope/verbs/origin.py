@@ -129,8 +129,8 @@ def spec_of(model: str | Path | nn.Module) -> str | None:
     return None if isinstance(model, nn.Module) else str(model)
 
 
-def about_inputs(run: Run, prepared: Prepared) -> Run:
-    """Add to the verdict how the inputs differ from what the user passed: hashed, random or truncated."""
-    if not prepared.caveats:
-        return run
-    return dataclasses.replace(run, verdict=" ".join((run.verdict, *prepared.caveats)))
+def in_context(run: Run, prepared: Prepared) -> Run:
+    """Add to the verdict what was changed in the model, and how the inputs differ from what the user passed."""
+    changes = run.provenance.changes
+    start = f"{changes[0].upper()}{changes[1:]}: " if changes else ""
+    return dataclasses.replace(run, verdict=" ".join((f"{start}{run.verdict}", *prepared.caveats)))

@@ -1,4 +1,4 @@
-"""Two points moved round a circle by one attention layer, applied again and again."""
+"""Two points moved around a circle by one attention layer, applied repeatedly."""
 
 from __future__ import annotations
 
@@ -8,12 +8,16 @@ from rankscope.papers._spec import declare
 declare(
     __name__,
     name="dong2021-circle",
-    title="One attention layer, again and again, loses the circle",
+    title="One attention layer, applied repeatedly, loses the circle",
     cites=(Cite("dong2021attention", "sec. 4.3"),),
     paper=(
-        "A single block with two heads is trained to send two opposing points of a circle one step further, and is "
-        "then applied to its own output. Without skip and MLP the two trajectories meet; with either of them they do "
-        "not, or later; a wider block takes longer."
+        "Dong, Cordonnier and Loukas (2021, section 4.3) train a single block with two heads to move two opposite "
+        "points of a circle one step along it, and then apply the block to its own output. Without skip and MLP the "
+        "two trajectories meet. With either of them they do not meet, or meet later, and a wider block takes longer."
+    ),
+    figure=(
+        "Trajectories of two points under one trained block with and without skip and MLP at two widths, and the "
+        "distance between the points in float64 and in exact arithmetic"
     ),
     minutes=3,
 )

@@ -1,4 +1,4 @@
-"""One block trained to move two points round a circle, then applied to its own output: do the points meet?"""
+"""One block trained to move two points around a circle, then applied to its own output: do the points meet?"""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from rankscope.verbs.origin import floor_of
 
 COORDINATES = ("variant", "width", "seed")
 FAR = 1e6
-"""Distance from the centre of the circle at which a trajectory has left for good."""
+"""Distance from the centre beyond which a trajectory does not return."""
 
 VARIANTS: Mapping[str, Operation] = MappingProxyType(
     {
@@ -44,7 +44,7 @@ VARIANTS: Mapping[str, Operation] = MappingProxyType(
         "attention + skip + MLP": Operation(norm="identity"),
     }
 )
-"""What is left of the block. All four are without norms; "without skip" is without either skip."""
+"""What remains of the block. None has norms; "without skip" means without both skips."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ import numpy as np
 
 from rankscope.papers._curves import Array
 from rankscope.papers._drawing import Look
+from rankscope.papers._spec import METHOD
 from rankscope.runs.curves import names_in
 from rankscope.runs.rows import only
 from rankscope.views import Line, Style, Table, number
@@ -26,17 +27,16 @@ if TYPE_CHECKING:
 
 PLACES = ("x_first", "y_first", "x_second", "y_second")
 RADIUS, MET, APART = 0.3, 0.01, 10.0
-"""Radius of the circle; share of the first distance below which two points have met, and above which they are apart."""
+"""Radius of the circle; multiples of the first distance below which two points have met, above which they diverged."""
 LEARNED = 0.01
-"""Share of the loss of a block that always answers the centre, below which a block has learned the circle."""
-ENDS = {"met": "met", "apart": "flew apart", "drifted": "drifted off", "kept": "kept the circle"}
+"""A block has learned the circle if its loss is below this share of the loss of always answering the centre."""
+ENDS = {"met": "met", "apart": "diverged", "drifted": "drifted off", "kept": "stayed on the circle"}
 LAW = (
-    "**Why.** For opposing points ±p, attention without skip and biases gives the sum over heads of tanh(pᵀA_h p/√d) p "
-    "W_h: near the centre a cube of p, as the cubic law has it. A radius r is then sent to about r³ times a constant, "
-    "so that a circle that is sent to itself has a radial factor of 3 while scores are small: every step triples an "
-    "error of the radius, inward or outward. The points must meet or fly apart, after about log(1/error)/log 3 steps, "
-    "and the sign of the first error decides which. A saturated softmax would bring the factor down to 1, and two "
-    "heads that work against each other even lower; a skip adds the identity and brings it down towards 1."
+    "**Why.** For opposite points ±p, attention without skip and biases returns the sum over heads of tanh(pᵀA_h "
+    "p/√d) p W_h. Near the centre this is cubic in p, so a block maps a radius r to about c·r³. A circle that such a "
+    "block maps to itself has a radial factor of 3: every step triples an error in the radius, inward or outward. The "
+    "points therefore meet or diverge after about log(1/error)/log 3 steps, and the sign of the first error decides "
+    "which. A skip adds the identity and moves the factor towards 1; a saturated softmax would too."
 )
 
 
@@ -64,7 +64,7 @@ class FreeRun:
 
     @property
     def end(self) -> str:
-        """``"met"``, ``"apart"`` (flown apart), ``"drifted"`` (together or not, off the circle) or ``"kept"``."""
+        """``"met"``, ``"apart"`` (diverged), ``"drifted"`` (together or not, off the circle) or ``"kept"``."""
         first = self.distance[0]
         if self.distance[-1] < MET * first:
             return "met"
@@ -124,16 +124,17 @@ def judge(run: Run) -> str:
     variants = names_in(run.table, "variant")
     alone, both = free_runs(run, variants[0]), free_runs(run, variants[-1])
     return (
-        f"Attention alone loses the circle in {_lost(alone)} of {len(alone)} blocks ({_ends(alone)}), radial factor "
-        f"{_radial(alone):.2f}; with skip and MLP {_lost(both)} of {len(both)} do, factor {_radial(both):.2f}."
+        f"Attention alone loses the circle in {_lost(alone)} of {len(alone)} trained blocks ({_ends(alone)}); with "
+        f"skip and MLP, {_lost(both)} of {len(both)} do. The reason is the factor by which one step multiplies an "
+        f"error in the radius: {_radial(alone):.2f} for attention alone, {_radial(both):.2f} with skip and MLP."
     )
 
 
 def describe(run: Run) -> str:
-    """The table, the claim, and why."""
+    """The table, the claim, the reason, the method."""
     head = (
-        "width", "block", "loss at the end", "radial factor", "off the circle from step", "ends",
-        "log10 distance at the end, exact",
+        "width", "block", "final loss", "radial factor", "leaves the circle at step", "ends",
+        "log10 of the final distance, exact",
     )  # fmt: skip
     rows = [
         (str(width), name, *_cells(free_runs(run, name, width)))
@@ -143,19 +144,20 @@ def describe(run: Run) -> str:
     plan = run.extra["plan"]
     return "\n\n".join(
         [
-            f"**What we see.** {run.extra['seeds']} blocks of each kind, trained for {plan['steps']} steps of "
-            f"{plan['batch']} of the {run.extra['angles']} angles (AdamW, highest rate {plan['rate']:g}), then run for "
-            f"{run.extra['steps']} steps on their own output. All blocks are without norms, and without skip means "
-            "without either skip. Ranges are over blocks.",
             markdown_text(Table(head, rows)),
             f"**Does the claim hold?** {_claim(run)}",
             LAW,
-            "**Where it differs.** In the authors' run without skip one skip was left inside the block. Met means "
-            f"closer than {MET:g} of the first distance, flown apart ten times as far; a block that keeps the circle "
-            "is within a tenth of it in distance and centre at the end. Nothing in training fixes the midpoint of the "
-            "two points: if it drifts, points may meet far from the circle. Underflow: the distance reads zero in "
-            "exact arithmetic too, because a saturated softmax gives both points the same weights, or because the "
-            "logarithm of the distance itself is beyond about -10^18.",
+            METHOD,
+            f"{run.extra['seeds']} blocks of each kind were trained for {plan['steps']} steps on batches of "
+            f"{plan['batch']} of the {run.extra['angles']} angles (AdamW, peak learning rate {plan['rate']:g}) and "
+            f"then applied to their own output for {run.extra['steps']} steps. No block has norms. Variants without "
+            "a skip have neither of the two; the authors' run left one in place. Ranges are over blocks.",
+            f"Points have met when they are closer than {MET:g} of their first distance, and diverged beyond "
+            f"{APART:g} times it. A block stays on the circle if distance and midpoint are within 10% at the end. "
+            "Training does not fix the midpoint of the two points, so they may also meet far from the circle. "
+            "Underflow in the last column means that the distance is zero in exact arithmetic too, because a "
+            "saturated softmax gives both points the same weights, or because the logarithm of the distance is itself "
+            "out of range (below about -10^18).",
         ]
     )
 
@@ -190,41 +192,36 @@ def _cells(found: list[FreeRun]) -> list[str]:
 
 
 def _claim(run: Run) -> str:
-    blocks = {name: free_runs(run, name) for name in names_in(run.table, "variant")}
-    alone, skip, mlp, both = blocks.values()
     outcomes = _outcomes(run)
-    told = "; ".join(f"{what}: {held} of {total}" for what, held, total in outcomes)
+    factors = ", ".join(f"{_radial(free_runs(run, name)):.2f} ({name})" for name in names_in(run.table, "variant"))
     return (
-        f"{_answer(run, outcomes)} Outcomes, by blocks: {told}. Without skip and MLP {_lost(alone)} of {len(alone)} "
-        f"blocks lose the circle ({_ends(alone)}). With a skip {_lost(skip)} of {len(skip)} lose it ({_ends(skip)}), "
-        f"with skip and MLP {_lost(both)} of {len(both)} ({_ends(both)}), with an MLP in place of the skip "
-        f"{_lost(mlp)} of {len(mlp)} ({_ends(mlp)}). The radial factor tells them apart: "
-        f"{', '.join(f'{_radial(found):.2f} ({name})' for name, found in blocks.items())}; an MLP alone changes the "
-        "constant of the cubic law and not its order."
+        f"{_answer(run, outcomes)} By blocks: {'; '.join(f'{what} in {n} of {total}' for what, n, total in outcomes)}. "
+        f"The radial factor separates the variants: {factors}. An MLP without a skip changes the constant of the cubic "
+        "law, but not its order."
     )
 
 
 def _outcomes(run: Run) -> list[tuple[str, int, int]]:
-    """Everything the paper says happens, with the number of blocks in which it did, and of how many."""
+    """Each outcome the paper describes, the number of blocks that show it, and the number of blocks."""
     name = names_in(run.table, "variant")[0]
     alone, skip, mlp, _ = (free_runs(run, name) for name in names_in(run.table, "variant"))
 
     def not_or_later(one: FreeRun, other: FreeRun) -> bool:
         return other.met_at is None or (one.met_at is not None and other.met_at > one.met_at)
 
-    found = [("without skip and MLP the points meet", sum(free.end == "met" for free in alone), len(alone))]
+    found = [("points meet without skip and MLP", sum(free.end == "met" for free in alone), len(alone))]
     for word, others in (("a skip", skip), ("an MLP", mlp)):
         held = sum(not_or_later(one, other) for one, other in zip(alone, others, strict=True))
-        found.append((f"with {word} they do not, or later", held, len(others)))
+        found.append((f"points with {word} do not meet, or meet later,", held, len(others)))
     if len(widths(run)) > 1:
         narrow, wide = (free_runs(run, name, width) for width in (min(widths(run)), max(widths(run))))
         longer = sum(one.stays < other.stays for one, other in zip(narrow, wide, strict=True))
-        found.append(("a wider block keeps the circle for longer", longer, len(wide)))
+        found.append(("the wider block stays on the circle for longer", longer, len(wide)))
     return found
 
 
 def _answer(run: Run, outcomes: list[tuple[str, int, int]]) -> str:
-    """Yes only if every outcome was seen in every block, and every block had learned the circle in the first place."""
+    """Yes only if every block learned the circle and shows every outcome."""
     blocks = [free for name in names_in(run.table, "variant") for free in free_runs(run, name)]
     failed = [free for free in blocks if not free.learned]
     if failed:
@@ -235,7 +232,9 @@ def _answer(run: Run, outcomes: list[tuple[str, int, int]]) -> str:
     whole = sum(held == total for _, held, total in outcomes)
     if whole == len(outcomes):
         return "Yes."
-    return f"In part: {whole} of {len(outcomes)} outcomes in every block." if any(h for _, h, _ in outcomes) else "No."
+    if not any(held for _, held, _ in outcomes):
+        return "No."
+    return f"In part: {whole} of {len(outcomes)} outcomes occur in every block."
 
 
 STYLES = (Style(VERMILION, "s"), Style(BLUE, "o", "--"), Style(PURPLE, "^", "-."), Style(GREEN, "D", ":"))
@@ -246,10 +245,10 @@ def draw(run: Run) -> dict[str, Figure]:
     """One row per width: four trajectories, then the distances."""
     names = names_in(run.table, "variant")
     figure, grid = headed_figure(
-        "Two points sent round a circle by one trained block, applied to its own output",
-        f"{run.extra['steps']} steps of a thousandth of a turn (the grey circle is the target). Trajectories: one of "
-        f"{run.extra['seeds']} trained blocks, cross where one leaves the picture. Right: distance between the points "
-        "for every block, exact (lines) and as float64 has it (dots).",
+        "Two points moved around a circle by one trained block applied to its own output",
+        f"{run.extra['steps']} steps of 1/1000 of a turn; the grey circle is the target. Trajectories are of one of "
+        f"{run.extra['seeds']} trained blocks; a cross marks where one leaves the panel. Right: distance between the "
+        "points for every block, in exact arithmetic (lines) and in float64 (dots).",
         rows=len(widths(run)),
         columns=len(STYLES) + 1,
         panel_size=(2.05, 2.15),

@@ -1,4 +1,4 @@
-"""Every network of the figure, as the authors cut it and as the theorem means it, on every model."""
+"""Every network of the figure, as run by the authors and as stated in the theorem, on every model."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ COORDINATES = ("model", "weights", "reading", "curve", "text", "seed")
 FAMILIES = {"BERT": "bert", "ALBERT": "albert", "XLNet": "xlnet"}
 SEEDS, SEQUENCES, TOKENS = 6, 32, 128
 FEWER_SEEDS = 2
-"""Initialisations for the theorem's reading, and for a second way to cut the text."""
+"""Initialisations for the theorem's reading, and for a second way to split the text."""
 
 Cut = Literal["words", "pieces"]
 CUTS: Mapping[str, tuple[Cut, ...]] = {"BERT": ("words",), "ALBERT": ("pieces",), "XLNet": ("pieces", "words")}
@@ -138,7 +138,7 @@ def _text_for(loaded: LoadedModel, cut: Cut, source: Path | None, sequences: int
 
 
 def _repeat_share(prepared: Prepared) -> float:
-    """Mean over sequences of the chance that two tokens drawn from one sequence are the same."""
+    """Mean over sequences of the probability that two random tokens of a sequence are equal."""
     counts = [torch.unique(row, return_counts=True)[1].double() for p in prepared for row in p.inputs["input_ids"]]
     shares = [float((count / count.sum()).square().sum()) for count in counts]
     return sum(shares) / len(shares)
@@ -213,7 +213,7 @@ def _subjects(settings: Settings, models: Sequence[str], notes: list[str]) -> It
                 prepared = _text_for(loaded, cut, settings.text, sequences, tokens)
                 if seed == 0:
                     notes.append(
-                        f"{model}, text cut into {cut}: two tokens of a sequence are the same with chance "
+                        f"{model}, text split into {cut}: two random tokens of a sequence are equal with probability "
                         f"{_repeat_share(prepared):.3f}."
                     )
                 both = cut == CUTS[model][0] and seed < FEWER_SEEDS

@@ -1,4 +1,4 @@
-"""Our curves and the published ones: compared block by block, described and drawn."""
+"""Our curves and the published ones, compared block by block."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from rankscope.papers._curves import (
     published_line,
 )
 from rankscope.papers._drawing import COLOURS, depth_line, drawn
+from rankscope.papers._spec import METHOD
 from rankscope.runs.curves import names_in
 from rankscope.runs.rows import only
 from rankscope.views import Guide, Line, LineChart, Note, Style, Table, number
@@ -34,7 +35,7 @@ IN_FLOAT32 = "relative_composite_residual_float32"
 """The same metric with the mean, the differences and the sums in float32, as the authors computed it."""
 CURVES = ("SAN", "SAN+MLP", "SAN+skip", "transformer")
 TEXTS = {"BERT": "words", "ALBERT": "pieces", "XLNet": "pieces"}
-"""How the text of each model of the figure is cut."""
+"""How the text is split for each model of the figure."""
 TRAINED: Mapping[str, tuple[str, str]] = {
     "minilm": ("BERT", "MiniLM (BERT, 6 blocks, English)"),
     "reaction-bert": ("BERT", "rxnfp (BERT, 12 blocks, reactions)"),
@@ -44,9 +45,9 @@ TRAINED: Mapping[str, tuple[str, str]] = {
 """Trained models that come as packages: family and title."""
 BASE_DEPTH = 12
 ENOUGH_SEEDS = 4
-"""With fewer initialisations their standard deviation says nothing."""
+"""The least number of initialisations for a standard deviation between them."""
 READABLE = 1e-3
-"""Below this the published figure, drawn on a linear axis, says little more than that the value is small."""
+"""Below this the published figure, which has a linear axis, cannot be read."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class PrintComparison:
     Attributes:
         model: as the paper names it.
         curve: as the paper names it.
-        text: how our text was cut.
+        text: how our text was split.
         depth: where the deviation is largest, measured in the allowance there.
         ours: our mean there.
         theirs: the published value there.
@@ -131,8 +132,8 @@ def _rounding(ours: DepthLine, rounding: np.ndarray) -> str:
         return "none"
     depths, floor = ours.depth[rounding], ours.depth[ours.at_floor]
     small = bool((ours.mean[rounding] < READABLE).all())
-    words = f"{depths[0]} to {depths[-1]}: ours {'below a thousandth too' if small else 'above a thousandth'}"
-    return f"{words}, at the float floor from {floor[0]}" if floor.size else words
+    words = f"{depths[0]} to {depths[-1]}; ours {'also below' if small else 'above'} {READABLE:g}"
+    return f"{words}, at the float floor from block {floor[0]}" if floor.size else words
 
 
 def judge(run: Run) -> str:
@@ -140,25 +141,24 @@ def judge(run: Run) -> str:
     found = [item for item in compare(run) if item.text == TEXTS[item.model]]
     main = [item for item in found if item.model != "XLNet"]
     if not main:
-        return "Small size: nothing is compared with the paper."
+        return "Small size: tiny models show the shapes only and are not compared with the paper."
     others = [item for item in found if item.model == "XLNet"]
     small, large = sum(i.within == i.compared for i in main), sum(i.within_wide == i.compared for i in main)
     return (
-        f"BERT and ALBERT: {large} of {len(main)} published curves are within the large end of their stated spread "
-        f"plus ours at every block that can be compared, {small} within its small end. XLNet: "
-        f"{sum(i.within == i.compared for i in others)} of {len(others)} within the small end; not matched."
+        f"BERT and ALBERT are reproduced{'' if large == len(main) else ' in part'}: {large} of {len(main)} published "
+        f"curves agree with ours at every comparable block within the upper end of the published spread, {small} also "
+        f"within its lower end. XLNet is not: {sum(i.within == i.compared for i in others)} of {len(others)} curves "
+        "agree within the lower end."
     )
 
 
 def describe(run: Run) -> str:
-    """What we see, the comparison, where the two differ and why."""
+    """Where the curves end, the comparison, the differences and their reasons, the method."""
     found = compare(run)
-    parts = [_seen(run)]
+    parts = [_ends(run)]
     if found:
         parts += [_table(found), _agreement(found), _floor(run), _xlnet(found)]
-    else:
-        parts.append("Small size: tiny models show the shapes only and are not compared with the paper.")
-    return "\n\n".join(part for part in [*parts, _theorem(run), _trained(run)] if part)
+    return "\n\n".join(part for part in [*parts, _theorem(run), _trained(run), METHOD, _method()] if part)
 
 
 def _lines(run: Run, reading: str) -> dict[str, dict[str, DepthLine]]:
@@ -172,23 +172,23 @@ def _lines(run: Run, reading: str) -> dict[str, dict[str, DepthLine]]:
     return found
 
 
-def _seen(run: Run) -> str:
+def _ends(run: Run) -> str:
     sentences = []
     for model, lines in _lines(run, "authors").items():
         end = {curve: number(ours.end) for curve, ours in lines.items()}
         below = lines["SAN"].depth[lines["SAN"].mean < READABLE]
-        fate = f"below a thousandth from block {below[0]}" if below.size else f"at {end['SAN']} at the end"
+        fate = f"falls below {READABLE:g} by block {below[0]}" if below.size else f"ends at {end['SAN']}"
         sentences.append(
-            f"{model}: without skips the residual is {fate}, with MLPs ({end['SAN+MLP']} at the end) or without; with "
-            f"skips it ends at {end['SAN+skip']}, the whole model at {end['transformer']}."
+            f"In {model}, the relative residual without skips {fate} (with MLPs it ends at {end['SAN+MLP']}); with "
+            f"skips and no MLPs it ends at {end['SAN+skip']}, in the whole model at {end['transformer']}."
         )
-    return "**What we see.** " + " ".join(sentences)
+    return " ".join(sentences)
 
 
 def _table(found: list[PrintComparison]) -> str:
     head = (
-        "model", "curve", "our text", "worst block", "ours", "paper", "allowed", "blocks within",
-        "largest distance, in sd between initialisations", "largest factor", "paper shows rounding at blocks",
+        "model", "curve", "text split into", "worst block", "ours", "paper", "allowed", "blocks within",
+        "largest distance (sd between initialisations)", "largest factor", "blocks with rounding in the paper",
     )  # fmt: skip
     rows = [
         (
@@ -214,13 +214,10 @@ def _agreement(found: list[PrintComparison]) -> str:
         if item.within < item.compared
     )
     return (
-        f"**Compared with the paper, BERT and ALBERT.** The paper states a spread of {stated['low']} to "
-        f"{stated['high']} over sequences. Within its large end plus our own standard deviation {wide} of {len(main)} "
-        f"curves are inside at every block that can be compared; within its small end (the column 'allowed') {inside} "
-        "are. Each published curve is one initialisation, ours the mean of several: the column of distances in "
-        "standard deviations between initialisations, added after the small end had been missed, says how unusual a "
-        "draw it would be."
-    ) + (f" Outside the small end: {listed}." if listed else "")
+        f"**BERT and ALBERT.** The paper states a standard deviation over sequences of {stated['low']} to "
+        f"{stated['high']}. Allowing its upper end plus our own standard deviation, {wide} of {len(main)} curves agree "
+        f"at every comparable block; allowing its lower end (column 'allowed'), {inside} do."
+    ) + (f" Blocks outside the lower end: {listed}." if listed else "")
 
 
 def _floor(run: Run) -> str:
@@ -234,9 +231,9 @@ def _floor(run: Run) -> str:
     printed = published("dong2021_fig2")["curves"][0]["values"][-1]
     return (
         f"**The plateau is rounding.** BERT's SAN curve stays at {number(plateau)} in its last four blocks: one to two "
-        f"units in the last place of float32, not a property of attention. The paper reports {number(printed)}; taking "
-        "the mean, the differences and the sums in float32 as the authors did, rather than in float64, we read "
-        f"{number(in_float32)}. What happens below is shown by `rankscope exact`."
+        f"units in the last place of float32, not a property of attention. The paper reports {number(printed)}; with "
+        f"the metric computed in float32, as the authors did, rather than in float64, we get {number(in_float32)}. "
+        "`rankscope exact` shows what happens below."
     )
 
 
@@ -245,13 +242,13 @@ def _xlnet(found: list[PrintComparison]) -> str:
     if set(ratio) != {"pieces", "words"}:
         return ""
     return (
-        "**XLNet is not matched; repetition is a possible reason, not a proven one.** XLNet adds no position to its "
-        "embeddings and does not normalise them, so the relative residual depends on how often tokens repeat. The "
-        "authors' text (wiki_bio) and tokenizer were not available. With one extra token before every punctuation "
-        "mark, so that tokens repeat more (chances in the notes), the SAN curve is off by a factor of at most "
-        f"{ratio['pieces']:.2f}; cut into plain words, by {ratio['words']:.2f}. That cut was made after the first "
-        "comparison had failed and imitates a tokenizer nobody ran, so it is not an independent confirmation. The "
-        "original text and checkpoint (`--text`, `--xlnet`) would settle it."
+        "**XLNet does not agree, possibly because of repeated tokens.** XLNet neither adds positions to its "
+        "embeddings nor normalises them, so its residual depends on how often tokens repeat, and the authors' text "
+        "(wiki_bio) and tokenizer were not available. If we insert a token before every punctuation mark, so that "
+        f"tokens repeat more often, the SAN curve is off by a factor of at most {ratio['pieces']:.2f}; with plain "
+        f"words, by {ratio['words']:.2f}. We added that splitting after the first comparison had failed, and it only "
+        "imitates the tokenizer, so it is not independent evidence. The original text and checkpoint (`--text`, "
+        "`--xlnet`) would settle the question."
     )
 
 
@@ -260,35 +257,42 @@ def _theorem(run: Run) -> str:
     for model, lines in _lines(run, "theorem").items():
         pure, mlp, skip = (lines[curve] for curve in ("SAN", "SAN+MLP", "SAN+skip"))
         equal = pure.depth[pure.mean == 0.0]
-        fate = f"{number(pure.end)} at the end" + (", which is rounding" if pure.at_floor[-1] else "")
-        fate = f"all tokens are equal bit for bit from block {equal[0]}" if equal.size else fate
+        fate = f"ends at {number(pure.end)}" + (", which is rounding" if pure.at_floor[-1] else "")
+        fate = f"makes all tokens bitwise equal by block {equal[0]}" if equal.size else fate
         sentences.append(
-            f"{model}: pure attention, {fate}; with MLPs but no skip of any kind, {number(mlp.end)} at the end; with "
-            f"skips only, {number(skip.end)}."
+            f"In {model}, pure attention {fate}; with MLPs and no skips the residual ends at {number(mlp.end)}, with "
+            f"skips only at {number(skip.end)}."
         )
-    return (
-        "**As the theorem means it.** The authors' SAN keeps LayerNorm; their SAN+MLP keeps the MLP's own skip; their "
-        "ALBERT SAN keeps the activation of the MLP, its skip and its norm, so that each block ends in LN(x + "
-        "gelu(x)). Without any of these: " + " ".join(sentences)
-    )
+    return "**The networks of the theorem**, without norms or any remainder of MLPs and skips. " + " ".join(sentences)
 
 
 def _trained(run: Run) -> str:
     names = [name for name in names_in(run.table, "model") if has_line(run.table, model=name, weights="trained")]
     if not names:
         return "No trained weights were available."
-    sentences = []
+    rows = []
     for name in names:
         base = {"model": name, "weights": "trained", "reading": "authors"}
-        ends = [f"{curve} {number(line(run.table, METRIC, **base, curve=curve).end)}" for curve in CURVES]
-        sentences.append(f"{name}: {', '.join(ends)} at the end.")
+        rows.append((name, *(number(line(run.table, METRIC, **base, curve=curve).end) for curve in CURVES)))
     exception = published_line(published("dong2021_fig2"), model="ALBERT", weights="trained", curve="SAN+skip")
+    return "\n\n".join(
+        [
+            "**Trained weights**, relative residual after the last block:",
+            markdown_text(Table(("model", *CURVES), rows)),
+            "![Relative residual over depth in trained models, ablated as by the authors](figure-trained.png)",
+            "Skips do not always prevent collapse in the paper either: its trained ALBERT with skips and without MLPs "
+            f"is reported at {float(exception.values[-1]):g} after twelve blocks.",
+        ]
+    )
+
+
+def _method() -> str:
     return (
-        "**Trained weights.** "
-        + " ".join(sentences)
-        + " The paper's own data contain an exception to 'skips stop it': "
-        f"its trained ALBERT with skips but without MLPs is reported at {float(exception.values[-1]):g} after twelve "
-        "blocks."
+        "Each published curve is one initialisation, ours is a mean over several, so the table also gives the largest "
+        "distance in standard deviations between our initialisations. That column was added after the lower end of "
+        "the published spread had been missed. As run by the authors, SAN keeps LayerNorm, SAN+MLP keeps the MLP's "
+        "own skip, and ALBERT's SAN keeps the MLP's activation, skip and norm, so that each block ends in LN(x + "
+        "gelu(x))."
     )
 
 
@@ -301,15 +305,15 @@ LEAST = 1e-9
 def draw(run: Run) -> dict[str, Figure]:
     """``figure``: random initialisation, both readings. ``figure-trained``: trained weights, if there are any."""
     rows = {
-        "as the authors ran it": ("authors", False),
+        "as run by the authors": ("authors", False),
         "the same, log scale": ("authors", True),
-        "as the theorem means it": ("theorem", True),
+        "as stated in the theorem": ("theorem", True),
     }
     figure = drawn(
         "Residual over depth at random initialisation",
-        "Lines: ours, mean over initialisations and sequences; band of one standard deviation, on log scales from the "
-        "10% to the 90% quantile. Hollow marks: Dong et al. 2021, figure 2. Values of exactly zero (tokens equal bit "
-        "for bit) lie on the lower edge.",
+        "Lines: ours, mean over initialisations and sequences. Bands: one standard deviation; on log scales, 10% to "
+        "90% quantiles. Hollow markers: Dong et al. 2021, figure 2. Exact zeros (bitwise equal tokens) are drawn on "
+        "the lower edge.",
         [
             [
                 _panel(run, f"{model}, {label}", model, text, "init", reading, log=log, printed=model)
@@ -327,9 +331,8 @@ def draw(run: Run) -> dict[str, Figure]:
         family, title = TRAINED.get(name, (name, name))
         panels.append(_panel(run, title, name, "tokenizer", "trained", "authors", log=True, printed=family))
     second = drawn(
-        "Residual over depth in trained models, cut as the authors cut",
-        "Lines: ours on these models. Hollow marks: published values of bert-base-cased or albert-base-v2, for "
-        "orientation.",
+        "Residual over depth in trained models, ablated as by the authors",
+        "Lines: ours. Hollow markers: published values of bert-base-cased or albert-base-v2, for orientation.",
         [panels[start : start + 2] for start in range(0, len(panels), 2)],
         styles=STYLES,
         panel_size=(3.6, 2.35),

@@ -11,7 +11,9 @@ declare(
     title="Most paths through a transformer are long",
     cites=(Cite("dong2021attention", "thm. 2.1"),),
     paper=(
-        "A network of L blocks with H heads and skips is a sum over paths; C(L,k) H^k of them enter k blocks. Long "
-        "paths converge to rank one, so the few short ones matter."
+        "Dong, Cordonnier and Loukas (2021, theorem 2.1) write a network of L blocks with H heads and skips as a sum "
+        "over paths, of which C(L,k) H^k pass through k blocks. Long paths converge to rank one, so the few short ones "
+        "should matter most."
     ),
+    figure="Share of paths by length for five transformers",
 )

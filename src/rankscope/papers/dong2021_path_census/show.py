@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from rankscope.papers._drawing import COLOURS, Look, drawn
+from rankscope.papers._spec import METHOD
 from rankscope.papers.dong2021_path_census.run import COUNT, SHARE
 from rankscope.runs.curves import names_in
 from rankscope.runs.rows import only
@@ -29,10 +30,14 @@ def _shares(run: Run, model: str) -> tuple[np.ndarray, np.ndarray, int]:
 
 
 def judge(run: Run) -> str:
-    """The mean length in the largest model."""
+    """Mean length and share of short paths in the largest model."""
     name = names_in(run.table, "model")[-1]
     length, share, _ = _shares(run, name)
-    return f"{name}: the mean path enters {(length * share).sum():.2f} of {length[-1]} blocks."
+    return (
+        f"Nearly all paths are long: in {name} the average path passes through {(length * share).sum():.2f} of "
+        f"{length[-1]} blocks, and only {share[length <= SHORT].sum():.2g} of all paths pass through {SHORT} or fewer. "
+        "If short paths carry the signal, it is not because there are many of them."
+    )
 
 
 def describe(run: Run) -> str:
@@ -43,18 +48,16 @@ def describe(run: Run) -> str:
         total = float(only(run.table, metric=COUNT, model=name)["value"].to_numpy().sum())
         mean, short = float((length * share).sum()), float(share[length <= SHORT].sum())
         rows.append((name, str(heads), str(length[-1]), f"{total:.3g}", f"{mean:.2f}", f"{short:.2g}"))
-    head = ("model", "heads", "blocks", "paths", "mean length", f"share of length {SHORT} or less")
-    return (
-        "**What we see.** Counted in whole numbers:\n\n"
-        + markdown_text(Table(head, rows))
-        + "\n\n**Where it differs.** "
-        "Nowhere: this is arithmetic. It does say that short paths, which carry what attention keeps of the tokens' "
-        "differences, are a vanishing share of all paths; how much they carry is not a matter of counting."
+    head = ("model", "heads", "blocks", "paths", "mean length", f"share with length ≤ {SHORT}")
+    method = (
+        "The counts are exact integers; no model was run. They say how many paths of each length there are, not how "
+        "much a path contributes."
     )
+    return "\n\n".join([markdown_text(Table(head, rows)), METHOD, method])
 
 
 def draw(run: Run) -> dict[str, Figure]:
-    """Share of paths by length, and the share at most that long."""
+    """Share of paths by length, and cumulative share."""
     shown = [name for name in names_in(run.table, "model") if int(_shares(run, name)[0].size) <= 33]
     shown = shown if len(shown) <= 5 else [shown[i] for i in (0, 1, 3, 4, 5)]
     single, up_to = [], []
@@ -63,17 +66,17 @@ def draw(run: Run) -> dict[str, Figure]:
         label, style = f"{name} ({heads}, {length[-1]})", Style(colour, marker)
         single.append(Line(label, length, share, style=style))
         up_to.append(Line(label, length, np.cumsum(share), style=style))
-    entered = "length of the path (blocks entered)"
+    entered = "path length (blocks passed through)"
     left: Look = {"y_range": (-0.02, 1.02), "legend_title": "model (heads, blocks)"}
     right: Look = {"y_range": (1e-12, 2), "log": True, "names": "none"}
     panels = [
         LineChart("share of all paths", tuple(single), x_label=entered, **left),
-        LineChart("share of paths at most so long", tuple(up_to), x_label=entered, **right),
+        LineChart("share of paths of at most this length", tuple(up_to), x_label=entered, **right),
     ]
     figure = drawn(
-        "How long are the paths of a transformer with skips?",
-        "Each block is passed over or entered through one of H heads, so lengths follow a binomial law with chance "
-        "H/(1+H).",
+        "How long are the paths through a transformer with skips?",
+        "Each block is skipped or entered through one of its H heads, so path lengths are binomial with success "
+        "probability H/(1+H).",
         [panels],
     )
     return {"figure": figure}

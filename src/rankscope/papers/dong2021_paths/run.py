@@ -1,4 +1,4 @@
-"""Trained networks cut down to paths of one length: how much of the task each length still solves."""
+"""Trained networks restricted to paths of one length: the accuracy each length reaches."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from rankscope.verbs.origin import floor_of
 COORDINATES = ("of", "paths", "seed")
 DRAWS, REPEATS = (5, 20), 5
 AT_ONCE, PART = 8, 300
-"""Paths followed at once, and sequences judged at once."""
+"""Paths followed, and sequences evaluated, at once."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class PathsCase:
         width: of the residual stream.
         plan: of the training.
         seeds: networks trained, each on its own data.
-        judged: sequences on which paths are judged; None for all held-out ones.
+        judged: sequences on which paths are evaluated; None for all held-out ones.
         published: the paper's own training, run once for comparison; None if it would take too long.
     """
 
@@ -91,7 +91,7 @@ SMALL: Mapping[str, PathsCase] = MappingProxyType(
 
 
 def measure(settings: Settings) -> Run:
-    """One task: several networks, each judged path length by path length."""
+    """One task: several networks, each evaluated by path length."""
     name = settings.name.removeprefix("dong2021-paths-")
     case = (SMALL if settings.small else CASES)[name]
     facts = {"task": name, "small": settings.small, **case.facts()}

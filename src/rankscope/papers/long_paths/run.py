@@ -1,4 +1,4 @@
-"""Networks whose skips are turned down while they learn: can long paths carry the signal, and at what cost?"""
+"""Networks trained with reduced skips: can long paths carry the signal, and at what cost?"""
 
 from __future__ import annotations
 

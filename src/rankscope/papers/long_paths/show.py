@@ -1,4 +1,4 @@
-"""Shares by path length for every gain, and what long paths cost."""
+"""Shares by path length for every skip gain, and the accuracy of networks that use long paths."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 
 from rankscope.papers._curves import Array, MeanInterval, mean_interval
 from rankscope.papers._drawing import Look, drawn
+from rankscope.papers._spec import METHOD
 from rankscope.runs.rows import only
 from rankscope.views import Line, LineChart, Style, Table, number
 from rankscope.views.palette import BLACK, BLUE, GREEN, MARKERS, ORANGE, SKY, VERMILION
@@ -21,16 +22,11 @@ if TYPE_CHECKING:
 
 FALLING, FIXED = "falling", "from the start"
 LONG = 0.5
-"""Long paths carry the signal when its mean length is above this share of the depth."""
+"""A network uses long paths if its mean path length is above this share of the depth."""
 WORKS = 0.8
-"""A network on long paths still works when it keeps this share of the plain network's accuracy."""
+"""A network still works if it keeps this share of the plain network's accuracy."""
 CLOSE = 0.02
-"""Accuracy that counts as kept, below the plain network's."""
-AFTERWARDS = (
-    "Chosen after results were seen: the gains 0.03 and 0.01 were added when 1, 0.3, 0.1 and 0 had left a gap, and the "
-    f"verdict's words with them: at a price means at least {WORKS:g} of the plain accuracy on paths above {LONG:g} of "
-    "the depth."
-)
+"""Loss of accuracy that still counts as the plain network's accuracy."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,8 +78,9 @@ class GainArm:
 
     @property
     def name(self) -> str:
-        """As the text calls it."""
-        return "1 (plain)" if self.gain == 1.0 else f"{self.gain:g}, {self.schedule}"
+        """For tables and sentences."""
+        how = "gradually" if self.schedule == FALLING else self.schedule
+        return "1 (plain)" if self.gain == 1.0 else f"{self.gain:g}, {how}"
 
 
 def arm(run: Run, schedule: str, gain: float) -> GainArm | None:
@@ -111,36 +108,45 @@ def arms(run: Run) -> list[GainArm]:
 
 
 def judge(run: Run) -> str:
-    """The longest paths at the accuracy of the plain network."""
-    plain, best = arms(run)[0], _longest_kept(run)
-    start = f"Plain network: mean length {plain.mean_length.mean:.2f}, accuracy {plain.mean_accuracy.mean:.3f}"
+    """Whether a network can use long paths, and what that costs."""
+    depth, all_arms, kept = int(run.extra["layers"]), arms(run), _longest_kept(run)
+    plain = all_arms[0]
+    long = [each for each in all_arms if each.mean_length.mean > LONG * depth]
+    best = max(long, key=lambda each: each.mean_accuracy.mean, default=None)
+    start = f"The plain network has mean path length {plain.mean_length} of {depth} and accuracy {plain.mean_accuracy}."
     if best is None:
-        return f"{start}; no arm carries the signal on longer paths at that accuracy."
+        return f"No: no network has a mean path length above half the depth. {start}"
+    works = best.mean_accuracy.mean >= WORKS * plain.mean_accuracy.mean
+    same = kept is not None and best.name == kept.name
+    answer = "Yes" if same else "Yes, at a cost in accuracy" if works else "No, accuracy is lost"
     return (
-        f"{start}; longest at that accuracy: skips at {best.gain:g} ({best.schedule}), mean length "
-        f"{best.mean_length.mean:.2f} of {run.extra['layers']}, accuracy {best.mean_accuracy.mean:.3f}."
+        f"{answer}: the best network with a mean path length above half the depth (skip gain {best.name}) has length "
+        f"{best.mean_length} and accuracy {best.mean_accuracy}. {start}"
+        + ("" if kept is None else f" The most at that accuracy is {kept.mean_length} (gain {kept.name}).")
     )
 
 
 def describe(run: Run) -> str:
-    """The table, whether it can be done, what it costs."""
+    """The table and the method."""
     plan, seeds = run.extra["plan"], run.extra["seeds"]
-    shares = [f"share {length}" for length in range(int(run.extra["layers"]) + 1)]
+    shares = [f"length {length}" for length in range(int(run.extra["layers"]) + 1)]
     rows = [
         (each.name, str(each.mean_accuracy), each.mean_loss, str(each.mean_length), *each.share_words)
         for each in arms(run)
     ]
     return "\n\n".join(
         [
-            f"**What we see.** The sorting network of {run.extra['layers']} layers, trained for {plan['steps']} steps "
-            f"({seeds} seeds each arm), LayerNorm kept, MLPs out, its skips turned down to a gain g. Shares are those "
-            "of `decompose`, of paths from the embedding; what biases contribute is a column of its own.",
+            "Share of the output carried by the paths of each length, for skips reduced to a gain g from the start of "
+            "training or gradually:",
             markdown_text(Table(["g", "accuracy", "loss", "mean length", *shares, "biases"], rows)),
-            f"**Can it be done?** {_can(run)}",
-            f"**What it costs.** {_cost(run)}",
-            f"**What it rests on.** One task, one depth, one width, {seeds} seeds; ± is a 95% interval over seeds. "
-            "LayerNorm after each sum compensates for the size that a gain below 1 takes away; in a "
-            "network with norms before the branches the same gain would act differently. " + AFTERWARDS,
+            METHOD,
+            f"Networks of {run.extra['layers']} attention layers with LayerNorm and without MLPs learned to sort in "
+            f"{plan['steps']} steps, {seeds} seeds each; ± is a 95% interval over seeds. Shares are those of "
+            "`decompose` for paths from the embedding; contributions of biases have their own column. One task, one "
+            "depth and one width were tested. LayerNorm after each sum restores the size that a gain below 1 takes "
+            "away; in a network with norms before the branches the same gain would act differently. A network keeps "
+            f"the plain accuracy if it is within {CLOSE:g} of it, and pays a cost if it keeps at least {WORKS:g} of "
+            "it. These words, and the gains 0.03 and 0.01, were chosen after results for 1, 0.3, 0.1 and 0 were known.",
         ]
     )
 
@@ -152,43 +158,11 @@ def _longest_kept(run: Run) -> GainArm | None:
     return max(kept, key=lambda each: each.mean_length.mean, default=None)
 
 
-def _can(run: Run) -> str:
-    depth, all_arms, kept = int(run.extra["layers"]), arms(run), _longest_kept(run)
-    plain = all_arms[0]
-    long = [each for each in all_arms if each.mean_length.mean > LONG * depth]
-    best = max(long, key=lambda each: each.mean_accuracy.mean, default=None)
-    words = f"The plain network carries its signal at a mean length of {plain.mean_length} of {depth}. "
-    if kept is None:
-        words += f"No gain moved it to longer paths within {CLOSE:g} of its accuracy. "
-    else:
-        words += f"Within {CLOSE:g} of its accuracy the longest is {kept.mean_length} (g = {kept.name}). "
-    if best is None:
-        return f"No. {words}No arm carries its signal on paths longer than half the depth."
-    works = best.mean_accuracy.mean >= WORKS * plain.mean_accuracy.mean
-    best_is_kept = kept is not None and best.name == kept.name
-    verdict = "Yes" if best_is_kept else "Yes, at a price" if works else "No"
-    return (
-        f"{verdict}. {words}Of the {len(long)} arms with a mean length above half the depth the best is g = "
-        f"{best.name}: mean length {best.mean_length}, accuracy {best.mean_accuracy} against {plain.mean_accuracy}."
-    )
-
-
-def _cost(run: Run) -> str:
-    plain, *others = arms(run)
-    words = []
-    for fixed, falling in zip(others[::2], others[1::2], strict=True):
-        words.append(
-            f"g = {fixed.gain:g}: loss {falling.mean_loss} when it falls, {fixed.mean_loss} from the start (accuracy "
-            f"{falling.mean_accuracy.mean:.3f} and {fixed.mean_accuracy.mean:.3f})"
-        )
-    return f"Loss of the plain network {plain.mean_loss}. {'; '.join(words)}."
-
-
 COLOURS = (BLACK, SKY, BLUE, GREEN, ORANGE, VERMILION)
 
 
 def draw(run: Run) -> dict[str, Figure]:
-    """Three panels: shares, and accuracy and loss over the mean length of what is carried."""
+    """Three panels: shares, and accuracy and loss over the mean path length."""
     depth, gains = int(run.extra["layers"]), [float(gain) for gain in run.extra["gains"]]
     looks = {gain: (COLOURS[i % 6], MARKERS[i % 6]) for i, gain in enumerate(gains)}
     shares, accuracy, loss = list[Line](), list[Line](), list[Line]()
@@ -200,15 +174,15 @@ def draw(run: Run) -> dict[str, Figure]:
             lines.append(Line("", each.lengths, values, floor=values * 0 + hollow, style=Style(*look, "none", 2.5)))
     losses = np.concatenate([each.loss for each in arms(run)])
     log = bool(losses.max() > 5 * losses.min())
-    ends: Look = {"x_label": "mean length of what is carried", "x_range": (-0.2, depth + 0.3), "names": "none"}
+    ends: Look = {"x_label": "mean path length", "x_range": (-0.2, depth + 0.3), "names": "none"}
     figure = drawn(
         "Can a network be made to use its long paths?",
-        f"Sorting, {depth} attention layers with skips turned down to a gain g: falling over the first 60% of training "
-        f"(solid, filled) or from the start (dashed, hollow). {run.extra['seeds']} networks each; mean length: mean of "
-        "the path length, weighted with the size of its share.",
+        f"Sorting with {depth} attention layers whose skips are scaled by g: reduced over the first 60% of training "
+        f"(solid, filled) or from the start (dashed, hollow). {run.extra['seeds']} networks each. The mean path length "
+        "weights each length by the size of its share.",
         [
             [
-                LineChart("share of the output", tuple(shares), x_label="length of the path"),
+                LineChart("share of the output", tuple(shares), x_label="path length"),
                 LineChart("accuracy on unseen sequences", tuple(accuracy), y_range=(0.0, 1.04), **ends),
                 LineChart("loss at the end of training", tuple(loss), log=log, **ends),
             ]

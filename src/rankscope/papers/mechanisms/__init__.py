@@ -1,4 +1,4 @@
-"""The table of mechanisms: how fast each way of mixing tokens collapses, all at one size."""
+"""Token mixers from BERT to Mamba at one size: how fast each collapses."""
 
 from __future__ import annotations
 
@@ -9,12 +9,16 @@ from rankscope.papers.mechanisms.rows import MECHANISMS
 declare(
     __name__,
     name="mechanisms",
-    title="Three ways to meet collapse: order 3, order 1, order 0",
+    title="Three ways token mixers approach collapse: order 3, 1 and 0",
     cites=(Cite("dong2021attention", "thm. 2.2"), Cite("wu2024role", "thm. 1")),
     paper=(
-        "The first proves that complete softmax attention without skips and MLPs collapses doubly exponentially (order "
-        "3), the second that masked attention collapses at least exponentially. Neither speaks of other mechanisms; no "
-        "published table compares them."
+        "Dong, Cordonnier and Loukas (2021, theorem 2.2) prove that complete softmax attention without skips and MLPs "
+        "collapses doubly exponentially (order 3); Wu et al. (2024, theorem 1) prove that masked attention collapses "
+        "at least exponentially. Neither covers other mechanisms, and we know of no published comparison."
+    ),
+    figure=(
+        "Relative residual after the last block of each mechanism, with skips and without, coloured by its order near "
+        "collapse"
     ),
     minutes=8,
     rows=tuple(MECHANISMS),

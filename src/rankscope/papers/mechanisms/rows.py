@@ -15,7 +15,7 @@ GROUPS: Mapping[Group, str] = {
     "softmax": "softmax attention",
     "positions": "positions inside attention",
     "local": "windows and sparse patterns",
-    "approximate": "in the place of softmax",
+    "approximate": "instead of softmax",
     "recurrent": "linear and recurrent",
     "hybrid": "hybrids",
 }
@@ -204,7 +204,7 @@ _ROWS: tuple[Mechanism, ...] = (
                          "attn_layers": ["lsh"] * s.depth, "axial_pos_embds": False,
                          "max_position_embeddings": s.tokens, "lsh_attn_chunk_length": s.tokens // 8, "num_buckets": 8,
                          "hash_seed": 0, "is_decoder": False},
-              uncut="a reversible block has two streams, and only the one attention is added to is followed"),
+              uncut="a reversible block has two streams, and surgery follows only the one to which attention is added"),
     Mechanism("pooling", "Funnel", "complete, relative positions; tokens pooled in pairs twice", "approximate",
               "funnel",
               lambda s: {"vocab_size": s.vocabulary, "d_model": s.width, "n_head": s.heads, "d_head": s.head,

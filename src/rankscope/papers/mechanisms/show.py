@@ -1,4 +1,4 @@
-"""The table of mechanisms: one line per mechanism and change, in words, and as a figure."""
+"""The table of mechanisms, one line per mechanism and change, and its figure."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rankscope._types import Status
 from rankscope.papers._drawing import Look
+from rankscope.papers._spec import METHOD
 from rankscope.papers.mechanisms.rows import GROUPS, MECHANISMS, Mechanism
 from rankscope.views import Line, Style, Table, number
 from rankscope.views.figures import headed_figure, legend_below, plain_axes
@@ -225,7 +226,7 @@ DASH = "–"
 FATES: Mapping[Fate, str] = {
     "vanish": "tokens vanish",
     "grow": "tokens grow out of range",
-    "equal": "too little to tell",
+    "equal": "lost in rounding",
 }
 
 
@@ -243,7 +244,7 @@ def end_words(end: End | None) -> str:
     if end is None:
         return DASH
     if end.log10 is None:
-        return "none: in the first block " + FATES[end.fate or "equal"]
+        return f"{FATES[end.fate or 'equal']} in the first block"
     value = log10_words(end.log10)
     return value if end.lost_after is None else f"{value} at block {end.lost_after}, then {FATES[end.fate or 'equal']}"
 
@@ -260,20 +261,21 @@ SHOWN_BELOW = 0.1
 
 
 def describe(run: Run) -> str:
-    """What is seen, the table, how to read it, and the rows that were explained by an experiment."""
+    """The three orders, the table and its columns, the rows that an experiment explains, the method."""
     lines = lines_of(run)
     plain = [line for line in lines if line.change == AS_IT_IS]
-    parts = [_size(run, plain), _seen(plain), _grid(plain), _reading(run, plain), _explained(lines), _refused(plain)]
+    parts = [_orders(plain), _grid(plain), COLUMNS, _explained(lines), METHOD, _method(run, plain), _refused(plain)]
     return "\n\n".join(part for part in parts if part)
 
 
 def judge(run: Run) -> str:
-    """How many mechanisms meet collapse in each of the three ways."""
+    """How many mechanisms have each order, and which models come closest to collapse with their skips."""
     plain = [line for line in lines_of(run) if line.change == AS_IT_IS]
     counts = {order: len(_of_order(plain, order)) for order in (3, 1, 0)}
     return (
-        f"Of {len(plain)} mechanisms without skips {counts[3]} fall into collapse with order 3, {counts[1]} with order "
-        f"1, and {counts[0]} cannot stay there: equal tokens leave them unequal."
+        f"Without skips, {counts[3]} of {len(plain)} mechanisms collapse with order 3 (a block cubes the distance "
+        f"between tokens), {counts[1]} with order 1 (a block multiplies it), and {counts[0]} cannot stay collapsed "
+        f"(order 0: a block makes equal tokens unequal). {_whole(plain)}"
     )
 
 
@@ -281,56 +283,33 @@ def _of_order(lines: Sequence[MechanismLine], order: int) -> list[MechanismLine]
     return [line for line in lines if line.order.get("cut") == order]
 
 
-def _size(run: Run, lines: Sequence[MechanismLine]) -> str:
-    size = run.extra["size"]
-    seeds = "1 seed" if size["seeds"] == 1 else f"{size['seeds']} seeds"
-    words = (
-        f"**Setting.** {len(lines)} mechanisms, each with {size['depth']} blocks of width {size['width']}, "
-        f"{size['heads']} heads, {size['tokens']} tokens and a vocabulary of {size['vocabulary']}, at the random "
-        f"initialisation of transformers, {seeds}. Text models read the same hashed words, vision models the same "
-        "smooth images."
-    )
-    if size["depth"] == FULL_DEPTH:
-        return words
-    return f"{words} This is the small size: the code runs, and nothing follows from the numbers."
+MEANINGS = {
+    3: "a block cubes the distance between tokens; every token sees every token, and scores contain no positions",
+    1: "a block multiplies the distance; there is a mask, a window, or positions in the scores",
+    0: "a block makes equal tokens unequal, so the network cannot stay collapsed",
+}
 
 
-def _seen(lines: Sequence[MechanismLine]) -> str:
-    named = {order: ", ".join(line.mechanism.model for line in _of_order(lines, order)) for order in (3, 1, 0)}
-    sentences = ["**What we see.** Without its skips, a mechanism meets collapse in one of three ways."]
-    if named[3]:
-        sentences.append(
-            "*Order 3*: a block cubes the distance between tokens. In all of these every token sees every token, and "
-            f"no position enters the scores ({named[3]})."
-        )
-    if named[1]:
-        sentences.append(
-            "*Order 1*: a block multiplies it by a factor. These have a mask, a window or positions in the scores "
-            f"({named[1]})."
-        )
-    if named[0]:
-        sentences.append(
-            f"*Order 0*: tokens that enter equal leave unequal, so that the network cannot stay collapsed ({named[0]})."
-        )
-    return " ".join(sentences) + _whole(lines)
+def _orders(lines: Sequence[MechanismLine]) -> str:
+    named = {order: ", ".join(line.mechanism.model for line in _of_order(lines, order)) for order in MEANINGS}
+    rows = [(str(order), MEANINGS[order], names) for order, names in named.items() if names]
+    return markdown_text(Table(("order without skips", "meaning", "mechanisms"), rows))
 
 
 def _whole(lines: Sequence[MechanismLine]) -> str:
     logs = {line.mechanism.model: line.ends["full"].log10 for line in lines if "full" in line.ends}
     ends = {name: 10**log10 for name, log10 in logs.items() if log10 is not None}
-    low = sorted((name for name in ends if ends[name] < SHOWN_BELOW), key=lambda name: ends[name])
-    least = sorted(ends, key=lambda name: ends[name])[:3]
-    listed = ", ".join(f"{name} {number(ends[name])}" for name in low or least)
-    if low:
-        return f" With skips, below {SHOWN_BELOW:g} after the last block: {listed}."
-    return (
-        f" With skips none of the {len(ends)} falls below {SHOWN_BELOW:g} in so many blocks; the lowest relative "
-        f"residuals after the last are those of {listed}."
-    )
+    least = ", ".join(f"{name} {number(ends[name])}" for name in sorted(ends, key=lambda name: ends[name])[:3])
+    low = sum(end < SHOWN_BELOW for end in ends.values())
+    words = f"With skips, {low or 'none'} of them end{'s' if low < 2 else ''} below {SHOWN_BELOW:g}"
+    return f"{words}; the lowest are {least}."
 
 
 def _grid(lines: Sequence[MechanismLine]) -> str:
-    head = ("mechanism", "mixes tokens by", "std", "full", "no skips", "order", "factor or level", "alone", "read in")
+    head = (
+        "mechanism", "mixes tokens by", "std", "full", "no skips", "order", "factor or level", "mixer alone",
+        "arithmetic",
+    )  # fmt: skip
     rows: list[tuple[str, ...]] = []
     for group, title in GROUPS.items():
         members = [_cells(line) for line in lines if line.mechanism.group == group]
@@ -353,20 +332,28 @@ def _cells(line: MechanismLine) -> tuple[str, ...]:
     )
 
 
-def _reading(run: Run, lines: Sequence[MechanismLine]) -> str:
+COLUMNS = (
+    "`full`, `no skips` and `mixer alone` give the relative residual ‖X − mean‖ / ‖X‖ after the last block (1: "
+    "nothing in common, 0: all tokens equal) of the whole model, without skips, and without skips, MLPs and norms. "
+    "`factor or level`: at order 1, the factor (×) of a block on a relative residual near collapse; at order 0, the "
+    "relative residual (=) that tokens have at the end if they entered the first block equal."
+)
+
+
+def _method(run: Run, lines: Sequence[MechanismLine]) -> str:
+    size, floor = run.extra["size"], float(run.floor["relative"])
     spread = max((line.ends["full"].half_range for line in lines if "full" in line.ends), default=0.0)
-    floor = float(run.floor["relative"])
+    small = "" if size["depth"] == FULL_DEPTH else " This is the small size: nothing follows from the numbers."
     return (
-        "**How to read it.** `full`, `no skips` and `alone` are the relative residual ‖X − mean‖ / ‖X‖ after the last "
-        "block (1: nothing in common, 0: all tokens equal): of the whole model, with every skip cut, and with skips, "
-        "MLPs and norms all taken out; median over seeds. `std` is the median standard deviation of the weight "
-        "matrices of the blocks as the library draws them. `order` is read near collapse without skips: exact where "
-        "exact arithmetic follows the model, by tokens drawn together by e^−200 and e^−201; else in float64, drawn "
-        f"together by 1/100 and 1/1000, where relative residuals below {number(floor)} are rounding. The factor (×, "
-        "order 1) is what a block does to a relative residual near collapse, geometric mean over the second half of "
-        "the blocks; the level (=, order 0) is the relative residual after the last block, or the one before it if "
-        "that is larger, of tokens that entered the first one equal. Blocks are counted from 1. Over seeds, `full` "
-        f"differs from its median by a factor of {10**spread:.2f} at most."
+        f"Every mechanism has {size['depth']} blocks of width {size['width']}, {size['heads']} heads, "
+        f"{size['tokens']} tokens and a vocabulary of {size['vocabulary']}, at the random initialisation of "
+        f"transformers, {size['seeds']} seed{'' if size['seeds'] == 1 else 's'}; values are medians over seeds, and "
+        f"`full` varies by a factor of at most {10**spread:.2f}. Text models read the same hashed words, vision "
+        "models the same smooth images. `std` is the median standard deviation of the weight matrices. The order is "
+        "computed without skips in exact arithmetic, with tokens brought together by factors of e^−200 and e^−201, if "
+        "exact arithmetic supports the model; otherwise in float64 with 1/100 and 1/1000, where values below "
+        f"{number(floor)} are rounding. Factors are geometric means over the second half of the blocks. A level is "
+        f"that after the last block, or the one before it if that is larger. Blocks are counted from 1.{small}"
     )
 
 
@@ -377,11 +364,11 @@ def _refused(lines: Sequence[MechanismLine]) -> str:
             # Drop the name of the module and the advice.
             short = re.sub(r" in transformers\.\S+:", ":", reason.split(". Register")[0]).rstrip(".")
             listed.append(f"{line.mechanism.model}: {short}")
-    return "**Not covered.** " + "; ".join(listed) + "." if listed else ""
+    return "Limits of exact arithmetic and surgery: " + "; ".join(listed) + "." if listed else ""
 
 
 def _explained(lines: Sequence[MechanismLine]) -> str:
-    """The most surprising rows, each with the experiment that explains it: one component changed, all else kept."""
+    """Surprising rows, each with the experiment that explains it: one component changed, all else kept."""
     held = {(line.mechanism.name, line.change): line for line in lines}
     told = []
     for (name, change), tell in EXPLANATIONS.items():
@@ -400,24 +387,23 @@ Lines = Mapping[tuple[str, str], MechanismLine]
 def _nystrom(own: MechanismLine, without: MechanismLine, held: Lines) -> str:
     bert = held.get(("bert", AS_IT_IS))
     return (
-        "**Explained: an approximation of softmax that does not collapse.** Nyströmformer approximates the complete "
-        f"attention of BERT, and without skips it stands at {_last(own, 'cut')}"
-        + ("" if bert is None else f", where BERT is at {_last(bert, 'cut')}")
-        + ". It is not the approximation: its heads also add a convolution of the values, which reads zeros beyond "
-        "both ends of the sequence, so that tokens near the ends differ from those inside: equal tokens leave at "
-        f"{number(own.level['cut'])}. With the weights of that convolution set to 0, equal tokens stay equal, and "
-        f"float64 reads {_last(without, 'cut')}: the tokens are equal up to rounding."
+        "**Why Nyströmformer does not collapse.** It approximates the complete attention of BERT, yet without skips it "
+        f"ends at {_last(own, 'cut')}"
+        + ("" if bert is None else f", BERT at {_last(bert, 'cut')}")
+        + ". The reason is not the approximation but a convolution of the values, which reads zeros beyond both ends "
+        "of the sequence and so makes tokens near the ends different: equal tokens leave at "
+        f"{number(own.level['cut'])}. With the weights of the convolution set to 0, the residual is "
+        f"{_last(without, 'cut')}."
     )
 
 
 def _sinks(own: MechanismLine, without: MechanismLine, held: Lines) -> str:
     return (
-        "**Explained: softmax attention that leaves equal tokens unequal.** gpt-oss is causal softmax attention like "
-        f"Llama, yet of order {own.order['cut']}: equal tokens leave it at {number(own.level['cut'])} without skips, "
-        f"and at {number(own.level['pure'])} without norms and MLPs. The sink takes a share that depends on how many "
-        "keys stand beside it, so a row of attention sums to less than one by an amount that depends on its position. "
-        f"Without the sinks the order is {without.order['cut']}, equal tokens stay equal to rounding, and attention "
-        f"alone ends at {_last(without, 'pure')} instead of {_last(own, 'pure')}."
+        f"**Why gpt-oss has order {own.order['cut']}.** It uses causal softmax attention like Llama, but equal tokens "
+        f"leave it at {number(own.level['cut'])} without skips. Its sinks take a share of the attention that depends "
+        "on the number of visible keys, so that a row of attention sums to less than one by an amount that depends on "
+        f"the position. Without the sinks the order is {without.order['cut']}, equal tokens stay equal up to "
+        f"rounding, and attention alone ends at {_last(without, 'pure')} instead of {_last(own, 'pure')}."
     )
 
 
@@ -426,34 +412,30 @@ def _llama(own: MechanismLine, raised: MechanismLine, held: Lines) -> str:
     assert own.size is not None
     assert raised.size is not None
     return (
-        "**Explained: skips that hardly help.** The whole Llama, with skips, is among the models that lose most: it "
-        f"ends at {_last(own, 'full')}, not far from {_last(own, 'cut')} with its skips cut"
-        + ("" if gpt2 is None else f", while GPT-2, causal as well, keeps {_last(gpt2, 'full')}")
-        + ". Its embeddings are drawn with standard deviation 0.02, and the norm before a branch brings them to 1: "
-        f"tokens leave the first block at a root mean square of {number(own.size[0])} and the last at "
-        f"{number(own.size[1])}, so that most of what the stream holds came out of branches. With the embeddings 50 "
-        f"times as large, and nothing else changed, tokens leave the first block at {number(raised.size[0])} and the "
-        f"last at {number(raised.size[1])}, and the whole model ends at {_last(raised, 'full')}; without skips it ends "
-        f"at {_last(raised, 'cut')}."
+        f"**Why skips hardly help Llama.** The whole model ends at {_last(own, 'full')}, without skips at "
+        f"{_last(own, 'cut')}"
+        + ("" if gpt2 is None else f"; GPT-2, also causal, keeps {_last(gpt2, 'full')}")
+        + ". Llama's embeddings have standard deviation 0.02, and the norm before each branch scales them up to 1, so "
+        f"that branches dominate the stream: its root mean square grows from {number(own.size[0])} after the first "
+        f"block to {number(own.size[1])} after the last. With embeddings 50 times as large it stays near "
+        f"{number(raised.size[1])}, and the whole model ends at {_last(raised, 'full')}."
     )
 
 
 def _bias(own: MechanismLine, without: MechanismLine, held: Lines) -> str:
     return (
-        "**Explained: complete attention of order 1.** The encoder of T5 sees all tokens, as BERT does, and yet is of "
-        f"order {own.order['cut']}: {_last(own, 'cut')} after the last block. With its bias per distance set to 0 it "
-        f"is of order {without.order['cut']} and ends at {_last(without, 'cut')}: the bias alone, small as it is "
-        "drawn, makes the difference between doubly exponential and exponential."
+        f"**Why the T5 encoder has order {own.order['cut']}.** Every token sees every token, as in BERT, yet it ends "
+        f"at {_last(own, 'cut')}. With its bias per distance set to 0 it has order {without.order['cut']} and ends at "
+        f"{_last(without, 'cut')}: the small bias alone turns doubly exponential collapse into exponential collapse."
     )
 
 
 def _modernbert(own: MechanismLine, without: MechanismLine, held: Lines) -> str:
     return (
-        f"**Explained: tokens that vanish.** Without skips, ModernBERT is at {_last(own, 'cut')}: nothing is left to "
-        "compare. Its weights are drawn so small that a block without its skip gives back tokens below the epsilon "
-        "that its norms add to a variance; from there on a norm no longer restores their size, and a gated MLP, which "
-        "multiplies two small numbers, squares it. With an epsilon of 1e-60 the same network ends at "
-        f"{_last(without, 'cut')}, with order {without.order['cut']}."
+        f"**Why ModernBERT's tokens vanish.** Without skips it is at {_last(own, 'cut')}. Its initial weights are so "
+        "small that a block without its skip returns tokens below the epsilon in its norms. From there on the norms "
+        "no longer restore their size, and a gated MLP, which multiplies two small numbers, squares it. With an "
+        f"epsilon of 1e-60 the same network ends at {_last(without, 'cut')}, with order {without.order['cut']}."
     )
 
 
@@ -468,9 +450,9 @@ EXPLANATIONS: Mapping[tuple[str, str], Callable[[MechanismLine, MechanismLine, L
 
 LOOKS = {
     3: ("#B2182B", "v", "order 3: cubes distances between tokens"),
-    1: (BLUE, "o", "order 1: multiplies them"),
+    1: (BLUE, "o", "order 1: multiplies distances"),
     0: (GREEN, "D", "order 0: makes equal tokens unequal"),
-    None: ("#777777", "o", "no order: skips not all cut, or no tokens left"),
+    None: ("#777777", "o", "order unknown: skips cannot all be removed, or tokens vanish"),
 }
 """Colour, marker and label by order."""
 LEAST = -19.0
@@ -479,7 +461,7 @@ LINE_INCHES = 0.2
 
 
 def draw(run: Run) -> dict[str, Figure]:
-    """``figure``: every mechanism, ranked by what is left without skips, within its order."""
+    """``figure``: every mechanism, by order and by residual without skips."""
 
     def rank(line: MechanismLine) -> tuple[int, float]:
         order, end = line.order.get("cut"), line.ends.get("cut")
@@ -489,10 +471,10 @@ def draw(run: Run) -> dict[str, Figure]:
     lines = sorted((line for line in lines_of(run) if line.change == AS_IT_IS), key=rank)
     size = run.extra["size"]
     figure, ((axes,),) = headed_figure(
-        f"What is left after {size['depth']} blocks, with skips and without",
-        f"Relative residual of the tokens (1: nothing in common, 0: equal). Width {size['width']}, {size['tokens']} "
-        f"tokens, random initialisation, median of {size['seeds']} {'seed' if size['seeds'] == 1 else 'seeds'}. "
-        "Hollow: whole model. Filled: every skip cut, MLPs and norms kept. The axis is stretched toward 1.",
+        f"Relative residual after {size['depth']} blocks, with and without skips",
+        f"1: tokens have nothing in common; 0: all tokens are equal. Width {size['width']}, {size['tokens']} tokens, "
+        f"random initialisation, median of {size['seeds']} {'seed' if size['seeds'] == 1 else 'seeds'}. Hollow: whole "
+        "model. Filled: without skips, MLPs and norms kept. The axis is stretched towards 1.",
         rows=1,
         columns=1,
         panel_size=(8.6, LINE_INCHES * len(lines) + 0.5),
@@ -508,7 +490,7 @@ def draw(run: Run) -> dict[str, Figure]:
 
 
 def _at(log10: float) -> float:
-    """Place on the axis: minus the root of the number of digits in which tokens agree, wide near 1."""
+    """Position on the axis: minus the root of the number of digits in which tokens agree, which is wide near 1."""
     return -math.sqrt(max(0.0, -log10))
 
 
@@ -535,7 +517,7 @@ def _draw(axes: Axes, lines: Sequence[MechanismLine]) -> None:
 
 
 def _label(axes: Axes, end: End, shown: float, place: int) -> None:
-    """The value itself if it lies beyond the axis, and what became of tokens that did not last."""
+    """The value if it is off the axis, and what happened to tokens that vanished or overflowed."""
     words = []
     if end.log10 is not None and end.log10 < LEAST:
         words.append(f"$10^{{{end.log10:.0f}}}$")

@@ -1,4 +1,4 @@
-"""Small models trained with and without their parts: does training slow collapse down?"""
+"""Small models trained with and without skips, MLPs and norms: does training slow collapse?"""
 
 from __future__ import annotations
 
@@ -11,9 +11,14 @@ declare(
     title="Does training fight collapse?",
     cites=(Cite("dong2021attention", "sec. 4.1"), Cite("noci2022signal")),
     paper=(
-        "Networks from which skips and MLPs were cut collapse doubly exponentially. They were cut after training, or "
-        "never trained; had they been trained in that form, collapse would be expected to be slower. At collapse the "
-        "gradients of queries and keys vanish, so that nothing could bring attention back."
+        "Dong, Cordonnier and Loukas (2021, section 4.1) find doubly exponential collapse in networks whose skips and "
+        "MLPs were removed after training, or that were never trained, and expect slower collapse in networks trained "
+        "in that form. Noci et al. (2022) show that the gradients of queries and keys vanish at collapse, so that "
+        "training could not undo it."
+    ),
+    figure=(
+        "Relative residual after the last block, gradient of queries and keys over that of values, and loss, over "
+        "training steps, for an encoder and a causal model with and without skips, MLPs and norms"
     ),
     minutes=10,
 )

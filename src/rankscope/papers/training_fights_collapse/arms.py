@@ -1,4 +1,4 @@
-"""The networks whose training is watched, as frozen descriptions."""
+"""The networks that are trained and measured, as frozen descriptions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rankscope.surgery.operation import Operation
 OWN = "own"
 """The model's own mask: complete in the encoder, causal in the causal model."""
 LONG = 128
-"""Step from which on looks are as far apart as they are from the start."""
+"""Step from which exact arithmetic is run at powers of two only."""
 
 VARIANTS: Mapping[str, Operation] = MappingProxyType(
     {

@@ -1,4 +1,4 @@
-"""Whether training slows collapse, changes its order, and what the gradients do: read, described and drawn."""
+"""Whether training slows collapse, changes its order, and what the gradients do."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from rankscope.papers._curves import Array
 from rankscope.papers._drawing import Look
+from rankscope.papers._spec import METHOD
 from rankscope.papers.training_fights_collapse.arms import LONG, OWN, TrainedArm
 from rankscope.runs.rows import only
 from rankscope.verbs.exact.judge import SMALL
@@ -29,9 +30,9 @@ if TYPE_CHECKING:
 
 RESIDUAL = "log10_relative_residual"
 INVISIBLE = -7.0
-"""log10 of the relative residual below which float32 sees equal tokens."""
+"""log10 of the relative residual below which float32 cannot distinguish tokens."""
 VANISHED = 1e-3
-"""Q and K gradients below this share of the V gradient are said to have vanished."""
+"""Q and K gradients below this share of the V gradient count as vanished."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,7 +176,7 @@ def _spread(values: Array) -> str:
 
 def _label(arm: TrainedArm) -> str:
     mask = "" if arm.mask == OWN else f", {arm.mask}"
-    longer = "" if arm.longer == 1 else f", {arm.longer} times longer"
+    longer = "" if arm.longer == 1 else f", {arm.longer}× steps"
     return f"{arm.family} {arm.depth}, {arm.variant}{mask}{longer}"
 
 
@@ -187,7 +188,7 @@ def _parted(trainings: list[Training]) -> tuple[list[Training], list[Training], 
 
 
 def _back(trainings: list[Training]) -> int:
-    """How many have tokens that float32 tells apart after training, in every seed."""
+    """How many have tokens that float32 can distinguish after training, in every seed."""
     return sum(bool((training.residual().last > INVISIBLE).all()) for training in trainings)
 
 
@@ -198,39 +199,23 @@ def judge(run: Run) -> str:
         return f"Small size: {len(trainings)} tiny networks were trained for a few steps; nothing follows."
     gone, seen, patient = _parted(trainings)
     up = sum(bool((t.residual().last > t.residual().first).all()) for t in seen)
+    answer = "Yes, if float32 can still distinguish the tokens" if 2 * up > len(seen) else "Mostly not"
     words = (
-        f"Within {run.extra['plan']['steps']} steps {up} of {len(seen)} networks whose tokens float32 tells apart at "
-        f"the start end further from collapse in every seed, and {_back(gone)} of {len(gone)} whose tokens it cannot "
-        "come back"
+        f"{answer}: in {run.extra['plan']['steps']} steps, {up} of {len(seen)} networks whose tokens float32 can "
+        f"distinguish at the start move away from collapse in every seed. Of {len(gone)} networks that start below "
+        f"the resolution of float32, {_back(gone) or 'none'} recover"
     )
     if patient:
-        words += f"; {patient[0].arm.longer} times longer, {_back(patient)} of {len(patient)} of those come back"
+        words += f"; with {patient[0].arm.longer} times as many steps, {_back(patient)} of {len(patient)} do"
     return words + "."
 
 
 def describe(run: Run) -> str:
-    """What we see, arm by arm; whether training slows collapse, changes its order, and what the gradients do."""
+    """The table of networks, those that do not recover, networks ablated after training, gradients, the method."""
     trainings = [Training(run, arm) for arm in arms_of(run)]
-    parts = [_seen(trainings), _table(trainings), _slower(trainings), _cut_after(trainings), _order(trainings)]
-    parts += [_gradients(trainings), _ceiling(run, trainings), _rests(run, trainings)]
-    if run.extra["small"]:
-        parts.insert(
-            0, "**Small size.** Tiny networks, a few steps: the code runs, and nothing here answers the question."
-        )
+    parts = [_table(trainings), _recovery(trainings), _cut_after(trainings), _order(trainings)]
+    parts += [_gradients(trainings), _ceiling(run, trainings), METHOD, _method(run, trainings)]
     return "\n\n".join(part for part in parts if part)
-
-
-def _seen(trainings: list[Training]) -> str:
-    reached = {_label(training.arm): float(training.accuracy().mean()) for training in trainings}
-    worst, best = min(reached, key=lambda name: reached[name]), max(reached, key=lambda name: reached[name])
-    return (
-        f"**What we see.** {len(trainings)} networks trained on sorting, whatever is cut from them cut in training "
-        f"too. They end between {reached[worst]:.2f} ({worst}) and {reached[best]:.2f} ({best}) of the symbols right "
-        "on unseen sequences. In the table, each pair is before and after training, means over seeds: log10 of the "
-        "relative residual after the last block in exact arithmetic; the order of a block; its factor (of a tiny "
-        "residual at order 1, of the cube at order 3); the gradient of queries and keys over that of values in the "
-        "last block. Moved: how far the query and value maps end from where they started, relative to their size."
-    )
 
 
 def _table(trainings: list[Training]) -> str:
@@ -258,22 +243,19 @@ def _table(trainings: list[Training]) -> str:
     return markdown_text(Table(head, rows))
 
 
-def _slower(trainings: list[Training]) -> str:
+def _recovery(trainings: list[Training]) -> str:
     gone, seen, patient = _parted(trainings)
-    words = (
-        f"**Slower if retrained?** Before training float32 tells the tokens of {len(seen)} networks apart after the "
-        f"last block. {_gained(seen)}"
-    )
+    words = f"**Recovery.** Of the {len(seen)} networks that float32 resolves before training, {_gained(seen)}"
     if gone:
         most = max(float(t.residual().last.max()) for t in gone)
         words += (
-            f" Those of {len(gone)} networks it cannot (below 10^{INVISIBLE:g}). {_gained(gone)} The furthest that any "
-            f"of these comes in any seed is 10^{most:.1f}."
+            f" Of the {len(gone)} that it does not (relative residual below 10^{INVISIBLE:g}), {_gained(gone)} The "
+            f"largest residual that any of these reaches in any seed is 10^{most:.1f}."
         )
     for training in patient:
         residual = training.residual()
         way = ", ".join(f"10^{_mean(v):.1f} at step {s}" for s, v in zip(residual.steps, residual.values, strict=True))
-        words += f" {_label(training.arm).capitalize()}: {way}; accuracy {_spread(training.accuracy())}."
+        words += f" {_label(training.arm).capitalize()}: {way}."
     return words
 
 
@@ -281,14 +263,14 @@ def _gained(trainings: list[Training]) -> str:
     """How many end with a larger residual than they began with, by how much, and which do not."""
     changes = {_label(t.arm): t.residual().last - t.residual().first for t in trainings}
     up = [_mean(change) for change in changes.values() if (change > 0).all()]
-    words = f"{len(up)} of them end with a larger residual in every seed"
+    words = f"{len(up)} end with a larger residual in every seed"
     words += f", by {min(up):.2f} to {max(up):.2f} decades." if up else "."
     others = [f"{n} ({c.min():+.2f} to {c.max():+.2f})" for n, c in changes.items() if not (c > 0).all()]
-    return words + (f" Not so: {'; '.join(others)}." if others else "")
+    return words + (f" The exceptions, with their change: {'; '.join(others)}." if others else "")
 
 
 def _cut_after(trainings: list[Training]) -> str:
-    """The paper's way, training the whole network and cutting afterwards, compared with training the cut network."""
+    """Training the whole network and ablating afterwards, as in the paper, compared with training the ablated one."""
     same = {training.arm: training for training in trainings}
     pairs = [(whole, cut, same.get(replace(whole.arm, variant=cut))) for whole in trainings for cut in whole.arm.cuts]
     rows = [
@@ -299,7 +281,7 @@ def _cut_after(trainings: list[Training]) -> str:
         for whole, cut, one in pairs
         if one is not None
     ]
-    head = ("log10 residual, last block", "never trained", "trained whole, cut after", "trained as it is")
+    head = ("log10 residual, last block", "not trained", "trained whole, ablated afterwards", "trained as ablated")
     return markdown_text(Table(head, rows)) if rows else ""
 
 
@@ -310,55 +292,60 @@ def _order(trainings: list[Training]) -> str:
     linear = [ends[t] for t, order in orders.items() if not np.nanmedian(order.first) > 2]
     changed = [_label(t.arm) for t, order in orders.items() if np.any(np.abs(order.last - order.first) > 1)]
     words = f"**Order and factor.** {len(cubic)} of the networks start with order 3. "
-    told = f"By more than 1 it changes in: {'; '.join(changed)}." if changed else ""
-    words += told or "None changes its order by more than 1."
+    told = f"The order changes by more than 1 in {'; '.join(changed)}." if changed else ""
+    words += told or "No network changes its order by more than 1."
     if cubic:
         turns = [after / before for before, after in cubic]
-        words += (
-            f" The constant in front of the cube changes by factors from {_small(min(turns))} to {_small(max(turns))}."
-        )
+        words += f" The constant of the cubic law changes by factors of {_small(min(turns))} to {_small(max(turns))}."
     if linear:
         before, after = zip(*linear, strict=True)
         words += (
-            f" In the {len(linear)} others the factor of a block on a tiny residual lies between {_small(min(before))} "
-            f"and {_small(max(before))} before training, between {_small(min(after))} and {_small(max(after))} after "
-            f"it; it rises in {sum(late > early for early, late in linear)}. Above 1, pushing tokens apart: "
-            f"{sum(early > 1 for early in before)} before, {sum(late > 1 for late in after)} after."
+            f" In the other {len(linear)}, the factor of a block on a small residual lies between "
+            f"{_small(min(before))} and {_small(max(before))} before training and between {_small(min(after))} and "
+            f"{_small(max(after))} afterwards, and rises in {sum(late > early for early, late in linear)} of them. It "
+            f"is above 1, where it pushes tokens apart, in {sum(early > 1 for early in before)} before and "
+            f"{sum(late > 1 for late in after)} after training."
         )
     return words
 
 
 def _gradients(trainings: list[Training]) -> str:
     ratios = {_label(t.arm): (_mean(ratio.first), _mean(ratio.last)) for t in trainings for ratio in (t.ratio(),)}
-    words = [f"{n} ({_small(a)} → {_small(b)})" for n, (a, b) in ratios.items() if a < VANISHED]
-    others = [first for first, _ in ratios.values() if not first < VANISHED]
-    said = f" The others begin between {_small(min(others))} and {_small(max(others))}." if others else ""
+    gone = [n for n, (first, _) in ratios.items() if first < VANISHED]
+    back = [n for n in gone if not ratios[n][1] < VANISHED]
     return (
-        f"**Q and K gradients**, last block, over that of V. Below {number(VANISHED)} before training, and what "
-        f"becomes of it: {'; '.join(words) or 'none'}.{said} Near 1e-7 a ratio is float32 rounding; Adam, which "
-        "divides by the size of a gradient, moves queries and keys all the same (table)."
+        f"**Query and key gradients.** In {len(gone)} networks the gradient of queries and keys in the last block "
+        f"starts below {number(VANISHED)} of that of values; {len(back)} of them end above it"
+        + (f" ({'; '.join(back)})" if back else "")
+        + ". Near 1e-7 the ratio is rounding error; Adam, which divides by the size of a gradient, moves queries and "
+        "keys regardless (last columns)."
     )
 
 
 def _ceiling(run: Run, trainings: list[Training]) -> str:
-    gone = [t for t in trainings if (t.residual().last < INVISIBLE).all()]
+    gone = [f"{t.accuracy().mean():.2f}" for t in trainings if (t.residual().last < INVISIBLE).all()]
     if not gone:
         return ""
-    listed = "; ".join(f"{_label(t.arm)} {_spread(t.accuracy())}" for t in gone)
     return (
-        "**What a collapsed network learns.** Where float32 shows no difference between tokens after the last block "
-        f"(residual below 10^{INVISIBLE:g} at the end), a sequence gets one answer for all its tokens. The best such "
-        f"answers are right for {float(run.extra['collapsed']):.2f} of the symbols; these networks end at: {listed}."
+        "**What a collapsed network can learn.** If all tokens are equal after the last block, a sequence gets one "
+        f"answer for all its tokens, and the best such answers are right for {float(run.extra['collapsed']):.2f} of "
+        f"the symbols. The {len(gone)} networks that end collapsed in every seed reach "
+        f"{' to '.join(sorted({min(gone), max(gone)}))}."
     )
 
 
-def _rests(run: Run, trainings: list[Training]) -> str:
+def _method(run: Run, trainings: list[Training]) -> str:
     plan, size = run.extra["plan"], run.extra["size"]
     return (
-        f"**What it rests on.** One task, width {size['width']}, {size['heads']} heads, weights drawn with standard "
-        f"deviation 1/sqrt(width), {plan['steps']} steps of AdamW at rate {plan['rate']:g} with {plan['batch']} "
-        f"sequences, {trainings[0].seeds.size} seeds; residuals on {size['probed']} held-out sequences. The encoder "
-        "has its LayerNorms after each sum (BERT), the causal model before each branch (GPT-2)."
+        f"{len(trainings)} networks learned to sort, ablated during training as well. Each pair in the first table is "
+        "before and after training, the mean over seeds: log10 of the relative residual after the last block in exact "
+        "arithmetic, the order of a block, its factor (on a small residual at order 1, on the cube at order 3), and "
+        "the gradient of queries and keys over that of values in the last block. Moved: distance of the query and "
+        f"value maps from their initial values, relative to their size. One task, width {size['width']}, "
+        f"{size['heads']} heads, initial weights of standard deviation 1/sqrt(width), {plan['steps']} steps of AdamW "
+        f"(learning rate {plan['rate']:g}, {plan['batch']} sequences), {trainings[0].seeds.size} seeds; residuals are "
+        f"means over {size['probed']} held-out sequences. The encoder normalises after each sum (BERT), the causal "
+        "model before each branch (GPT-2)."
     )
 
 
@@ -387,8 +374,8 @@ def draw(run: Run) -> dict[str, Figure]:
     seeds = Training(run, arms[0]).seeds.size
     figure, panels = headed_figure(
         "Does training fight collapse?",
-        "Sorting 8 symbols; whatever is cut is cut in training too. Residual in exact arithmetic on the weights of the "
-        f"moment, mean over sequences. {seeds} " + ("seeds: line the mean, band the range." if seeds > 1 else "seed."),
+        "Networks that learn to sort 8 symbols, ablated during training as well. Residuals are computed in exact "
+        f"arithmetic, mean over sequences. {seeds} " + ("seeds: mean and range." if seeds > 1 else "seed."),
         rows=len(rows),
         columns=len(COLUMNS),
         panel_size=(2.5, 1.7),
@@ -413,7 +400,7 @@ def _is_main(arm: TrainedArm, depth: int) -> bool:
 def _named_style(arm: TrainedArm, place: int, deepest: int) -> tuple[str, Style]:
     if _is_main(arm, deepest):
         return arm.variant, STYLES[arm.variant]
-    where = arm.mask if arm.mask != OWN else f"{arm.depth} blocks" if arm.longer == 1 else f"{arm.longer} x longer"
+    where = arm.mask if arm.mask != OWN else f"{arm.depth} blocks" if arm.longer == 1 else f"{arm.longer}× steps"
     dash = "--" if arm.mask == OWN and arm.depth < deepest else "-"
     return f"{arm.variant}, {where}", Style(OTHERS[place % len(OTHERS)], MARKERS[place % len(MARKERS)], dash)
 

@@ -23,7 +23,7 @@ class BootstrapInterval:
 
     def __str__(self) -> str:
         if not np.isfinite(self.value):
-            return "(not defined: all learnt, or none)"
+            return "(not defined: all learned, or none)"
         return f"{self.value:.2f}" + (f" (95%: {self.low:.2f} to {self.high:.2f})" if np.isfinite(self.low) else "")
 
 

@@ -1,4 +1,4 @@
-"""Every design of the map: predicted without weights, measured before training, trained, judged."""
+"""Every design of the map: predicted from its configuration, measured before training, trained, evaluated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Accuracy after training compared with the prediction before it: read, described and drawn."""
+"""Accuracy after training compared with the prediction before it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from rankscope.papers._curves import Array
 from rankscope.papers._drawing import Look
+from rankscope.papers._spec import METHOD
 from rankscope.papers.width_depth.ranks import BootstrapInterval, area_under_curve, rank_correlation, with_interval
 from rankscope.runs.prediction import AGREEMENT
 from rankscope.views import Table, number
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 RESIDUAL = "log10_relative_residual"
 QUARTER = 0.25
-"""How far from an answer without looking to a perfect one a network must come to have learnt."""
+"""How far from the best answer per position to a perfect one a network must come to have learned."""
 Design = tuple[int, int, int, str, str]
 """Depth, width, heads, gain and standard deviation."""
 
@@ -44,7 +45,7 @@ class Networks:
         measured: the same of this network before training, in exact arithmetic, mean over sequences.
         accuracy: on held-out sequences, after the fixed budget.
         loss: on training batches, at the end.
-        learnt_at: accuracy from which a network counts as having learnt.
+        learnt_at: accuracy from which a network counts as having learned.
     """
 
     design: tuple[Design, ...]
@@ -73,7 +74,7 @@ class Networks:
 
     @property
     def learnt(self) -> NDArray[np.bool_]:
-        """Which have learnt."""
+        """Which have learned."""
         return self.accuracy >= self.learnt_at
 
     def where(self, chosen: NDArray[np.bool_]) -> Networks:
@@ -121,7 +122,7 @@ class Skill:
 
     Attributes:
         name: of the number.
-        area: area under the curve for having learnt.
+        area: area under the ROC curve for having learned.
         correlation: rank correlation with the accuracy.
     """
 
@@ -154,85 +155,58 @@ def judge(run: Run) -> str:
     """How well the prediction separates the networks that learn."""
     networks = networks_of(run)
     if run.extra["small"]:
-        return f"Small size: {len(networks.design)} tiny networks were predicted, trained and judged; nothing follows."
-    best = skills(networks)[0]
+        return f"Small size: {len(networks.design)} tiny networks were trained for a few steps; nothing follows."
+    best, _, depth, gain = skills(networks)
     return (
-        f"The residual predicted without weights tells which of {len(networks.design)} networks learn with an area "
-        f"under the curve of {best.area} and a rank correlation with their accuracy of {best.correlation}."
+        "The residual that `predict` computes from the configuration alone separates the networks that learn "
+        f"from those that do not with an area under the ROC curve of {best.area}; depth alone reaches "
+        f"{depth.area.value:.2f}, the skip gain alone {gain.area.value:.2f}. It does not say how well a network that "
+        f"learns will do (rank correlation with accuracy {best.correlation.value:.2f})."
     )
 
 
 def describe(run: Run) -> str:
-    """What we see, how well the prediction tells it, where it fails, what it rests on."""
+    """What is known before training and how well it predicts, by slice; failures; method."""
     networks = networks_of(run)
-    head = ("known before training", "area under the curve, learnt or not", "rank correlation with accuracy")
+    head = ("known before training", "area under the ROC curve", "rank correlation with accuracy")
     rows = [(skill.name, str(skill.area), str(skill.correlation)) for skill in skills(networks)]
-    parts = [
-        _seen(run, networks),
-        markdown_text(Table(head, rows)),
-        _slices(networks),
-        _level(networks),
-        _failures(networks),
-    ]
-    if run.extra["small"]:
-        parts.insert(
-            0,
-            "**Small size.** Tiny networks, hardly trained: the code runs, and nothing here answers the question.",
-        )
-    return "\n\n".join(part for part in [*parts, _rests(run, networks)] if part)
-
-
-def _seen(run: Run, networks: Networks) -> str:
-    blind = run.extra["blind"]
-    differ = np.abs(networks.predicted - networks.measured)[networks.measured > -10]
-    agree = rank_correlation(networks.predicted, networks.measured)
-    return (
-        f"**What we see.** {len(networks.design)} networks of {len(set(networks.design))} designs, each trained for "
-        f"{run.extra['size']['steps']} steps with its skips scaled, end at accuracies from "
-        f"{networks.accuracy.min():.2f} to {networks.accuracy.max():.2f}. One answer for everything gets "
-        f"{blind['symbol']:.2f}, one for each position {blind['position']:.2f}, and the best one for each sequence, "
-        f"all that a collapsed network can give, {blind['sequence']:.2f}. A network that comes a quarter of the way "
-        f"from the position's answer to 1 ({networks.learnt_at:.2f}) is said to have learnt: "
-        f"{int(networks.learnt.sum())} have. The residual predicted without weights is that of the networks "
-        f"themselves: median difference {np.median(differ):.2f} decades where it is above 1e-10, rank correlation "
-        f"{agree:.2f}."
-    )
+    parts = [markdown_text(Table(head, rows)), _slices(networks), _failures(networks), METHOD, _method(run, networks)]
+    return "\n\n".join(parts)
 
 
 def _slices(networks: Networks) -> str:
     kinds = [(width, heads, std) for _, width, heads, _, std in networks.design]
-    words = []
+    rows = []
     for kind in dict.fromkeys(kinds):
         inside = networks.where(np.array([other == kind for other in kinds]))
         area = area_under_curve(inside.predicted, inside.accuracy, inside.learnt_at)
-        words.append(
-            "width {}, {} heads, std {}: ".format(*kind)
-            + f"{int(inside.learnt.sum())} of {len(inside.design)} learnt, "
-            + (f"area {area:.2f}" if np.isfinite(area) else "no area")
-            + f", rank correlation {rank_correlation(inside.predicted, inside.accuracy):.2f}"
+        rows.append(
+            (
+                *map(str, kind),
+                f"{int(inside.learnt.sum())} of {len(inside.design)}",
+                f"{area:.2f}" if np.isfinite(area) else "–",
+                f"{rank_correlation(inside.predicted, inside.accuracy):.2f}",
+            )
         )
-    return "**Slice by slice**, where only depth and gain change: " + "; ".join(words) + "."
-
-
-def _level(networks: Networks) -> str:
-    low = networks.predicted < np.log10(AGREEMENT)
-    return (
-        f"**At the level `predict` itself calls agreement** ({number(AGREEMENT)}): of {int(low.sum())} networks "
-        f"predicted below it {int((low & networks.learnt).sum())} learnt; of {int((~low).sum())} above it "
-        f"{int((~low & networks.learnt).sum())}."
-    )
+    head = ("width", "heads", "weight std", "learned", "area under the ROC curve", "rank correlation")
+    return "Within each slice only depth and gain vary:\n\n" + markdown_text(Table(head, rows))
 
 
 def _failures(networks: Networks) -> str:
-    cut = best_cut(networks)
+    low, cut = networks.predicted < np.log10(AGREEMENT), best_cut(networks)
+    words = (
+        f"Of the {int(low.sum())} networks predicted below {number(AGREEMENT)}, where `predict` says that tokens "
+        f"agree, {int((low & networks.learnt).sum())} learned; of the other {int((~low).sum())}, "
+        f"{int((~low & networks.learnt).sum())} did."
+    )
     if not np.isfinite(cut):
-        return ""
+        return words
     hopes = (networks.predicted >= cut) & ~networks.learnt
     alarms = (networks.predicted < cut) & networks.learnt
     return (
-        f"**Where it fails.** Cut where it separates these networks best (10^{cut:.2f}, chosen on the same networks), "
-        f"the prediction is wrong on {int(hopes.sum() + alarms.sum())} of {len(networks.design)}. Kept apart and yet "
-        f"not learnt: {_listed(networks, hopes)}. Collapsing further and yet learnt: {_listed(networks, alarms)}."
+        f"**Where it fails.** {words} The threshold that separates these networks best is 10^{cut:.2f}, chosen on the "
+        f"same networks; it is wrong on {int(hopes.sum() + alarms.sum())} of {len(networks.design)}. Predicted to "
+        f"learn but did not: {_listed(networks, hopes)}. Predicted to fail but learned: {_listed(networks, alarms)}."
     )
 
 
@@ -256,18 +230,27 @@ def _listed(networks: Networks, chosen: NDArray[np.bool_]) -> str:
     return "; ".join(f"{kind}: {', '.join(designs)}" for kind, designs in groups.items()) or "none"
 
 
-def _rests(run: Run, networks: Networks) -> str:
-    plan, size = run.extra["plan"], run.extra["size"]
+def _method(run: Run, networks: Networks) -> str:
+    plan, size, blind = run.extra["plan"], run.extra["size"], run.extra["blind"]
+    differ = np.abs(networks.predicted - networks.measured)[networks.measured > -10]
+    agree = rank_correlation(networks.predicted, networks.measured)
     return (
-        f"**What it rests on.** One task (sort 8 of 10 symbols, {size['learnt']} sequences to learn from), one family "
-        f"(BERT, LayerNorm after each sum), one recipe (AdamW, rate {plan['rate']:g}, {plan['steps']} steps of "
-        f"{plan['batch']}), {len(set(networks.seed))} seeds. A network that has not learnt by then might later. "
-        "Intervals: bootstrap over designs, seeds of a design kept together."
+        f"{len(networks.design)} networks of {len(set(networks.design))} designs ({len(set(networks.seed))} seeds "
+        f"each) were trained for {plan['steps']} steps of {plan['batch']} sequences (AdamW, learning rate "
+        f"{plan['rate']:g}) to sort 8 of 10 symbols, on {size['learnt']} training sequences. Accuracies range from "
+        f"{networks.accuracy.min():.2f} to {networks.accuracy.max():.2f}; the best constant answer reaches "
+        f"{blind['symbol']:.2f}, the best answer per position {blind['position']:.2f}, and the best answer per "
+        f"sequence, the most that a collapsed network can reach, {blind['sequence']:.2f}. A network counts as having "
+        f"learned from an accuracy of {networks.learnt_at:.2f}, a quarter of the way from the per-position answer to "
+        f"1; {int(networks.learnt.sum())} did. Predicted and measured residuals before training differ by "
+        f"{np.median(differ):.2f} decades in the median above 1e-10 (rank correlation {agree:.2f}). Intervals are "
+        "bootstrap intervals over designs. One task, one family (BERT, LayerNorm after each sum) and one training "
+        "recipe were tested; a network that has not learned in this many steps might learn later."
     )
 
 
 DEEPEST = -4.0
-"""log10 of the least residual that has a colour of its own."""
+"""log10 of the smallest residual on the colour scale."""
 
 
 def draw(run: Run) -> dict[str, Figure]:
@@ -276,10 +259,10 @@ def draw(run: Run) -> dict[str, Figure]:
     widths = sorted({design[1] for design in networks.design})
     heads, seeds = int(run.extra["size"]["heads"]), len(set(networks.seed))
     figure, panels = headed_figure(
-        "Does the prediction at initialisation tell which corner trains?",
+        "Does the prediction at initialisation tell which designs train?",
         f"BERT with scaled skips on the sort task, {run.extra['size']['steps']} steps, {seeds} "
-        f"seed{'s' if seeds > 1 else ''}, {heads} heads, weights of standard deviation 1/sqrt(width). Numbers: "
-        "accuracy on unseen sequences, mean over seeds; log10 of the predicted relative residual after the last block.",
+        f"seed{'s' if seeds > 1 else ''}, {heads} heads, weights of standard deviation 1/sqrt(width). Top: accuracy "
+        "on unseen sequences, mean over seeds. Bottom: log10 of the predicted relative residual after the last block.",
         rows=2,
         columns=len(widths) + 1,
         panel_size=(2.55, 2.35),
@@ -293,7 +276,7 @@ def draw(run: Run) -> dict[str, Figure]:
         low = _heat(panels[1][column], chosen, chosen.predicted, (DEEPEST, 0.0), "cividis", "{:.1f}")
         panels[0][column].set_title(f"width {width}", size=8.5, color=INK)
         panels[1][column].set_xlabel("skip gain")
-    for row, (image, label) in enumerate(((top, "accuracy reached"), (low, "log10 predicted"))):
+    for row, (image, label) in enumerate(((top, "accuracy"), (low, "log10 predicted residual"))):
         panels[row][0].set_ylabel("blocks")
         bar = figure.colorbar(image, ax=panels[row][len(widths) - 1], extend="neither" if row == 0 else "min")
         bar.set_label(label, size=8)
@@ -357,6 +340,6 @@ def _bars(axes: Axes, networks: Networks) -> None:
     axes.set_ylim(len(found) - 0.5, -0.7)
     axes.axvline(0.5, color=FAINT, lw=0.8, linestyle="--")
     axes.set_xlim(0.3, 1.03)
-    axes.set_xlabel("area under the curve")
+    axes.set_xlabel("area under the ROC curve")
     plain_axes(axes)
     axes.grid(axis="y", visible=False)

@@ -152,8 +152,8 @@ def _networks(settings: Settings, size: MaskGridSize, notes: list[str]) -> Itera
     deep = load_initialised_twin(shallow, seed=0)
     del shallow
     for dtype, torch_dtype in DTYPES.items():
-        # Attention without norms only in float64: its tokens shrink by a factor in every block, and in float32 they
-        # fall below the least normal number, where every product is slow and nothing is measured, long before the end.
+        # Attention without norms runs in float64 only: its tokens shrink in every block, and in float32 they become
+        # subnormal long before the end, where every product is slow and nothing is left to measure.
         variants = {name: VARIANTS[name] for name in DEEP_VARIANTS if dtype == "float64" or name != "SAN"}
         deep.model.to(torch_dtype)
         loaded = load(deep.model)

@@ -1,4 +1,4 @@
-"""Masks and LayerNorm: mu and its scale-free partner, in both float formats."""
+"""Masks and LayerNorm: mu, and mu over the norm of the tokens, in float32 and float64."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 
 from rankscope.papers._curves import DepthLine, has_line, line
 from rankscope.papers._drawing import COLOURS, drawn
+from rankscope.papers._spec import METHOD
 from rankscope.runs.curves import names_in
 from rankscope.views import Guide, Line, LineChart, Note, Style, Table, number
 from rankscope.views.figures import draw_line, headed_figure, legend_below, plain_axes
@@ -46,84 +47,57 @@ def _end(run: Run, variant: str, mask: str, dtype: str = "float64", metric: str 
     return _line(run, metric, variant, mask, dtype).end
 
 
-def _ends(run: Run, variant: str) -> str:
-    return ", ".join(f"{mask} {number(_end(run, variant, mask))}" for mask in masks_in(run))
-
-
 def _is_small(run: Run) -> bool:
-    """Whether the run is of a tiny model, from which nothing follows about the paper."""
+    """Whether the run is of a tiny model, which is not comparable with the paper."""
     return int(_line(run, "mu", "SAN", "complete", "float64").depth[-1]) != BASE_DEPTH
 
 
 def judge(run: Run) -> str:
-    """What LayerNorm alone ends at in both formats."""
+    """How far each mask falls, and what LayerNorm alone ends at in both formats."""
+    falls = ", ".join(f"{number(_end(run, 'SAN', mask))} ({mask})" for mask in masks_in(run))
     narrow, wide = (number(_end(run, "SAN+LN", "complete", dtype)) for dtype in FLOORS)
-    size = "Small size, a tiny BERT: attention" if _is_small(run) else "Attention"
+    answer = " It does not stop the fall: both are rounding errors of the format." if _is_rounding(run) else ""
     return (
-        f"{size} with LayerNorm under the complete mask ends at a relative {narrow} in float32 and {wide} in float64."
+        f"{'Small size, a tiny BERT. ' if _is_small(run) else ''}With pure attention, the residual relative to the "
+        f"tokens ends at {falls}. With LayerNorm added, it ends at {narrow} in float32 and {wide} in float64 under "
+        f"the complete mask.{answer}"
     )
+
+
+def _is_rounding(run: Run) -> bool:
+    """Whether LayerNorm alone ends at the float floor in both formats; a tiny model shows nothing."""
+    ends = {dtype: _end(run, "SAN+LN", "complete", dtype) for dtype in FLOORS}
+    return not _is_small(run) and all(ends[dtype] <= floor for dtype, floor in FLOORS.items())
 
 
 def describe(run: Run) -> str:
-    """What we see, where it differs from the paper and why."""
-    parts = [_pure(run), _table(run), _norm(run), _scaling(run), _trained(run), _temperature(run), _deep(run)]
-    if _is_small(run):
-        seen = _line(run, "mu", "SAN", "complete", "float64")
-        parts.insert(
-            0,
-            f"**Small size.** A tiny BERT of {seen.depth[-1]} blocks on {seen.sequences} short sequences, not "
-            "BERT-base: the code runs, and the numbers say nothing about the paper.",
-        )
+    """The table, LayerNorm alone, trained weights, temperature, depth, the method."""
+    parts = [_table(run), _norm(run), _trained(run), _temperature(run), _deep(run), METHOD, _method(run)]
     return "\n\n".join(part for part in parts if part)
 
 
-def _pure(run: Run) -> str:
-    ends = {mask: (_end(run, "SAN", mask, metric="mu"), _end(run, "SAN", mask)) for mask in masks_in(run)}
-    start = float(_line(run, "mu", "SAN", "complete", "float64").mean[0])
-    listed = "; ".join(f"{mask}: mu {number(mu)}, relative {number(share)}" for mask, (mu, share) in ends.items())
-    return (
-        f"**What we see.** Pure attention at initialisation, float64: mu starts at {number(start)} and ends at, "
-        f"{listed}. In mu itself every mask falls, as published. Part of that fall is only the tokens getting smaller, "
-        "because nothing rescales them: the relative number says how far the tokens have come together; 0 means that "
-        "float64 no longer holds any difference (`rankscope exact` shows how far it goes)."
-    )
-
-
 def _table(run: Run) -> str:
-    rows = [(variant, *(number(_end(run, variant, mask)) for mask in masks_in(run))) for variant in VARIANTS]
-    return markdown_text(Table(("last block, relative, float64", *masks_in(run)), rows))
+    known = [name for name in (*VARIANTS, "SAN+row scaling") if has_line(run.table, **INIT, variant=name)]
+    rows = [(variant, *(number(_end(run, variant, mask)) for mask in masks_in(run))) for variant in known]
+    head = ("network", *masks_in(run))
+    return "Residual relative to the tokens after the last block, float64:\n\n" + markdown_text(Table(head, rows))
 
 
 def _norm(run: Run) -> str:
-    narrow, wide = (_end(run, "SAN+LN", "complete", dtype) for dtype in FLOORS)
     mu32, mu64 = (number(_end(run, "SAN+LN", "complete", dtype, "mu")) for dtype in FLOORS)
-    words = (
-        "**LayerNorm alone.** The paper says that with LayerNorm mu no longer goes to zero at initialisation. Under "
-        f"the complete mask it ends at {mu32} in float32 and at {mu64} in float64; relative to the tokens, "
-        f"{number(narrow)} and {number(wide)}."
-    )
-    if not _is_small(run) and narrow <= FLOORS["float32"] and wide <= FLOORS["float64"]:
+    words = f"**LayerNorm alone.** Under the complete mask, mu ends at {mu32} in float32 and at {mu64} in float64. "
+    if _is_rounding(run):
         words += (
-            " Here we differ. Both are rounding of their own format (float32 shows nothing below "
-            f"{number(FLOORS['float32'])}, float64 nothing below {number(FLOORS['float64'])}): LayerNorm brings the "
-            "tokens back to full size in every block, and the rounding error with them, so the curve stops at the "
-            "floor of whatever format is used. A float32 plateau is not evidence that the norm stops the fall. Below "
-            "the float64 floor these curves cannot tell."
+            "Here we disagree with the paper: both values are rounding error. LayerNorm rescales the tokens to full "
+            "size in every block, and the rounding error with them, so the curve stops at the floor of the format "
+            f"(relative {number(FLOORS['float32'])} in float32, {number(FLOORS['float64'])} in float64). The plateau "
+            "in float32 is not evidence that the norm stops the fall; below the float64 floor these curves cannot "
+            "tell. "
         )
     with_norm, without = _end(run, "SAN+LN", "causal"), _end(run, "SAN", "causal")
     return words + (
-        f" Under the causal mask the fall is slower: {number(with_norm)} at the last block with LayerNorm, "
-        f"{number(without)} without."
-    )
-
-
-def _scaling(run: Run) -> str:
-    if not has_line(run.table, **INIT, variant="SAN+row scaling"):
-        return ""
-    return (
-        "**The paper's LayerNorm.** In the theorems LayerNorm only scales each token to unit length. Read that way, "
-        f"attention with it ends at: {_ends(run, 'SAN+row scaling')}; as in the model, with centring and gain: "
-        f"{_ends(run, 'SAN+LN')}."
+        f"Under the causal mask the residual ends at {number(with_norm)} with LayerNorm and at {number(without)} "
+        "without."
     )
 
 
@@ -131,37 +105,64 @@ def _trained(run: Run) -> str:
     names = [name for name in names_in(run.table, "model") if has_line(run.table, model=name, weights="trained")]
     if not names:
         return "No trained weights were available."
-    sentences = []
+    rows = []
     for name in names:
         where = {"part": "figure", "model": name, "weights": "trained", "dtype": "float64", "mask": "complete"}
-        ends = [f"{each} {number(line(run.table, 'mu_over_norm', **where, variant=each).end)}" for each in VARIANTS]
-        sentences.append(f"{name}: {', '.join(ends)}.")
-    return "**Trained weights**, complete mask, float64, relative, last block. " + " ".join(sentences)
+        rows.append((name, *(number(line(run.table, "mu_over_norm", **where, variant=each).end) for each in VARIANTS)))
+    figures = [f"![The same networks and masks for {TITLES.get(n, n)}, trained](figure-{n.lower()}.png)" for n in names]
+    head = "**Trained weights**, complete mask, float64, after the last block:"
+    return "\n\n".join([head, markdown_text(Table(("model", *VARIANTS), rows)), *figures])
 
 
 def _temperature(run: Run) -> str:
     where = {"part": "temperature", "variant": "SAN", "mask": "complete"}
-    if not has_line(run.table, **where):
+    held = [t for t in names_in(run.table, "temperature") if has_line(run.table, **where, temperature=t)]
+    if not held:
         return ""
-    seen = {
-        t: line(run.table, "mu_over_norm", **where, temperature=t)
-        for t in sorted(names_in(run.table, "temperature"), key=float)
-        if has_line(run.table, **where, temperature=t)
-    }
-    listed = ", ".join(f"T = {t}: {number(float(found.mean[2]))}" for t, found in seen.items())
-    return f"**Temperature.** Pure attention, complete mask, relative, after two blocks: {listed}."
+    held.sort(key=float)
+    ends = [number(float(line(run.table, "mu_over_norm", **where, temperature=t).mean[2])) for t in held]
+    return "\n\n".join(
+        [
+            "**Temperature.** Pure attention, complete mask, relative residual after two blocks, scores divided by T:",
+            markdown_text(Table(tuple(f"T = {t}" for t in held), [ends])),
+            "![Relative residual over depth for several attention temperatures](figure-temperature.png)",
+        ]
+    )
 
 
 def _deep(run: Run) -> str:
     where = {"part": "deep", "dtype": "float64"}
     if not has_line(run.table, **where):
         return ""
-    sentences = []
+    rows = []
     for variant in (name for name in VARIANTS if has_line(run.table, **where, variant=name)):
-        ends = {mask: line(run.table, "mu_over_norm", **where, variant=variant, mask=mask) for mask in masks_in(run)}
-        depth = ends["complete"].depth[-1]
-        sentences.append(f"{variant}: {', '.join(f'{mask} {number(found.end)}' for mask, found in ends.items())}.")
-    return f"**At {depth} blocks**, relative, float64. " + " ".join(sentences)
+        lines = [line(run.table, "mu_over_norm", **where, variant=variant, mask=mask) for mask in masks_in(run)]
+        depth = lines[0].depth[-1]
+        rows.append((variant, *(number(found.end) for found in lines)))
+    return "\n\n".join(
+        [
+            f"**{depth} blocks**, relative residual after the last, float64:",
+            markdown_text(Table(("network", *masks_in(run)), rows)),
+            f"![mu, and mu over the norm of the tokens, over {depth} blocks](figure-deep.png)",
+        ]
+    )
+
+
+def _method(run: Run) -> str:
+    seen = _line(run, "mu", "SAN", "complete", "float64")
+    ends = ", ".join(f"{number(_end(run, 'SAN', mask, metric='mu'))} ({mask})" for mask in masks_in(run))
+    small = " These are tiny models: the numbers say nothing about the paper." if _is_small(run) else ""
+    return (
+        f"The network at initialisation has {seen.depth[-1]} blocks and was run with {seen.seeds} "
+        f"seed{'s' if seen.seeds > 1 else ''} on {seen.sequences} sequences; the temperature sweep and the deep "
+        "network use one seed, the latter two sequences, and without norms float64 only. Trained weights are one "
+        f"model each and not the BERT of the paper, which was not available (`--bert FOLDER` uses it).{small}\n\nThe "
+        "paper plots mu itself. Without norms the tokens shrink, and mu with them, so we divide it by their norm. "
+        f"With pure attention mu starts at {number(float(seen.mean[0]))} and ends at {ends}: it falls under every "
+        "mask, as published. A value of 0 means that float64 resolves no difference between the tokens (`rankscope "
+        "exact` shows how far it falls). The theorems use a LayerNorm that only scales each token to unit length, "
+        "here 'SAN+row scaling'."
+    )
 
 
 STYLES = {mask: Style(COLOURS[i], MARKERS[i]) for i, mask in enumerate(MASKS)}
@@ -183,7 +184,7 @@ def draw(run: Run) -> dict[str, Figure]:
     if has_line(run.table, part="deep"):
         variants = [name for name in VARIANTS if has_line(run.table, part="deep", variant=name)]
         deepest = line(run.table, "mu", part="deep", variant="SAN", mask="complete", dtype="float64").depth[-1]
-        title = f"The same at {deepest} blocks"
+        title = f"Networks and masks: {deepest} blocks"
         drawn["figure-deep"] = _grid(run, title, variants, part="deep", model="BERT", weights="init")
     if has_line(run.table, part="temperature"):
         drawn["figure-temperature"] = _temperatures(run, named)
@@ -193,8 +194,8 @@ def draw(run: Run) -> dict[str, Figure]:
 def _grid(run: Run, title: str, variants: Sequence[str], **where: str) -> Figure:
     figure, grid = headed_figure(
         title,
-        "Log-log, from the end of the first block. Solid: float64. Dotted: float32, where the two part. Below 1e-19, "
-        "drawn there.",
+        "Log-log, from the output of the first block. Solid: float64. Dotted: float32, visible where it differs. "
+        "Values below 1e-19 are drawn there.",
         rows=2,
         columns=len(variants),
         panel_size=(2.5, 2.3),
@@ -273,7 +274,7 @@ def _temperatures(run: Run, named: str) -> Figure:
 
     return drawn(
         f"Attention temperature: scores divided by T, {named} at initialisation, float64",
-        "Small T makes attention sharper.",
+        "Smaller T makes attention sharper.",
         [[panel(variant, mask) for mask in masks_in(run, part="temperature")] for variant in variants],
         styles={f"T = {t}": style for t, style in shades.items()},
     )

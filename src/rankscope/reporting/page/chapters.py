@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Mapping, Sequence
 
@@ -84,14 +83,11 @@ def is_plain(run: Run) -> bool:
 
 LEDGER_SITES = "block.in,attention.sum,cross_attention.sum,mixer.sum,mlp.sum,both.sum,block.out,final,attention.probs"
 LONGEST_FACT = 2000
-_MODEL_IN_WHEEL = re.compile(r"[^/\\]+[/\\]?$")
 
 
 def model_name(run: Run) -> str:
-    """The model as a heading: the last part of a path, the whole of anything else."""
-    name = run.provenance.model
-    found = _MODEL_IN_WHEEL.search(name) if run.provenance.origin == "folder" else None
-    return clipped(found.group() if found else name)
+    """The model and what was changed in it, as a heading."""
+    return clipped(run.provenance.subject)
 
 
 def tiles(run: Run) -> list[tuple[str, str]]:

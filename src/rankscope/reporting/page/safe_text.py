@@ -77,14 +77,21 @@ def split_verdict(sentence: str) -> tuple[str, str]:
         ('Short', '')
         >>> split_verdict("Encoder: No collapse: at block 4.")
         ('Encoder: No collapse', 'At block 4.')
+        >>> split_verdict("Without skip connections: Collapsed in every block, order 3: each block cubes it.")
+        ('Without skip connections: Collapsed in every block, order 3', 'Each block cubes it.')
     """
     found = _PAUSE.search(sentence)
-    if found is not None and (" " not in sentence[: found.start()] or sentence[: found.start()].endswith(" mask")):
+    if found is not None and _only_says_where(sentence[: found.start()]):
         found = _PAUSE.search(sentence, found.end()) or found
     if found is None or found.start() > LONGEST_HEADLINE:
         return sentence, ""
     head, rest = sentence[: found.start()], sentence[found.end() :].strip()
     return _started(head), _started(rest)
+
+
+def _only_says_where(head: str) -> bool:
+    """Whether the words before the first pause name a stack, a mask or a change of the model, and no result."""
+    return " " not in head or head.endswith(" mask") or head.startswith(("Without ", "With ", "Under ", "At attention"))
 
 
 def paragraphs(text: str) -> list[str]:

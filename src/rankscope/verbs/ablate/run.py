@@ -36,7 +36,7 @@ from rankscope.verbs.ablate import EXECUTION
 from rankscope.verbs.ablate.judge import judge_ablation, lost_networks
 from rankscope.verbs.ablate.variants import DEFAULT_VARIANTS, variant_named
 from rankscope.verbs.locating import where_it_breaks
-from rankscope.verbs.origin import about_inputs, floor_of, provenance_of, spec_of
+from rankscope.verbs.origin import floor_of, in_context, provenance_of, spec_of
 from rankscope.verbs.reader import SiteReader
 
 DEFAULT_METRICS = (*NORM_METRICS, *PAIR_METRICS, "stable_rank")
@@ -150,7 +150,7 @@ def ablate(
         notes=(*loaded.notes, *prepared.notes, *grid.refused, *grid.where_it_breaks(table)),
         extra=execution.described,
     )
-    return grid.finished.checked(about_inputs(run, prepared))
+    return grid.finished.checked(in_context(run, prepared))
 
 
 OWN_MASK = "own"

@@ -49,7 +49,7 @@ from rankscope.theory.theorems import (
 from rankscope.verbs.bound import BOUND, EXECUTION
 from rankscope.verbs.bound.judge import Violation, judge_bounds
 from rankscope.verbs.bound.reading import BoundReader, Found, Measured, StepFacts, read_weights
-from rankscope.verbs.origin import about_inputs, floor_of, provenance_of
+from rankscope.verbs.origin import floor_of, in_context, provenance_of
 from rankscope.verbs.reader import SiteReader
 
 _WITHOUT_ACTIVATIONS = ("nothing", "weights")
@@ -172,7 +172,7 @@ def bound(
     provenance = provenance_of(loaded, prepared, passes.counted, seed, time.perf_counter() - started, declared)
     notes = (*loaded.notes, *prepared.notes)
     run = concluded(chosen, measured, provenance, floor_of(passes.counted.dtypes), notes, execution.described)
-    return about_inputs(run, prepared)
+    return in_context(run, prepared)
 
 
 def _of_weights(

@@ -38,7 +38,7 @@ from rankscope.stream.viewing import need_plain_stream, undisturbed
 from rankscope.surgery.refusals import check_carries
 from rankscope.verbs.decompose import EXECUTION
 from rankscope.verbs.decompose.judge import judge_decomposition
-from rankscope.verbs.origin import about_inputs, floor_of, provenance_of
+from rankscope.verbs.origin import floor_of, in_context, provenance_of
 
 DEFAULT_METRICS = ("relative_residual", "stable_rank")
 Marginal = Literal["heads", "layers", "pairs"]
@@ -172,7 +172,7 @@ def decompose(
         notes=(*loaded.notes, *prepared.notes),
         extra={**tally.described, "convention": convention, **execution.described},
     )
-    return about_inputs(run, prepared)
+    return in_context(run, prepared)
 
 
 class PathTally:

@@ -37,7 +37,7 @@ from rankscope.verbs.exact.readings import (
     read_plainly,
     sees_everything,
 )
-from rankscope.verbs.origin import about_inputs, exact_floors, provenance_of, spec_of
+from rankscope.verbs.origin import exact_floors, in_context, provenance_of, spec_of
 from rankscope.verbs.reader import SiteReader
 
 
@@ -168,7 +168,7 @@ def exact(
         notes=(*contradictions, *loaded.notes, *prepared.notes),
         extra=execution.described,
     )
-    return about_inputs(run, prepared)
+    return in_context(run, prepared)
 
 
 class ExactPasses:

@@ -38,7 +38,7 @@ from rankscope.verbs.measure.choosing import (
 from rankscope.verbs.measure.judge import notes_on_estimates
 from rankscope.verbs.measure.passes import MeasuringPasses, Observers, measured_lengths
 from rankscope.verbs.measure.states.measuring import HeldStates, StatePasses, refuse_with_states, without_inputs_hash
-from rankscope.verbs.origin import Described, about_inputs, floor_of, provenance_of, spec_of
+from rankscope.verbs.origin import Described, floor_of, in_context, provenance_of, spec_of
 from rankscope.verdicts import AxisFinding, across_axes, inputs_findings, judge_rows
 from rankscope.verdicts.depth import depth_findings
 from rankscope.verdicts.experts import experts_findings
@@ -349,7 +349,7 @@ def concluded(
         notes=(*loaded.notes, *prepared.notes, *notes_on_estimates(table), *passes.notes(), *broken),
         extra={**passes.extra, **{name: entry for name, entry in entries.items() if entry}, **about.described},
     )
-    return passes.finished.checked(about_inputs(run, prepared))
+    return passes.finished.checked(in_context(run, prepared))
 
 
 def along_length(

@@ -20,7 +20,7 @@ from rankscope.remedies import REMEDIES
 from rankscope.runs.run import Run
 from rankscope.stream.viewing import need_plain_stream
 from rankscope.verbs.ablate.variants import variant_named
-from rankscope.verbs.origin import about_inputs, floor_of, provenance_of
+from rankscope.verbs.origin import floor_of, in_context, provenance_of
 from rankscope.verbs.remedy import EXECUTION, REMEDY
 from rankscope.verbs.remedy.judge import NONE, judge_remedies, ranked
 from rankscope.verbs.remedy.trial import Trial, parsed_remedy
@@ -125,4 +125,4 @@ def remedy(
         notes=(*loaded.notes, *prepared.notes, *trial.notes),
         extra={"variant": variant, "remedies": entries, **execution.described},
     )
-    return about_inputs(run, prepared)
+    return in_context(run, prepared)
