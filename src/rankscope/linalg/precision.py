@@ -34,6 +34,18 @@ def is_wide(dtype: torch.dtype) -> bool:
     return dtype == torch.float64
 
 
+def may_hold(condition: Tensor) -> bool:
+    """Whether the condition holds somewhere; True on an accelerator, where to ask would make the host wait.
+
+    For work that changes nothing where the condition does not hold.
+
+    Example:
+        >>> may_hold(torch.tensor([False, True])), may_hold(torch.tensor([False]))
+        (True, False)
+    """
+    return condition.device.type != "cpu" or bool(condition.any())
+
+
 def power_of_two_below(largest: Tensor) -> Tensor:
     """The power of two at or below each entry (1 for zero and non-finite entries): dividing by it is exact.
 

@@ -115,7 +115,8 @@ def _statuses(specs: Sequence[MetricSpec], values: Tensor, view: View, floor: fl
     """All statuses at once: on an accelerator, a small operation costs as much as a large one."""
 
     def declared(facts: list[bool]) -> Tensor:
-        return torch.tensor(facts, device=values.device).reshape(-1, *(1 for _ in view.batch_shape))
+        # From ordinary memory such a copy is staged: the host does not wait for the device.
+        return torch.tensor(facts).to(values.device, non_blocking=True).reshape(-1, *(1 for _ in view.batch_shape))
 
     statuses = torch.full_like(values, _CODE[Status.OK], dtype=torch.int8)
     if isinstance(view, AttentionView) and any(spec.needs == "spectrum" for spec in specs):

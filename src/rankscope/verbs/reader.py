@@ -18,6 +18,7 @@ from rankscope.linalg.attention_view import AttentionView
 from rankscope.linalg.blockwise_attention import BlockwiseAttention
 from rankscope.linalg.precision import float_floor
 from rankscope.linalg.routing import Routing
+from rankscope.linalg.to_host import to_host
 from rankscope.linalg.tokens import Tokens
 from rankscope.linalg.update import Update
 from rankscope.metrics import SIDES, MetricSpec, MetricValues, View, evaluate
@@ -131,7 +132,10 @@ def mean_over_tokens(reading: MetricValues, sequences: int, keep: Tensor | None)
 
 
 class SiteReader:
-    """Observes sites and writes one row per metric, site, layer and sequence; stores no tensor.
+    """Observes sites and writes one row per metric, site, layer and sequence; stores no activations.
+
+    The values stay on their device until the pass is over, so that the host waits for the device once per pass: they
+    are copied when the next batch starts, or when somebody reads the rows or :attr:`lengths`.
 
     Args:
         metrics: the metrics; each is measured at the sites that show its side.
@@ -158,18 +162,36 @@ class SiteReader:
         self._writer = writer
         self._at = at
         self._batch: Batch | None = None
-        self._heads_seen: dict[SiteRef, int] = {}
+        self._keeps: dict[tuple[int, int, torch.device], Tensor | None] = {}
+        self._later: list[tuple[Sequence[Tensor], Callable[..., None]]] = []
+        self._lengths: dict[str | None, dict[int, int]] = {}
         self.dtypes: set[torch.dtype] = set()
         self.shapes: set[tuple[int, int]] = set()
-        self.lengths: dict[str | None, dict[int, int]] = {}
         self.in_parts: dict[str, str] = {}
         self.refused: dict[str, str] = {}
         self.routers: dict[tuple[str | None, int], tuple[int, int]] = {}
 
     def start(self, batch: Batch) -> None:
         """Announce the batch of the next forward pass."""
+        self.finish()
         self._batch = batch
-        self._heads_seen.clear()
+        self._keeps.clear()
+
+    def later(self, tensors: Sequence[Tensor], deliver: Callable[..., None]) -> None:
+        """Have ``deliver`` called with these small tensors on the CPU after the pass; all are copied at once."""
+        if not self._later:
+            self._writer.add_later(self._deliver)
+        self._later.append((tensors, deliver))
+
+    def finish(self) -> None:
+        """The pass is over: copy what was read to the CPU."""
+        self._writer.settle()
+
+    def _deliver(self) -> None:
+        later, self._later = self._later, []
+        copied = iter(to_host([tensor for tensors, _ in later for tensor in tensors]))
+        for tensors, deliver in later:
+            deliver(*(next(copied) for _ in tensors))
 
     def __call__(self, ref: SiteRef, seen: Observed) -> None:
         """Reduce what a site shows at once."""
@@ -190,6 +212,12 @@ class SiteReader:
             self._read_tokens(ref, specs, seen)
 
     @property
+    def lengths(self) -> dict[str | None, dict[int, int]]:
+        """By stack: the number of tokens that count in each sequence."""
+        self.finish()
+        return self._lengths
+
+    @property
     def first_sequence(self) -> int:
         """Number of the first sequence of the current forward pass."""
         assert self._batch is not None
@@ -203,7 +231,7 @@ class SiteReader:
         """Remember dtype, shape and lengths of an observed tensor."""
         self.dtypes.add(self._format(x.dtype))
         self.shapes.add((x.shape[1], x.shape[2]))
-        self._note_lengths(ref.stack, Tokens(x, self.kept(x)).count)
+        self._note_lengths(ref.stack, x)
 
     def seen(self) -> dict[str, Any]:
         """Dtypes, shapes, lengths and what could not be measured, as JSON, for a reader in another process."""
@@ -315,23 +343,33 @@ class SiteReader:
         self._write_values(ref, specs, evaluate(specs, view, floor), head_axis=head_axis)
 
     def _write_values(self, ref: SiteRef, specs: list[MetricSpec], reading: MetricValues, *, head_axis: bool) -> None:
-        assert self._batch is not None
-        values, statuses = reading.values.cpu().numpy(), reading.statuses.cpu().numpy()
-        for spec, value, status in zip(specs, values, statuses, strict=True):
-            self._writer.add(
-                metric=spec.name,
-                site=ref.site,
-                stack=ref.stack,
-                layer=ref.layer,
-                first_sequence=self._batch.first_sequence,
-                values=value,
-                statuses=status,
-                head_axis=head_axis,
-                at=self._at,
-            )
+        first_sequence = self.first_sequence
+
+        def add(values: Tensor, statuses: Tensor) -> None:
+            for spec, value, status in zip(specs, values.numpy(), statuses.numpy(), strict=True):
+                self._writer.add(
+                    metric=spec.name,
+                    site=ref.site,
+                    stack=ref.stack,
+                    layer=ref.layer,
+                    first_sequence=first_sequence,
+                    values=value,
+                    statuses=status,
+                    head_axis=head_axis,
+                    at=self._at,
+                )
+
+        self.later((reading.values, reading.statuses), add)
 
     def _keep(self, sequences: int, tokens: int, device: torch.device) -> Tensor | None:
-        """Which tokens are measured at a site; a stream longer than its input was padded by the model itself."""
+        """Which tokens are measured at a site; moved to each device once per batch."""
+        shape = sequences, tokens, device
+        if shape not in self._keeps:
+            self._keeps[shape] = self._kept_tokens(*shape)
+        return self._keeps[shape]
+
+    def _kept_tokens(self, sequences: int, tokens: int, device: torch.device) -> Tensor | None:
+        """Which tokens are measured; a stream longer than its input was padded by the model itself."""
         assert self._batch is not None
         keep = self._batch.keep
         if keep is None:
@@ -346,11 +384,13 @@ class SiteReader:
                 f"{sequences} x {tokens} tokens at this site, so padding cannot be left out. Pass "
                 "sequences of one length, without padding and with tokens_policy='content'."
             )
-        return torch.nn.functional.pad(keep.to(device), (0, tokens - keep.shape[1]), value=False)
+        return torch.nn.functional.pad(keep.to(device, non_blocking=True), (0, tokens - keep.shape[1]), value=False)
 
-    def _note_lengths(self, stack: str | None, counts: Tensor) -> None:
-        assert self._batch is not None
-        lengths = self.lengths.setdefault(stack, {})
-        if self._batch.first_sequence not in lengths:
-            for offset, count in enumerate(counts.tolist()):
-                lengths[self._batch.first_sequence + offset] = int(count)
+    def _note_lengths(self, stack: str | None, x: Tensor) -> None:
+        lengths, first = self._lengths.setdefault(stack, {}), self.first_sequence
+        if first in lengths:
+            return
+        keep = self.kept(x)
+        lengths |= dict.fromkeys(range(first, first + x.shape[0]), x.shape[1])
+        if keep is not None:
+            self.later([keep.sum(-1)], lambda counts: lengths.update(enumerate(counts.tolist(), first)))
