@@ -10,11 +10,12 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rankscope.errors import InputError
+from rankscope.linalg.joining import Joinable
 from rankscope.linalg.precision import float64_home
 from rankscope.linalg.score_tiles import HIDES, HeadScores, largest_scores
 
 
-class AttentionScores:
+class AttentionScores(Joinable):
     """Scores ``(*batch, heads, query, key)``, one matrix per head and sequence; hidden keys are -inf or very negative.
 
     Args:

@@ -32,13 +32,14 @@ from torch import Tensor
 
 from rankscope.errors import InputError
 from rankscope.linalg import spectrum, tiles
+from rankscope.linalg.joining import Joinable
 from rankscope.linalg.precision import float64_home, is_wide, may_hold, power_of_two_below
 from rankscope.linalg.triangular_factor import chunks, is_tall, triangular_factor
 
 _SLAB_ENTRIES = 1 << 21
 
 
-class Tokens:
+class Tokens(Joinable):
     """Tokens ``x`` of shape ``(*batch, tokens, dim)``, viewed as one matrix X per sequence.
 
     Reductions are computed in float64 on the device of ``x``, piece by piece, on first use, and cached: metrics given
@@ -53,6 +54,12 @@ class Tokens:
     Raises:
         InputError: ``x`` is not a floating tensor with at least two axes, or ``keep`` does not fit it.
     """
+
+    activations = frozenset({"_x"})
+    reductions = frozenset(
+        {"scale", "directed", "_norm_sums", "column_ranges", "column_median_deviation", "gram_energies"}
+        | {"singular_values", "centred_singular_values", "pair_distances", "pairs"}
+    )
 
     def __init__(
         self, x: Float[Tensor, "*batch tokens dim"], keep: Bool[Tensor, "*batch tokens"] | None = None
@@ -186,6 +193,11 @@ class Tokens:
     def pairs(self) -> Pairs:
         """Medians and counts over the distances of pairs of tokens."""
         return pairs(self)
+
+    def taken(self) -> frozenset[str]:
+        """The reductions that were computed so far; :attr:`pairs` follow from their distances if those are kept."""
+        found = super().taken()
+        return found - {"pairs"} if "pair_distances" in found else found
 
     def rank_limit(self, *, centred: bool) -> Float[Tensor, " sequences"]:
         """The largest rank that the shape of X allows, or that of CX, which loses one dimension to centring."""
@@ -822,15 +834,14 @@ def normalised(X: Tensor, *, wide: bool = True) -> tuple[Tensor, Tensor]:
     Squares of numbers from a narrow format, if not ``wide``, do not underflow.
     """
     length = torch.linalg.vector_norm(X, dim=-1)
-    small = length < _UNDERFLOWS
-    if wide and may_hold(small):
+    if wide and may_hold(small := length < _UNDERFLOWS):
         peak = X.abs().amax(-1).masked_fill(~small, 1.0)
         peak.masked_fill_(peak == 0, 1.0)
         # Divide: the reciprocal of the smallest numbers would overflow.
         X = X / peak.unsqueeze(-1)
         rest = torch.linalg.vector_norm(X, dim=-1)
-        return X.div_(rest.masked_fill(rest == 0, 1.0).unsqueeze(-1)), rest * peak
-    return X.div_(length.masked_fill(length == 0, 1.0).unsqueeze(-1)), length
+        return X.div_(rest.clamp_min(torch.finfo(rest.dtype).tiny).unsqueeze(-1)), rest * peak
+    return X.div_(length.clamp_min(torch.finfo(length.dtype).tiny).unsqueeze(-1)), length
 
 
 def _squared_distances(V: Tensor, square: Tensor) -> Tensor:

@@ -18,7 +18,6 @@ from rankscope.linalg.attention_view import AttentionView
 from rankscope.linalg.blockwise_attention import BlockwiseAttention
 from rankscope.linalg.precision import float_floor
 from rankscope.linalg.routing import Routing
-from rankscope.linalg.to_host import to_host
 from rankscope.linalg.tokens import Tokens
 from rankscope.linalg.update import Update
 from rankscope.metrics import SIDES, MetricSpec, MetricValues, View, evaluate
@@ -27,6 +26,7 @@ from rankscope.runs.rows import RowWriter
 from rankscope.stream.attention_calls import AttentionCall
 from rankscope.stream.sites import SiteRef, side_shown
 from rankscope.stream.tracer import Observed, Unreadable
+from rankscope.verbs.pending import PendingReadings
 
 DENSE_BYTES = 1 << 29
 """By default, if the probabilities of one block would take more memory than this, they are computed in tiles."""
@@ -163,7 +163,7 @@ class SiteReader:
         self._at = at
         self._batch: Batch | None = None
         self._keeps: dict[tuple[int, int, torch.device], Tensor | None] = {}
-        self._later: list[tuple[Sequence[Tensor], Callable[..., None]]] = []
+        self._pending = PendingReadings()
         self._lengths: dict[str | None, dict[int, int]] = {}
         self.dtypes: set[torch.dtype] = set()
         self.shapes: set[tuple[int, int]] = set()
@@ -179,19 +179,16 @@ class SiteReader:
 
     def later(self, tensors: Sequence[Tensor], deliver: Callable[..., None]) -> None:
         """Have ``deliver`` called with these small tensors on the CPU after the pass; all are copied at once."""
-        if not self._later:
-            self._writer.add_later(self._deliver)
-        self._later.append((tensors, deliver))
+        self._announce()
+        self._pending.add(tensors, deliver)
 
     def finish(self) -> None:
         """The pass is over: copy what was read to the CPU."""
         self._writer.settle()
 
-    def _deliver(self) -> None:
-        later, self._later = self._later, []
-        copied = iter(to_host([tensor for tensors, _ in later for tensor in tensors]))
-        for tensors, deliver in later:
-            deliver(*(next(copied) for _ in tensors))
+    def _announce(self) -> None:
+        if not self._pending:
+            self._writer.add_later(self._pending.settle)
 
     def __call__(self, ref: SiteRef, seen: Observed) -> None:
         """Reduce what a site shows at once."""
@@ -302,7 +299,8 @@ class SiteReader:
         specs = [spec for spec in specs if spec.name in STREAM_METRICS]
         if specs:
             reading = evaluate(specs, Tokens(x.flatten(0, 1)), float_floor(x.dtype))
-            self._write_values(ref, specs, mean_over_tokens(reading, x.shape[0], self.kept(x)), head_axis=False)
+            mean = mean_over_tokens(reading, x.shape[0], self.kept(x))
+            self.later((mean.values, mean.statuses), self._rows(ref, specs, head_axis=False))
 
     def _is_in_parts(self, ref: SiteRef, rows: int, queries: int) -> bool:
         """Whether attention runs within parts of a sequence, so that there is not one matrix per sequence."""
@@ -340,9 +338,11 @@ class SiteReader:
         self._write(ref, specs, AttentionScores(rows, keep), float_floor(rows.dtype), head_axis=True)
 
     def _write(self, ref: SiteRef, specs: list[MetricSpec], view: View, floor: float, *, head_axis: bool) -> None:
-        self._write_values(ref, specs, evaluate(specs, view, floor), head_axis=head_axis)
+        self._announce()
+        self._pending.evaluate(specs, view, floor, self._rows(ref, specs, head_axis=head_axis))
 
-    def _write_values(self, ref: SiteRef, specs: list[MetricSpec], reading: MetricValues, *, head_axis: bool) -> None:
+    def _rows(self, ref: SiteRef, specs: list[MetricSpec], *, head_axis: bool) -> Callable[[Tensor, Tensor], None]:
+        """A function that writes the values and statuses of these metrics, of the current batch."""
         first_sequence = self.first_sequence
 
         def add(values: Tensor, statuses: Tensor) -> None:
@@ -359,7 +359,7 @@ class SiteReader:
                     at=self._at,
                 )
 
-        self.later((reading.values, reading.statuses), add)
+        return add
 
     def _keep(self, sequences: int, tokens: int, device: torch.device) -> Tensor | None:
         """Which tokens are measured at a site; moved to each device once per batch."""
