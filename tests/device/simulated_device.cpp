@@ -392,6 +392,9 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("set_.source_Storage_storage_offset", set_storage);
   m.impl("as_strided", as_strided);
   m.impl("view", view);
+  // These have a kernel of their own on the processor (and on accelerators) and would be decomposed here.
+  for (const char* fused : {"native_layer_norm", "native_group_norm", "_stack", "addr"})
+    m.impl(fused, torch::CppFunction::makeFromBoxedFunction<&run_on_host>());
   m.impl("convolution_overrideable", convolution);
   m.impl("convolution_backward_overrideable", convolution_backward);
 }
