@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from rankscope._types import Status
 from rankscope.errors import UnsupportedConfigError
+from rankscope.linalg.precision import widest
 from rankscope.models.heads import head_weights
 from rankscope.models.heads.family import Family, family_of
 from rankscope.models.view import ModelView
@@ -193,11 +194,7 @@ def _norm(parameter: nn.Parameter, part: ParameterRows) -> float | None:
     if parameter.grad is None:
         return None
     gradient = part.of(_gathered(parameter.grad.detach()))
-    return float(torch.linalg.vector_norm(gradient, dtype=_widest(gradient)))
-
-
-def _widest(tensor: Tensor) -> torch.dtype:
-    return torch.float32 if tensor.device.type == "mps" else torch.float64
+    return float(torch.linalg.vector_norm(gradient, dtype=widest(gradient.device)))
 
 
 def _gathered(gradient: Tensor) -> Tensor:
