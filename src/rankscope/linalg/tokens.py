@@ -260,8 +260,8 @@ class Tokens(Joinable):
         Returns a fresh tensor, and which of its places hold a token, ``(group, size)``; None if all do.
         """
         if self._drop is None:
-            place = torch.linspace(0, self.tokens - 1, size, dtype=torch.float64, device=self._x.device).round_().long()
-            x = self._x[group].index_select(-2, place) if size < self.tokens else self._x[group]
+            place = torch.linspace(0, self.tokens - 1, size, dtype=torch.float64, device=self.device).round_().long()
+            x = self._x[group].index_select(-2, place.to(self._x.device)) if size < self.tokens else self._x[group]
             X = torch.empty(x.shape, dtype=torch.float64, device=self.device).copy_(x)
             return (X.div_(self.scale[group, None, None]) if is_wide(self.dtype) else X), None
         order = self._drop[group].to(torch.int8).argsort(dim=-1, stable=True)  # tokens that count first, in order

@@ -12,6 +12,7 @@ from torch import Tensor
 from rankscope._types import Status
 from rankscope.errors import InputError
 from rankscope.linalg.attention_view import AttentionView
+from rankscope.linalg.precision import full_precision
 from rankscope.linalg.spectrum import least_with_six_digits
 from rankscope.linalg.tokens import Tokens
 from rankscope.metrics._sides import View, side_of_view
@@ -105,8 +106,9 @@ def evaluate(specs: Sequence[MetricSpec], view: View, floor: float) -> MetricVal
     if not specs:
         empty = view.count.new_empty((0, *view.batch_shape))
         return MetricValues(empty, empty.to(torch.int8))
-    values = torch.stack([spec.function(view) for spec in specs])
-    statuses = _statuses(specs, values, view, floor)
+    with full_precision(view.count.device):
+        values = torch.stack([spec.function(view) for spec in specs])
+        statuses = _statuses(specs, values, view, floor)
     lost = (statuses == _CODE[Status.UNDEFINED]) | (statuses == _CODE[Status.NOT_FINITE])
     return MetricValues(values.masked_fill_(lost, torch.nan), statuses)
 

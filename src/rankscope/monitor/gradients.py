@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from rankscope._types import Status
 from rankscope.errors import UnsupportedConfigError
+from rankscope.linalg.precision import widest
 from rankscope.linalg.to_host import to_host
 from rankscope.models.heads import head_weights
 from rankscope.models.heads.family import Family, family_of
@@ -198,12 +199,8 @@ def _norm(parameter: nn.Parameter, part: ParameterRows) -> Tensor | None:
     if parameter.grad is None:
         return None
     gradient = part.of(_gathered(parameter.grad.detach()))
-    norm: Tensor = torch.linalg.vector_norm(gradient, dtype=_widest(gradient))
+    norm: Tensor = torch.linalg.vector_norm(gradient, dtype=widest(gradient.device))
     return norm
-
-
-def _widest(tensor: Tensor) -> torch.dtype:
-    return torch.float32 if tensor.device.type == "mps" else torch.float64
 
 
 def _gathered(gradient: Tensor) -> Tensor:

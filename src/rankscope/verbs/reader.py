@@ -16,7 +16,7 @@ from rankscope.linalg.attention import AttentionMatrix
 from rankscope.linalg.attention_scores import AttentionScores
 from rankscope.linalg.attention_view import AttentionView
 from rankscope.linalg.blockwise_attention import BlockwiseAttention
-from rankscope.linalg.precision import float_floor
+from rankscope.linalg.precision import float_floor, format_of
 from rankscope.linalg.routing import Routing
 from rankscope.linalg.tokens import Tokens
 from rankscope.linalg.update import Update
@@ -226,7 +226,7 @@ class SiteReader:
 
     def note(self, ref: SiteRef, x: Tensor) -> None:
         """Remember dtype, shape and lengths of an observed tensor."""
-        self.dtypes.add(self._format(x.dtype))
+        self.dtypes.add(self._format(x.dtype, x.device))
         self.shapes.add((x.shape[1], x.shape[2]))
         self._note_lengths(ref.stack, x)
 
@@ -268,13 +268,17 @@ class SiteReader:
     def _read_tokens(self, ref: SiteRef, specs: list[MetricSpec], x: Tensor) -> None:
         self.note(ref, x)
         view = Tokens(x, self.kept(x))
-        self._write(ref, specs, view, float_floor(self._format(x.dtype)), head_axis=False)
+        self._write(ref, specs, view, self._floor(x.dtype, x.device), head_axis=False)
 
-    def _format(self, stored: torch.dtype) -> torch.dtype:
+    def _format(self, stored: torch.dtype, device: torch.device) -> torch.dtype:
         """The coarser of the format values are stored in and the one they were computed in."""
+        stored = format_of(stored, device)
         if self._computed_in is None or torch.finfo(stored).eps >= torch.finfo(self._computed_in).eps:
             return stored
         return self._computed_in
+
+    def _floor(self, stored: torch.dtype, device: torch.device) -> float:
+        return float_floor(self._format(stored, device))
 
     def _read_several(self, ref: SiteRef, specs: list[MetricSpec], seen: tuple[Tensor, ...]) -> None:
         """A site that shows several tensors, each ``batch tokens ...``."""
@@ -290,7 +294,7 @@ class SiteReader:
             return
         if isinstance(view, Routing):
             self.routers[ref.stack, ref.layer] = view.experts, seen[1].shape[-1]
-        self._write(ref, specs, view, float_floor(first.dtype), head_axis=False)
+        self._write(ref, specs, view, self._floor(first.dtype, first.device), head_axis=False)
 
     def _read_streams(
         self, ref: SiteRef, specs: list[MetricSpec], x: Float[Tensor, "batch tokens streams dim"]
@@ -298,7 +302,7 @@ class SiteReader:
         """Metrics of the streams of each token, as if they were its tokens; one row per sequence, the mean."""
         specs = [spec for spec in specs if spec.name in STREAM_METRICS]
         if specs:
-            reading = evaluate(specs, Tokens(x.flatten(0, 1)), float_floor(x.dtype))
+            reading = evaluate(specs, Tokens(x.flatten(0, 1)), self._floor(x.dtype, x.device))
             mean = mean_over_tokens(reading, x.shape[0], self.kept(x))
             self.later((mean.values, mean.statuses), self._rows(ref, specs, head_axis=False))
 
@@ -316,7 +320,7 @@ class SiteReader:
             return
         keep = self._keep(x.shape[0], x.shape[2], x.device)
         per_head = None if keep is None else keep.unsqueeze(1).expand(x.shape[:-1])
-        self._write(ref, specs, Tokens(x, per_head), float_floor(x.dtype), head_axis=True)
+        self._write(ref, specs, Tokens(x, per_head), self._floor(x.dtype, x.device), head_axis=True)
 
     def _read_attention(self, ref: SiteRef, specs: list[MetricSpec], call: AttentionCall) -> None:
         if self._is_in_parts(ref, call.sequences, call.lengths[0]):
@@ -326,7 +330,7 @@ class SiteReader:
             return
         spectrum = any(spec.needs == "spectrum" for spec in specs)
         view, dtype = self._attention.view(call, self._keep, spectrum=spectrum)
-        self._write(ref, specs, view, float_floor(dtype), head_axis=True)
+        self._write(ref, specs, view, self._floor(dtype, view.count.device), head_axis=True)
 
     def _read_scores(self, ref: SiteRef, specs: list[MetricSpec], call: AttentionCall) -> None:
         try:
@@ -335,7 +339,7 @@ class SiteReader:
             self.refused.setdefault(str(ref), str(error))
             return
         keep = self._keep(rows.shape[0], rows.shape[2], rows.device)
-        self._write(ref, specs, AttentionScores(rows, keep), float_floor(rows.dtype), head_axis=True)
+        self._write(ref, specs, AttentionScores(rows, keep), self._floor(rows.dtype, rows.device), head_axis=True)
 
     def _write(self, ref: SiteRef, specs: list[MetricSpec], view: View, floor: float, *, head_axis: bool) -> None:
         self._announce()
