@@ -80,7 +80,6 @@ def blockwise_scores(
     """The largest score of each row of a fused call, tile by tile, without a query by key matrix."""
     batch, heads, tokens, dim = query.shape
     groups = heads // key.shape[1]
-    places = torch.arange(tokens, device=query.device)
     if mask is not None:
         mask = mask.expand(batch, heads, tokens, key.shape[2])
     found = [
@@ -89,7 +88,7 @@ def blockwise_scores(
                 query[b, h],
                 key[b, h // groups],
                 1 / math.sqrt(dim) if scale is None else scale,
-                places,
+                range(tokens),
                 causal=is_causal,
                 mask=None if mask is None else mask[b, h],
             )

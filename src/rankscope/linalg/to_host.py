@@ -19,7 +19,7 @@ def to_host(tensors: Sequence[Tensor]) -> list[Tensor]:
     for device in {tensor.device for tensor in found if tensor.device.type != "cpu"}:
         places = [place for place, tensor in enumerate(found) if tensor.device == device]
         as_bytes = [found[place].reshape(-1).view(torch.uint8) for place in places]
-        copied = torch.cat(as_bytes).cpu().split([len(part) for part in as_bytes])
+        copied = torch.split(torch.cat(as_bytes).cpu(), [len(part) for part in as_bytes])
         for place, part in zip(places, copied, strict=True):
             # Copied once more, because a number must start at a multiple of its size.
             found[place] = part.clone().view(found[place].dtype).reshape(found[place].shape)

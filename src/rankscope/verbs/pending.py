@@ -73,15 +73,15 @@ class PendingReadings:
         owed = _Owed(deliver)
         self._owed.append(owed)
         kind = (tuple(spec.name for spec in specs), type(view))
-        joins = isinstance(view, Joinable) and bool(view.batch_shape) and view.home.type != "cpu"
-        reductions = self._reductions.get(kind) if joins else None
-        if not isinstance(view, Joinable) or reductions is None:
+        joinable = view if isinstance(view, Joinable) and view.batch_shape and view.home.type != "cpu" else None
+        reductions = self._reductions.get(kind)
+        if joinable is None or reductions is None:
             reading = evaluate(specs, view, floor)
             owed.tensors = reading.values, reading.statuses
-            if joins and kind not in self._reductions:
-                self._reductions[kind] = _reductions_read(specs, view)
+            if joinable is not None and kind not in self._reductions:
+                self._reductions[kind] = _reductions_read(specs, joinable)
             return
-        stripped = view.stripped(reductions)
+        stripped = joinable.stripped(reductions)
         key = (kind, floor, stripped.likeness)
         group = self._groups.setdefault(key, _Group(specs, floor))
         group.views.append(stripped)
@@ -102,7 +102,7 @@ class PendingReadings:
             one.deliver(*(found if one.columns is None else (tensor[:, one.columns] for tensor in found)))
 
 
-def _reductions_read(specs: Sequence[MetricSpec], view: Any) -> frozenset[str] | None:
+def _reductions_read(specs: Sequence[MetricSpec], view: Joinable) -> frozenset[str] | None:
     """The reductions that these metrics read, of a view on which they were evaluated; None if one reads activations."""
     stripped = view.stripped(view.taken())
     try:
