@@ -1,8 +1,8 @@
 """The battery on fake tensors: devices are propagated and checked by torch's own rules, without data.
 
-The simulated device refuses mixed devices by rules of its own; here torch applies those of its compiler. The tensors are
-of CUDA if torch was built with it, and of the simulated device otherwise, because a build without CUDA has no guard for
-its device. A metric that reads a value to choose its algorithm cannot go on without data; the others must finish.
+The simulated device refuses mixed devices by rules of its own; here torch applies those of its compiler. The tensors
+are of CUDA if torch was built with it, and of the simulated device otherwise, because a build without CUDA has no guard
+for its device. A metric that reads a value to choose its algorithm cannot go on without data; the others must finish.
 """
 
 from __future__ import annotations

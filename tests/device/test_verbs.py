@@ -16,7 +16,10 @@ import torch
 from tests.device.simulated import SimulatedDevice
 from tests.device.verbs_on_device import FEATURES, FOUND, PRESETS, TABLE, VERBS, committed, compared, rendered
 
-QUICK = [(verb, feature) for verb in VERBS for feature in ("float32", "float32, no float64")]
+ON_THE_PROCESSOR = ("exact", "decompose", "bound")
+"""Without float64 these run on the processor, so the ordinary suite runs them with it."""
+QUICK = [(verb, "float32") for verb in ("measure", "paths", *ON_THE_PROCESSOR)]
+QUICK += [(verb, "float32, no float64") for verb in VERBS if verb not in ON_THE_PROCESSOR]
 
 
 @pytest.mark.parametrize(("verb", "feature"), QUICK)
