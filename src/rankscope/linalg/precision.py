@@ -40,8 +40,12 @@ def has_float64(device: torch.device) -> bool:
     """
     try:
         torch.ones(1, dtype=torch.float64, device=device).add_(1)  # some devices allocate float64 but have no kernel
-    except (TypeError, RuntimeError):
+    except TypeError:
         return False
+    except RuntimeError as error:
+        if "64" in str(error):
+            return False
+        raise  # out of memory, or an earlier error of the device
     return True
 
 
@@ -74,7 +78,7 @@ def widest(device: torch.device) -> torch.dtype:
 
 def format_of(dtype: torch.dtype, device: torch.device) -> torch.dtype:
     """The format whose rounding activations show: their own, or that of an active autocast if it is coarser."""
-    if not _is_autocast(device):
+    if dtype == torch.float64 or not _is_autocast(device):  # autocast leaves float64 alone
         return dtype
     lowered = torch.get_autocast_dtype(device.type)
     return max(dtype, lowered, key=lambda one: torch.finfo(one).eps)
