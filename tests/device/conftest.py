@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from rankscope.linalg.precision import has_float64
 from tests.device.simulated import SimulatedDevice, compiler, simulated_device
 
 
@@ -22,5 +23,7 @@ def device() -> SimulatedDevice:
 @pytest.fixture
 def without_float64(device: SimulatedDevice) -> Iterator[SimulatedDevice]:
     """The same device without float64, as Apple's MPS."""
+    has_float64.cache_clear()
     with device.without_float64():
         yield device
+    has_float64.cache_clear()

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rankscope.errors import UnsupportedConfigError
+
 FLOOR_IN_EPS = 4.0
 _LEAST_SCALE, _LARGEST_SCALE = 2.0**-1000, 2.0**1000
 
@@ -38,8 +40,12 @@ def has_float64(device: torch.device) -> bool:
     """
     try:
         torch.ones(1, dtype=torch.float64, device=device).add_(1)  # some devices allocate float64 but have no kernel
-    except (TypeError, RuntimeError):
+    except TypeError:
         return False
+    except RuntimeError as error:
+        if "64" in str(error):
+            return False
+        raise  # out of memory, or an earlier error of the device
     return True
 
 
@@ -53,6 +59,18 @@ def as_float64(x: Tensor) -> Tensor:
     return x.to(float64_home(x), torch.float64)
 
 
+def need_float64(device: torch.device, what: str) -> None:
+    """Check that a device has float64, for computations that cannot move what they are given.
+
+    Raises:
+        UnsupportedConfigError: it has not.
+    """
+    if not has_float64(device):
+        raise UnsupportedConfigError(
+            f"{what} computes in float64, which {device} does not have. Move the model to the processor: model.cpu()."
+        )
+
+
 def widest(device: torch.device) -> torch.dtype:
     """The format for sums that must stay on a device: float64, or float32 if it has none."""
     return torch.float64 if has_float64(device) else torch.float32
@@ -60,10 +78,14 @@ def widest(device: torch.device) -> torch.dtype:
 
 def format_of(dtype: torch.dtype, device: torch.device) -> torch.dtype:
     """The format whose rounding activations show: their own, or that of an active autocast if it is coarser."""
-    if not torch.is_autocast_enabled(device.type):
+    if dtype == torch.float64 or not _is_autocast(device):  # autocast leaves float64 alone
         return dtype
     lowered = torch.get_autocast_dtype(device.type)
     return max(dtype, lowered, key=lambda one: torch.finfo(one).eps)
+
+
+def _is_autocast(device: torch.device) -> bool:
+    return torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
 
 
 def lowered_products(device: torch.device) -> str | None:
@@ -89,7 +111,7 @@ def full_precision(device: torch.device) -> Iterator[None]:
     if lowered is not None:
         setting.fp32_precision = "ieee"
     try:
-        if torch.is_autocast_enabled(device.type):
+        if _is_autocast(device):
             with torch.autocast(device.type, enabled=False):
                 yield
         else:

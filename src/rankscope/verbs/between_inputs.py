@@ -15,7 +15,7 @@ from rankscope._types import Status
 from rankscope.errors import InputError
 from rankscope.linalg import tiles
 from rankscope.linalg.numbered_vectors import NumberedVectors
-from rankscope.linalg.precision import float64_home, float_floor
+from rankscope.linalg.precision import float64_home, float_floor, format_of
 from rankscope.linalg.spectrum import least_with_six_digits
 from rankscope.linalg.tokens import Tokens
 from rankscope.metrics import METRICS, MetricSpec, MetricValues, evaluate
@@ -173,7 +173,7 @@ class InputsReader:
             place = (ref.stack, ref.layer, pooling)
             read = (pooling.pooled(seen, keep), *(() if keep is None else (keep.any(1),)))
             self._reader.later(read, partial(self._take, place))
-            self._floors[place] = max(self._floors.get(place, 0.0), float_floor(seen.dtype))
+            self._floors[place] = max(self._floors.get(place, 0.0), float_floor(format_of(seen.dtype, seen.device)))
 
     def commit(self, writer: RowWriter) -> None:
         """Count the batch; a block all of whose inputs have been seen is written, and its vectors are dropped."""
