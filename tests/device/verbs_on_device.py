@@ -31,7 +31,7 @@ FEATURES = ("float32", "bfloat16", "float32, no float64", "bfloat16, no float64"
 WITH_GRADIENTS = ("remedy", "gauge")
 """Backward passes of the two devices round differently, also in the engine itself."""
 EQUAL = 1e-9
-"""Largest relative difference of equal values. An accelerator evaluates the metrics of several blocks together and takes
+"""Largest relative difference of equal values. An accelerator evaluates metrics for several blocks at once and takes
 distances between tokens from differences; on the processor they come from products, which leave ten digits."""
 CLOSE = 1e-4
 """Largest relative difference where gradients enter; chosen as a thousand roundings of float32."""
