@@ -97,6 +97,7 @@ INPUTS = (TEXT, TOKENIZER, RANDOM_TOKENS, SEQUENCES, TOKENS, BATCH, TOKENS_POLIC
 
 # The model.
 DTYPE = Option(name="dtype", help="Dtype to run in, e.g. float64.")
+DEVICE = Option(name="device", metavar="NAME", help="Device to run on, e.g. cuda, cuda:1 or mps; default: cpu.")
 BLOCKS = Option(
     name="blocks", metavar="PATTERN", help="Pattern for the block modules, e.g. 'layers.*'; discovered by default."
 )

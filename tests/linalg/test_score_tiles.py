@@ -67,7 +67,7 @@ def joined(scores: HeadScores, *, logs: bool = False) -> Tensor:
 def test_tiles_are_pieces_of_the_whole(places: str, causal: bool, kind: str) -> None:
     q, k = head()
     rows, mask = torch.tensor(PLACES[places]), mask_of(kind)
-    scores = HeadScores.of(q, k, 0.4, rows, causal=causal, mask=mask)
+    scores = HeadScores.of(q, k, 0.4, rows.tolist(), causal=causal, mask=mask)
     got, want = joined(scores), whole(q, k, 0.4, causal, mask)[rows]
     torch.testing.assert_close(got[:, :KEYS], want, rtol=1e-13, atol=1e-13)
     assert bool((got[:, KEYS:] == -torch.inf).all())
@@ -85,7 +85,7 @@ def test_tiles_are_pieces_of_the_whole(places: str, causal: bool, kind: str) -> 
 def test_log_sums_are_those_of_the_whole(places: str, causal: bool, kind: str, sharp: float) -> None:
     q, k = head(sharp)
     rows, mask = torch.tensor(PLACES[places]), mask_of(kind)
-    largest, rest = row_log_sums(HeadScores.of(q, k, 0.4, rows, causal=causal, mask=mask))
+    largest, rest = row_log_sums(HeadScores.of(q, k, 0.4, rows.tolist(), causal=causal, mask=mask))
     want = whole(q, k, 0.4, causal, mask)[rows]
     sees = (want > -torch.inf).any(-1)
     torch.testing.assert_close((largest + rest)[sees], want.logsumexp(-1)[sees], rtol=1e-13, atol=1e-13)
@@ -103,25 +103,25 @@ def test_logarithms_of_probabilities_are_never_below_the_least(
 ) -> None:
     q, k = head(sharp)
     rows, mask = torch.tensor(PLACES["far apart"]), mask_of(kind)
-    scores = HeadScores.of(q, k, 0.4, rows, causal=causal, mask=mask)
+    scores = HeadScores.of(q, k, 0.4, rows.tolist(), causal=causal, mask=mask)
     largest, rest = row_log_sums(scores)
     logs = scores.less(largest, rest) if late else scores.less(largest + rest)
     want = whole(q, k, 0.4, causal, mask)[rows] - (largest + rest)[:, None]
     got = joined(logs, logs=True)
     torch.testing.assert_close(got[:, :KEYS], want.clamp_min(LEAST), rtol=1e-12, atol=1e-12)
     assert bool((got[:, KEYS:] == LEAST).all())
-    few = torch.tensor([1, 3])
+    few = [1, 3]
     torch.testing.assert_close(joined(logs.pick(few), logs=True), got[few], rtol=1e-12, atol=1e-12)
 
 
 def test_without_rows_there_are_no_sums() -> None:
     q, k = head()
-    largest, rest = row_log_sums(HeadScores.of(q, k, 0.4, torch.tensor([], dtype=torch.int64), mask=None))
+    largest, rest = row_log_sums(HeadScores.of(q, k, 0.4, [], mask=None))
     assert largest.shape == rest.shape == (0,)
 
 
 def test_half_precision_is_widened() -> None:
     q, k = (one.bfloat16() for one in head())
-    scores = HeadScores.of(q, k, 0.5, torch.arange(QUERIES), mask=None)
+    scores = HeadScores.of(q, k, 0.5, range(QUERIES), mask=None)
     assert scores.query.dtype == scores.key.dtype == torch.float32
     assert torch.equal(scores.query, q.float() * 0.5)

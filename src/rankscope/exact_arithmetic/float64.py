@@ -18,7 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from rankscope.linalg.precision import need_float64
 from rankscope.models.inputs import Batch
+from rankscope.models.loading.devices import device_of
 
 _NARROW = frozenset({torch.float32, torch.float16, torch.bfloat16})
 _CASTS = frozenset({Tensor.float, Tensor.half, Tensor.bfloat16})
@@ -113,6 +115,7 @@ def in_float64(model: nn.Module) -> Iterator[None]:
 
     Meanwhile, a float32 model takes three times its memory; a float64 model takes no additional memory.
     """
+    need_float64(device_of(model), "Exact arithmetic")
     held: list[tuple[nn.Parameter, Tensor]] = []
     buffers: list[tuple[nn.Module, str, Tensor]] = []
     try:

@@ -22,7 +22,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -37,8 +37,10 @@ from rankscope.execution.offload.meta_model import MetaModel, open_meta_model
 from rankscope.execution.offload.schedule import BlockSchedule, BlockStage, OffloadLimits, plan_schedule
 from rankscope.execution.ranks import RankShare, parallel_mode, sharing
 from rankscope.execution.support import PARALLEL_MODES, ExecutionSupport, Parallel
+from rankscope.linalg.precision import has_float64, lowered_products
 from rankscope.models.inputs import Batch, Prepared
 from rankscope.models.loading import LoadedModel
+from rankscope.models.loading.devices import device_of, held_on
 from rankscope.models.loading.quiet import quiet_transformers
 from rankscope.models.stream import Stream, stream_of
 from rankscope.models.view import ModelView
@@ -370,6 +372,7 @@ def executing(
     *,
     seed: int,
     dtype: torch.dtype | str | None,
+    device: torch.device | str | None = None,
     offload: bool = False,
     memory: int | str | None = None,
     work: str | Path | None = None,
@@ -384,6 +387,7 @@ def executing(
         model: a spec or a module.
         seed: seed for a random initialisation.
         dtype: dtype of the weights, if they are loaded here.
+        device: device of the weights, if they are loaded here.
         offload: read a local folder, the hub or a server block by block.
         memory: with ``offload``, the memory budget.
         work: with ``offload``, the folder for checkpoints.
@@ -396,6 +400,8 @@ def executing(
     """
     if offload:
         support.check(offload=True)
+        if device is not None:
+            raise InputError("offload runs each block on the processor. Leave device out.")
         limits = OffloadLimits(memory, work, byte_budget)
         yield Offloaded(support, _offloaded(model, limits, dtype, parallel), limits, shown=progress)
         return
@@ -408,7 +414,26 @@ def executing(
     mode = parallel_mode(model, parallel)
     support.check(parallel=mode)  # checked again: the user's module may already be sharded
     with sharing(mode) as share:
-        yield InMemory(support, share.load(model, seed=seed, dtype=dtype), share, shown=progress)
+        loaded = share.load(model, seed=seed, dtype=dtype, device=device)
+        with _able(loaded, support) as able:
+            yield InMemory(support, able, share, shown=progress)
+
+
+@contextmanager
+def _able(loaded: LoadedModel, support: ExecutionSupport) -> Iterator[LoadedModel]:
+    """The model on a device that can run the verb: its own, or the CPU if the verb needs float64 and it has none."""
+    device = device_of(loaded.model)
+    lowered = lowered_products(device)
+    if lowered is not None:
+        note = f"torch rounds the factors of float32 products to {lowered} here (torch.set_float32_matmul_precision)"
+        loaded = replace(loaded, notes=(*loaded.notes, f"{note}; the float floor does not include that rounding."))
+    if not support.in_float64 or has_float64(device):
+        yield loaded
+        return
+    home = torch.device("cpu")
+    note = f"{device} has no float64, in which {support.verb} computes: it ran on a copy of the model on the processor."
+    with held_on(loaded.model, home):
+        yield replace(loaded, device=str(home), notes=(*loaded.notes, note))
 
 
 def _offloaded(

@@ -92,10 +92,18 @@ class RankShare:
         """What a run records about its processes; nothing if there was one."""
         return {} if self._ranks is None else {"processes": {"count": self._ranks.world, "parallel": self._mode}}
 
-    def load(self, model: str | Path | nn.Module, *, seed: int, dtype: torch.dtype | str | None) -> LoadedModel:
+    def load(
+        self,
+        model: str | Path | nn.Module,
+        *,
+        seed: int,
+        dtype: torch.dtype | str | None,
+        device: torch.device | str | None,
+    ) -> LoadedModel:
         """Load a model whole, or this rank's part of it."""
         spread: Spread | None = self._mode if self._mode in ("fsdp", "tensor") else None
-        return load(model, seed=seed, dtype=dtype, spread=None if isinstance(model, nn.Module) else spread)
+        spread = None if isinstance(model, nn.Module) else spread
+        return load(model, seed=seed, dtype=dtype, device=device, spread=spread)
 
     def view(
         self, model: nn.Module, prepared: Prepared, blocks: str | Sequence[str] | None, stream: Stream | None

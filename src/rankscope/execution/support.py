@@ -20,6 +20,7 @@ class ExecutionSupport:
         no_offload: why the blocks cannot run one at a time.
         no_data: why batches cannot be distributed over ranks.
         no_spread: why the model cannot be sharded over ranks (``"fsdp"``, ``"tensor"``).
+        in_float64: whether it computes in float64 throughout, so that a device without float64 cannot run it.
 
     Example:
         >>> entry = ExecutionSupport("count", no_spread="count reads whole weights")
@@ -34,6 +35,7 @@ class ExecutionSupport:
     no_offload: str | None = None
     no_data: str | None = None
     no_spread: str | None = None
+    in_float64: bool = False
 
     @property
     def parallel_modes(self) -> tuple[Parallel, ...]:

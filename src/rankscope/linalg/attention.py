@@ -10,10 +10,11 @@ from torch import Tensor
 
 from rankscope.errors import InputError
 from rankscope.linalg.attention_view import AttentionSums, AttentionView
+from rankscope.linalg.joining import Joinable
 from rankscope.linalg.tokens import TokenPiece, Tokens, add_columns, join_rows, walk
 
 
-class AttentionMatrix(AttentionView):
+class AttentionMatrix(AttentionView, Joinable):
     """Attention probabilities P of shape ``(*batch, heads, query, key)``, one matrix per head and sequence.
 
     Reductions are in float64, on the device of ``probs``, computed piece by piece on first use and cached; sums are in
@@ -28,6 +29,12 @@ class AttentionMatrix(AttentionView):
     Raises:
         InputError: ``probs`` has fewer than three axes or is not floating, or ``support`` or ``keep`` does not fit it.
     """
+
+    activations = frozenset({"_support"})
+    reductions = frozenset(
+        {"support_size", "sees_first", "first_mass", "sees_itself", "own_mass", "sums"}
+        | {"largest_centred_singular_value"}
+    )
 
     def __init__(
         self,

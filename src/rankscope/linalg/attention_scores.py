@@ -10,11 +10,12 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rankscope.errors import InputError
+from rankscope.linalg.joining import Joinable
 from rankscope.linalg.precision import float64_home
 from rankscope.linalg.score_tiles import HIDES, HeadScores, largest_scores
 
 
-class AttentionScores:
+class AttentionScores(Joinable):
     """Scores ``(*batch, heads, query, key)``, one matrix per head and sequence; hidden keys are -inf or very negative.
 
     Args:
@@ -79,7 +80,6 @@ def blockwise_scores(
     """The largest score of each row of a fused call, tile by tile, without a query by key matrix."""
     batch, heads, tokens, dim = query.shape
     groups = heads // key.shape[1]
-    places = torch.arange(tokens, device=query.device)
     if mask is not None:
         mask = mask.expand(batch, heads, tokens, key.shape[2])
     found = [
@@ -88,7 +88,7 @@ def blockwise_scores(
                 query[b, h],
                 key[b, h // groups],
                 1 / math.sqrt(dim) if scale is None else scale,
-                places,
+                range(tokens),
                 causal=is_causal,
                 mask=None if mask is None else mask[b, h],
             )

@@ -16,8 +16,8 @@ more steps or a wider interval, but never correctness.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -27,7 +27,7 @@ from torch import Tensor
 from rankscope.errors import InputError
 from rankscope.linalg.attention_view import AttentionSums, AttentionView
 from rankscope.linalg.largest_singular_value import SingularValue, largest_singular_value, singular_value_within
-from rankscope.linalg.precision import float64_home, is_wide
+from rankscope.linalg.precision import float64_home, is_wide, may_hold
 from rankscope.linalg.score_tiles import HIDES, HeadScores, Strip, row_log_sums
 
 _STRIP_ENTRIES = 1 << 22
@@ -59,6 +59,11 @@ class SupportRows:
                 )
             # Batch and head axes are not expanded: a mask that they share is counted once.
             self._mask = mask.reshape(padded).expand(*padded[:2], *shape[2:])
+
+    @property
+    def may_hide_by_adding(self) -> bool:
+        """Whether keys may be hidden by adding a large negative number."""
+        return self._mask is not None and self._mask.dtype != torch.bool
 
     def mask_of(self, b: int, h: int) -> Tensor | None:
         """The mask of one matrix, ``(query, key)``."""
@@ -149,40 +154,43 @@ def attention_start(
     if logs.rows == 0:
         zero = torch.zeros(logs.keys, dtype=torch.float64, device=logs.query.device)
         return zero, zero.new_zeros(logs.keys, 0)
-    places, weights = _some_places(logs.rows, _ROWS_FOR_DIRECTIONS if directions else _ROWS_FOR_MEAN, logs.query.device)
-    P = _some_rows(logs, places)
+    numbers, weights = _some_rows(logs.rows, _ROWS_FOR_DIRECTIONS if directions else _ROWS_FOR_MEAN)
+    weights = weights.to(logs.query.device, non_blocking=True)
+    P = _probabilities(logs, numbers)
     mean = ((weights / weights.sum()).to(P) @ P).double()
     energy = _weighted_squares(P, weights)
     D = P.sub_(mean.to(P))
     is_near_equal = _weighted_squares(D, weights) <= _NEAR_EQUAL**2 * energy
-    reference = mean if is_near_equal else torch.zeros_like(mean)
+    reference = mean.masked_fill(~is_near_equal, 0.0)
     if not directions:
         return reference, reference.new_zeros(logs.keys, 0)
     return reference, _directions(D.mul_(weights.sqrt().to(D).unsqueeze(-1)), min(BLOCK, logs.keys))
 
 
-def _weighted_squares(rows: Float[Tensor, "some keys"], weights: Float[Tensor, " some"]) -> float:
-    return float(weights @ torch.linalg.vector_norm(rows, dim=-1).double().square())
+def _weighted_squares(rows: Float[Tensor, "some keys"], weights: Float[Tensor, " some"]) -> Float[Tensor, ""]:
+    squares: Tensor = torch.linalg.vector_norm(rows, dim=-1).double().square()
+    return weights @ squares
 
 
-def _some_places(rows: int, most: int, device: torch.device) -> tuple[Int[Tensor, " some"], Float[Tensor, " some"]]:
-    """Positions of sampled rows, and how many rows each one represents."""
+def _some_rows(rows: int, most: int) -> tuple[Sequence[int], Float[Tensor, " some"]]:
+    """Numbers of sampled rows, and how many rows each one represents."""
     if rows <= most:
-        return torch.arange(rows, device=device), torch.ones(rows, dtype=torch.float64, device=device)
+        return range(rows), torch.ones(rows, dtype=torch.float64)
     even = torch.linspace(0, rows - 1, most // 2, dtype=torch.float64)
     dense = torch.logspace(0, math.log10(rows), most - most // 2, dtype=torch.float64) - 1
     spread = torch.cat([even, dense]).round().long().clamp(0, rows - 1)
-    places = torch.tensor(sorted(set(spread.tolist())))
+    numbers = sorted(set(spread.tolist()))
+    places = torch.tensor(numbers)
     # Each sampled row represents the rows up to halfway to its neighbours.
     between = (places[1:] + places[:-1]).double() / 2
     ends = torch.cat([between.new_tensor([-0.5]), between, between.new_tensor([rows - 0.5])])
-    return places.to(device), ends.diff().to(device)
+    return numbers, ends.diff()
 
 
-def _some_rows(logs: HeadScores, places: Int[Tensor, " some"]) -> Float[Tensor, "some keys"]:
-    sample = logs.pick(places)
-    strip = sample.strip(slice(0, places.numel()))
-    P = logs.query.new_zeros(places.numel(), logs.tiles * logs.width)
+def _probabilities(logs: HeadScores, numbers: Sequence[int]) -> Float[Tensor, "some keys"]:
+    sample = logs.pick(numbers)
+    strip = sample.strip(slice(0, len(numbers)))
+    P = logs.query.new_zeros(len(numbers), logs.tiles * logs.width)
     for tile in range(strip.tiles):
         L = P.new_empty(strip.height, logs.width)
         sample.put_log(L, strip, tile)
@@ -276,7 +284,7 @@ class _Walk:
         # D is computed in the dtype of the tiles, so r must be the reference as rounded to that dtype.
         r = torch.nn.functional.pad(reference.to(like), (0, padding))
         self._r = r.view(tiles, width)
-        self._shifts = bool(r.any())
+        self._shifts = may_hold(r != 0)
         # One product of a tile with [Z, 1, r] gives DZ, the row sums (masses) and D r together.
         small = torch.cat([probes.to(like), like.new_ones(scores.keys, 1)], -1)
         small = torch.cat([torch.nn.functional.pad(small, (0, 0, 0, padding)), r.unsqueeze(-1)], -1)
@@ -569,7 +577,7 @@ class BlockwiseAttention(AttentionView):
         centred = (first.energy - n * shift.square().sum()).clamp_min(0.0)
         energy = centred + n * (r + shift).square().sum()
         # The sink rate needs a single column, which is cheaper to recompute than to pick out of the walk.
-        key = int(self._support.first_key[b, h])
+        key = self._support.first_key[b, h]
         mass = first.mass.masked_fill(first.mass == 0, 1.0)
         at_first, at_own = _column(logs, key).double() / mass, _diagonal(logs).double() / mass
         top = _UNKNOWN
@@ -579,14 +587,12 @@ class BlockwiseAttention(AttentionView):
 
     def _logs(self, b: int, h: int) -> HeadScores:
         """Logarithms of the probabilities of the rows that count."""
-        heads, tokens = self.batch_shape[1], self._query.shape[2]
-        kept = torch.ones(tokens, dtype=torch.bool) if self._keep is None else self._keep[b]
-        places = kept.nonzero().flatten().to(self._query.device)
+        heads = self.batch_shape[1]
         scores = HeadScores.of(
             self._query[b, h],
             self._key[b, h // (heads // self._key.shape[1])],
             self._scale,
-            places,
+            self._positions[b],
             causal=self._support.is_causal,
             mask=self._support.mask_of(b, h),
         )
@@ -594,16 +600,31 @@ class BlockwiseAttention(AttentionView):
             largest, rest = row_log_sums(scores)
             shift, later = largest + rest, torch.zeros_like(rest)
         else:
-            shift = self._log_sums[b, h, places].to(scores.query)
+            shift = self._log_sums[b, h, scores.places].to(scores.query)
             later = torch.zeros_like(shift)
         # If a huge negative number hides every key of a row, adding it rounds the scores away and the row is uniform.
         # Such rows get zero scores, and their log-sum is subtracted after the mask, where it is not rounded away.
-        hidden = (shift.abs() * torch.finfo(self.dtype).eps > 0.25).nonzero().flatten()
-        if hidden.numel() == 0:
+        hidden = shift.abs() * torch.finfo(self.dtype).eps > 0.25
+        if scores.query.device.type != "cpu":
+            # The host does not learn which rows are hidden: all of them are walked once more.
+            if not self._support.may_hide_by_adding:
+                return scores.less(shift)
+            scores = replace(scores, query=scores.query.masked_fill(hidden.unsqueeze(-1), 0.0))
+            largest, rest = row_log_sums(scores)
+            return scores.less(torch.where(hidden, largest, shift), torch.where(hidden, rest, later))
+        numbers = hidden.nonzero().flatten()
+        if numbers.numel() == 0:
             return scores.less(shift)
-        scores.query[hidden] = 0.0
-        shift[hidden], later[hidden] = row_log_sums(scores.pick(hidden))
+        scores.query[numbers] = 0.0
+        shift[numbers], later[numbers] = row_log_sums(scores.pick(numbers.tolist()))
         return scores.less(shift, later)
+
+    @cached_property
+    def _positions(self) -> Sequence[Sequence[int]]:
+        """The positions of the rows that count, of each sequence, on the host."""
+        if self._keep is None:
+            return [range(self._query.shape[2])] * self.batch_shape[0]
+        return [row.nonzero().flatten().tolist() for row in self._keep.cpu()]
 
     def _budget(self, rows: int) -> int:
         """How many walks the largest singular value may take."""
@@ -646,9 +667,9 @@ class BlockwiseAttention(AttentionView):
         return torch.tensor(values, dtype=torch.float64, device=self._query.device)
 
 
-def _column(logs: HeadScores, key: int) -> Tensor:
+def _column(logs: HeadScores, key: Int[Tensor, ""]) -> Tensor:
     """The exponentials of one column."""
-    logarithm = logs.query @ logs.key[key]
+    logarithm = logs.query @ logs.key.index_select(0, key.reshape(1)).squeeze(0)
     if logs.mask is not None:
         column = logs.mask[logs.places, key]
         visible = column.dtype == torch.bool

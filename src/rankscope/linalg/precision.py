@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from rankscope.errors import UnsupportedConfigError
+
 FLOOR_IN_EPS = 4.0
-_NO_FLOAT64 = frozenset({"mps"})
 _LEAST_SCALE, _LARGEST_SCALE = 2.0**-1000, 2.0**1000
 
 
@@ -24,14 +30,114 @@ def float_floor(dtype: torch.dtype) -> float:
     return FLOOR_IN_EPS * torch.finfo(dtype).eps
 
 
+@functools.cache
+def has_float64(device: torch.device) -> bool:
+    """Whether a device computes in float64; Apple's and some of Intel's do not. Asked once per device.
+
+    Example:
+        >>> has_float64(torch.device("cpu"))
+        True
+    """
+    try:
+        torch.ones(1, dtype=torch.float64, device=device).add_(1)  # some devices allocate float64 but have no kernel
+    except TypeError:
+        return False
+    except RuntimeError as error:
+        if "64" in str(error):
+            return False
+        raise  # out of memory, or an earlier error of the device
+    return True
+
+
 def float64_home(x: Tensor) -> torch.device:
     """The device on which statistics of ``x`` are computed: its own, or the CPU if its own has no float64."""
-    return torch.device("cpu") if x.device.type in _NO_FLOAT64 else x.device
+    return x.device if has_float64(x.device) else torch.device("cpu")
+
+
+def as_float64(x: Tensor) -> Tensor:
+    """``x`` in float64, on the device where float64 statistics of it are computed."""
+    return x.to(float64_home(x), torch.float64)
+
+
+def need_float64(device: torch.device, what: str) -> None:
+    """Check that a device has float64, for computations that cannot move what they are given.
+
+    Raises:
+        UnsupportedConfigError: it has not.
+    """
+    if not has_float64(device):
+        raise UnsupportedConfigError(
+            f"{what} computes in float64, which {device} does not have. Move the model to the processor: model.cpu()."
+        )
+
+
+def widest(device: torch.device) -> torch.dtype:
+    """The format for sums that must stay on a device: float64, or float32 if it has none."""
+    return torch.float64 if has_float64(device) else torch.float32
+
+
+def format_of(dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """The format whose rounding activations show: their own, or that of an active autocast if it is coarser."""
+    if dtype == torch.float64 or not _is_autocast(device):  # autocast leaves float64 alone
+        return dtype
+    lowered = torch.get_autocast_dtype(device.type)
+    return max(dtype, lowered, key=lambda one: torch.finfo(one).eps)
+
+
+def _is_autocast(device: torch.device) -> bool:
+    return torch.amp.is_autocast_available(device.type) and torch.is_autocast_enabled(device.type)
+
+
+def lowered_products(device: torch.device) -> str | None:
+    """The format to which torch rounds the factors of float32 products on this device, e.g. ``"tf32"``; None if none.
+
+    ``torch.set_float32_matmul_precision`` and ``allow_tf32`` set it.
+    """
+    setting = _product_settings().get(device.type)
+    return None if setting is None or setting.fp32_precision in ("none", "ieee") else str(setting.fp32_precision)
+
+
+def _product_settings() -> dict[str, Any]:
+    """Where torch keeps the format of float32 products, by device type; empty before torch 2.9."""
+    settings = {"cuda": torch.backends.cuda.matmul, "cpu": getattr(torch.backends.mkldnn, "matmul", None)}
+    return {device: setting for device, setting in settings.items() if hasattr(setting, "fp32_precision")}
+
+
+@contextmanager
+def full_precision(device: torch.device) -> Iterator[None]:
+    """Compute in the formats of the tensors themselves: without autocast, and float32 products without TF32."""
+    lowered = lowered_products(device)
+    setting = _product_settings().get(device.type)
+    if lowered is not None:
+        setting.fp32_precision = "ieee"
+    try:
+        if _is_autocast(device):
+            with torch.autocast(device.type, enabled=False):
+                yield
+        else:
+            yield
+    finally:
+        if lowered is not None:
+            setting.fp32_precision = "none"  # inherit torch.backends.fp32_precision again, if that is what it did
+            if setting.fp32_precision != lowered:
+                setting.fp32_precision = lowered
 
 
 def is_wide(dtype: torch.dtype) -> bool:
     """Whether squares of this format may exceed the range, and its digits the precision, of float64 arithmetic."""
     return dtype == torch.float64
+
+
+def may_hold(condition: Tensor) -> bool:
+    """Whether the condition holds somewhere; True on an accelerator, where to ask would make the host wait.
+
+    For work that changes nothing where the condition does not hold.
+
+    Example:
+        >>> may_hold(torch.tensor([False, True])), may_hold(torch.tensor([False]))
+        (True, False)
+    """
+    return condition.device.type != "cpu" or bool(condition.any())
 
 
 def power_of_two_below(largest: Tensor) -> Tensor:

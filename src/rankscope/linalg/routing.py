@@ -10,10 +10,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rankscope.errors import InputError
+from rankscope.linalg.joining import Joinable
 from rankscope.linalg.precision import float64_home
 
 
-class Routing:
+class Routing(Joinable):
     """Router probabilities and the experts each token was sent to.
 
     Args:
@@ -25,6 +26,9 @@ class Routing:
     Raises:
         InputError: the shapes do not fit.
     """
+
+    activations = frozenset({"_probs", "_chosen"})
+    reductions = frozenset({"finite", "load", "entropies"})
 
     def __init__(
         self,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -60,6 +61,7 @@ class HeadScores:
         key: all keys, padded with zeros to fill the last tile.
         keys: number of keys without padding.
         places: position of each row in its sequence, ascending.
+        positions: the same numbers on the host, which plans the walk from them.
         width: keys per tile.
         causal: whether a row sees only keys up to its own position.
         mask: mask of all rows of the sequence and all keys, boolean or additive.
@@ -71,6 +73,7 @@ class HeadScores:
     key: Float[Tensor, "padded dim"]
     keys: int
     places: Int[Tensor, " rows"]
+    positions: Sequence[int]
     width: int
     causal: bool = False
     mask: Tensor | None = None
@@ -79,15 +82,23 @@ class HeadScores:
 
     @classmethod
     def of(
-        cls, query: Tensor, key: Tensor, scale: float, places: Tensor, *, causal: bool = False, mask: Tensor | None
+        cls,
+        query: Tensor,
+        key: Tensor,
+        scale: float,
+        positions: Sequence[int],
+        *,
+        causal: bool = False,
+        mask: Tensor | None,
     ) -> HeadScores:
-        """Select the rows at ``places`` from all queries of a head; half-precision input is converted to float32."""
+        """Select the rows ``positions`` from all queries of a head; half-precision input is converted to float32."""
+        places = _on_device(positions, query.device)
         dtype = torch.promote_types(query.dtype, torch.float32)
         keys = key.shape[0]
         width = min(_TILE_KEYS, max(1, keys))
-        rows = query if places.numel() == query.shape[0] else query[places]
+        rows = query if len(positions) == query.shape[0] else query[places]
         padded = torch.nn.functional.pad(key.to(dtype), (0, 0, 0, -keys % width))
-        return cls(rows.to(dtype) * scale, padded, keys, places, width, causal, mask)
+        return cls(rows.to(dtype) * scale, padded, keys, places, positions, width, causal, mask)
 
     @property
     def rows(self) -> int:
@@ -114,10 +125,14 @@ class HeadScores:
             later=later,
         )
 
-    def pick(self, rows: Int[Tensor, " some"]) -> HeadScores:
+    def pick(self, numbers: Sequence[int]) -> HeadScores:
         """A few of the rows."""
+        rows = _on_device(numbers, self.query.device)
         shift, later = (None if taken is None else taken[rows] for taken in (self.shift, self.later))
-        return replace(self, query=self.query[rows], places=self.places[rows], shift=shift, later=later)
+        positions = [self.positions[number] for number in numbers]
+        return replace(
+            self, query=self.query[rows], places=self.places[rows], positions=positions, shift=shift, later=later
+        )
 
     def strips(self, *, held: bool = False) -> Iterator[Strip]:
         """The rows, a few at a time; with ``held``, few enough that all tiles of a strip fit in memory."""
@@ -127,9 +142,11 @@ class HeadScores:
 
     def strip(self, rows: slice) -> Strip:
         """Some consecutive rows."""
-        first, last = int(self.places[rows.start]), int(self.places[rows.stop - 1])
+        first, last = self.positions[rows.start], self.positions[rows.stop - 1]
         # Under a causal mask the last row of the strip sees the most keys; later tiles are hidden from all its rows.
         tiles = min(self.tiles, last // self.width + 1) if self.causal else self.tiles
+        if self.query.device.type != "cpu":  # the bounds would have to come from the device
+            return Strip(rows, self.query[rows], first, last, tiles, reach=math.inf, taken=math.inf)
         taken = sum(float(off[rows].amax()) for off in (self.shift, self.later) if off is not None)
         return Strip(rows, self.query[rows], first, last, tiles, float(self._query_lengths[rows].amax()), taken)
 
@@ -147,10 +164,14 @@ class HeadScores:
         self.put(out, strip, tile)
         # Skip the clamp if nothing is hidden in this tile and the Cauchy-Schwarz bound on scores rules it out.
         touched = self.mask is not None or (self.causal and strip.first < (tile + 1) * self.width - 1)
-        lowest = -strip.reach * self._key_lengths[tile] - strip.taken
-        if touched or (tile + 1) * self.width > self.keys or not lowest >= LEAST:
+        if touched or (tile + 1) * self.width > self.keys or not self._lowest(strip, tile) >= LEAST:
             out.clamp_min_(LEAST)
         return out
+
+    def _lowest(self, strip: Strip, tile: int) -> float:
+        if strip.reach == math.inf:
+            return -math.inf
+        return -strip.reach * self._key_lengths[tile] - strip.taken
 
     @cached_property
     def _key_tiles(self) -> list[Tensor]:
@@ -197,6 +218,12 @@ class HeadScores:
             out.masked_fill_(~tile, -torch.inf)
         else:
             out.add_(tile)
+
+
+def _on_device(numbers: Sequence[int], device: torch.device) -> Int[Tensor, " numbers"]:
+    if isinstance(numbers, range):
+        return torch.arange(numbers.start, numbers.stop, numbers.step, device=device)
+    return torch.tensor(numbers, dtype=torch.int64).to(device, non_blocking=True)
 
 
 def largest_scores(scores: HeadScores) -> Float[Tensor, " rows"]:

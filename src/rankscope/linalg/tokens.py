@@ -32,13 +32,14 @@ from torch import Tensor
 
 from rankscope.errors import InputError
 from rankscope.linalg import spectrum, tiles
-from rankscope.linalg.precision import float64_home, is_wide, power_of_two_below
+from rankscope.linalg.joining import Joinable
+from rankscope.linalg.precision import float64_home, is_wide, may_hold, power_of_two_below
 from rankscope.linalg.triangular_factor import chunks, is_tall, triangular_factor
 
 _SLAB_ENTRIES = 1 << 21
 
 
-class Tokens:
+class Tokens(Joinable):
     """Tokens ``x`` of shape ``(*batch, tokens, dim)``, viewed as one matrix X per sequence.
 
     Reductions are computed in float64 on the device of ``x``, piece by piece, on first use, and cached: metrics given
@@ -53,6 +54,12 @@ class Tokens:
     Raises:
         InputError: ``x`` is not a floating tensor with at least two axes, or ``keep`` does not fit it.
     """
+
+    activations = frozenset({"_x"})
+    reductions = frozenset(
+        {"scale", "directed", "_norm_sums", "column_ranges", "column_median_deviation", "gram_energies"}
+        | {"singular_values", "centred_singular_values", "pair_distances", "pairs"}
+    )
 
     def __init__(
         self, x: Float[Tensor, "*batch tokens dim"], keep: Bool[Tensor, "*batch tokens"] | None = None
@@ -93,12 +100,13 @@ class Tokens:
     @cached_property
     def scale(self) -> Float[Tensor, " sequences"]:
         """The power of two that divides X: near its largest entry for float64, whose squares may overflow, else 1."""
+        if not is_wide(self.dtype):
+            return torch.ones_like(self.count)
         largest = self.zeros()
-        if is_wide(self.dtype):
-            room = self.room()
-            for group, rows in self.pieces():
-                X = self.read(group, rows, room).abs_()
-                largest[group] = torch.maximum(largest[group], X.amax((-2, -1)))
+        room = self.room()
+        for group, rows in self.pieces():
+            X = self.read(group, rows, room).abs_()
+            largest[group] = torch.maximum(largest[group], X.amax((-2, -1)))
         return power_of_two_below(largest)
 
     @cached_property
@@ -132,7 +140,7 @@ class Tokens:
         """
         above = self.relative_deviation > floor
         unclear = ~above & self.finite & (self.energies.row.sum(-1) > 0)
-        if bool(unclear.any()):
+        if may_hold(unclear):
             above |= unclear & is_resolved(self, floor)
         return above
 
@@ -177,9 +185,19 @@ class Tokens:
         return list(gram_blocks(self))
 
     @cached_property
+    def pair_distances(self) -> PairDistances:
+        """Distances of all pairs of tokens, on an accelerator; on a CPU they leave the cache with each group."""
+        return pair_distances(self)
+
+    @cached_property
     def pairs(self) -> Pairs:
         """Medians and counts over the distances of pairs of tokens."""
         return pairs(self)
+
+    def taken(self) -> frozenset[str]:
+        """The reductions that were computed so far; :attr:`pairs` follow from their distances if those are kept."""
+        found = super().taken()
+        return found - {"pairs"} if "pair_distances" in found else found
 
     def rank_limit(self, *, centred: bool) -> Float[Tensor, " sequences"]:
         """The largest rank that the shape of X allows, or that of CX, which loses one dimension to centring."""
@@ -242,8 +260,8 @@ class Tokens:
         Returns a fresh tensor, and which of its places hold a token, ``(group, size)``; None if all do.
         """
         if self._drop is None:
-            place = torch.linspace(0, self.tokens - 1, size, dtype=torch.float64, device=self._x.device).round_().long()
-            x = self._x[group].index_select(-2, place) if size < self.tokens else self._x[group]
+            place = torch.linspace(0, self.tokens - 1, size, dtype=torch.float64, device=self.device).round_().long()
+            x = self._x[group].index_select(-2, place.to(self._x.device)) if size < self.tokens else self._x[group]
             X = torch.empty(x.shape, dtype=torch.float64, device=self.device).copy_(x)
             return (X.div_(self.scale[group, None, None]) if is_wide(self.dtype) else X), None
         order = self._drop[group].to(torch.int8).argsort(dim=-1, stable=True)  # tokens that count first, in order
@@ -356,11 +374,14 @@ def walk(tokens: Tokens) -> Iterator[TokenPiece]:
 
 def join_rows(tokens: Tokens, parts: list[Tensor]) -> Float[Tensor, "sequences tokens"]:
     """Concatenate one number per token from the pieces of a walk: whole sequences, or strips of one sequence."""
-    return torch.cat(parts, -1 if _strips(tokens) > 1 else 0).reshape(tokens.sequences, tokens.tokens)
+    whole = parts[0] if len(parts) == 1 else torch.cat(parts, -1 if _strips(tokens) > 1 else 0)
+    return whole.reshape(tokens.sequences, tokens.tokens)
 
 
 def add_columns(tokens: Tokens, parts: list[Tensor]) -> Float[Tensor, "sequences ..."]:
     """Sums over all tokens of a sequence, from the sums over the pieces of a walk."""
+    if len(parts) == 1:
+        return parts[0]
     sums = torch.cat(parts)
     return sums.view(tokens.sequences, _strips(tokens), *sums.shape[1:]).sum(1)
 
@@ -408,11 +429,16 @@ _LEAST_ENERGY = 2.0**-960
 
 @dataclass(frozen=True)
 class Energies:
-    """Sums of squares of X along rows and columns and of CX along rows."""
+    """Sums of squares of X and of CX along rows and columns.
+
+    Columns of CX are summed in the same walk only on an accelerator, where the host does not learn whether they are
+    needed; see :meth:`Tokens.is_resolved`.
+    """
 
     row: Float[Tensor, "sequences tokens"]
     centred_row: Float[Tensor, "sequences tokens"]
     channel: Float[Tensor, "sequences dim"]
+    centred_channel: Float[Tensor, "sequences dim"] | None
 
 
 @dataclass(frozen=True)
@@ -464,6 +490,9 @@ def norm_sums(tokens: Tokens) -> NormSums:
             row=join_rows(tokens, [e.row for e in energies]),
             centred_row=join_rows(tokens, [e.centred_row for e in energies]),
             channel=add_columns(tokens, [e.channel for e in energies]),
+            centred_channel=None
+            if tokens.device.type == "cpu"
+            else add_columns(tokens, [e.centred_channel for e in energies if e.centred_channel is not None]),
         ),
         LinearSums(
             column=add_columns(tokens, [s.column for s in linear]),
@@ -488,10 +517,11 @@ def _sums_of_piece(piece: TokenPiece) -> NormSums:
     C = piece.centre_()
     centred_row_energy = torch.linalg.vector_norm(C, dim=-1).square_()
     centred_direction = _sum_of_directions(C, centred_row_energy, wide=wide)
+    centred_channel = None if C.device.type == "cpu" else torch.linalg.vector_norm(C, dim=-2).square_()
     C.abs_()
     return NormSums(
         piece.mean,
-        Energies(row_energy, centred_row_energy, channel),
+        Energies(row_energy, centred_row_energy, channel, centred_channel),
         LinearSums(column, row, direction, C.sum(-2), C.sum(-1), centred_direction),
     )
 
@@ -533,7 +563,7 @@ def _sum_of_directions(X: Tensor, row_energy: Tensor, *, wide: bool) -> Tensor:
     weight = row_energy.rsqrt().masked_fill_(tiny, 0.0)
     total = torch.bmm(weight.unsqueeze(-2), X).squeeze(-2)
     # Rows whose squares underflow still have a direction: rescale them by a power of two before normalising.
-    if wide and bool(tiny.any()):
+    if wide and may_hold(tiny):
         rows = torch.where(tiny.unsqueeze(-1), X, 0.0)
         rows = rows / power_of_two_below(rows.abs().amax(-1, keepdim=True))
         # A zero row is 0/0 here and has no direction.
@@ -553,11 +583,11 @@ def outlier_energy(energy: Float[Tensor, "sequences dim"]) -> Float[Tensor, "seq
 
 def is_resolved(tokens: Tokens, floor: float) -> Bool[Tensor, " sequences"]:
     """Whether tokens differ by more than rounding in some outlier channel, or in the other channels together."""
-    deviation = tokens.zeros(tokens.dim)
-    room = tokens.room()
-    for group, rows in tokens.pieces():
-        deviation[group] += tokens.centred_piece(group, rows, room).square_().sum(-2)
-    energy = tokens.energies.channel
+    deviation, energy = tokens.energies.centred_channel, tokens.energies.channel
+    if deviation is None:
+        deviation, room = tokens.zeros(tokens.dim), tokens.room()
+        for group, rows in tokens.pieces():
+            deviation[group] += tokens.centred_piece(group, rows, room).square_().sum(-2)
     outlier = energy > outlier_energy(energy)
     alone = outlier & (deviation > floor**2 * energy)
     rest = [part.masked_fill(outlier, 0.0).sum(-1) for part in (deviation, energy)]
@@ -623,7 +653,7 @@ def gram_blocks(tokens: Tokens) -> Iterator[GramBlock]:
     """Gram matrices, a few sequences at a time."""
     by_tokens = tokens.tokens <= tokens.dim
     build, room = (_token_side, tokens.group_room()) if by_tokens else (_channel_side, tokens.room())
-    broken = None if bool(tokens.finite.all()) else ~tokens.finite[:, None, None]
+    broken = ~tokens.finite[:, None, None] if may_hold(~tokens.finite) else None
     for group in tokens.groups():
         plain, centred = build(tokens, group, room)
         if broken is not None:
@@ -687,6 +717,7 @@ _CLOSE = 1e-3
 _UNDERFLOWS = 1e-140
 # A few sequences at a time, so that a float64 copy of their tokens stays in cache.
 _GROUP_ENTRIES = 1 << 17
+_DEVICE_GROUP_ENTRIES = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -708,16 +739,24 @@ class Pairs:
     distinct: Float[Tensor, " sequences"]
 
 
+class PairDistances(NamedTuple):
+    """Squared distances between the unit vectors of a sample of tokens, their lengths, and which places hold one."""
+
+    apart: Float[Tensor, "sequences size size"]
+    length: Float[Tensor, "sequences size"]
+    known: Bool[Tensor, "sequences size"] | None
+
+
 def pairs(tokens: Tokens) -> Pairs:
     """Statistics of the distances between all pairs, computed a few sequences at a time."""
-    size = min(tokens.tokens, MOST_TOKENS)
-    if size == 0:
+    if tokens.tokens == 0:
         return Pairs(*(tokens.zeros() * math.nan for _ in range(5)))
-    step = max(1, _GROUP_ENTRIES // (size * max(size, tokens.dim)))
-    parts = [_of_group(tokens, slice(start, min(start + step, tokens.sequences)), size)
-             for start in range(0, tokens.sequences, step)]  # fmt: skip
-    if not parts:
+    if tokens.sequences == 0:
         return Pairs(*(tokens.zeros() for _ in range(5)))
+    if tokens.device.type == "cpu":
+        parts = [_of_group(tokens, group) for group in _pair_groups(tokens, _GROUP_ENTRIES)]
+    else:
+        parts = [_statistics(*tokens.pair_distances)]
     # X = 0 has no relative distances. NaN must be excluded explicitly: comparisons with it find no copies.
     lost = ~((tokens.energies.row.sum(-1) > 0) & tokens.finite)
     if is_wide(tokens.dtype):
@@ -726,17 +765,40 @@ def pairs(tokens: Tokens) -> Pairs:
     return Pairs(*(torch.cat(column).masked_fill_(lost, math.nan) for column in zip(*parts, strict=True)))
 
 
-def _of_group(tokens: Tokens, group: slice, size: int) -> tuple[Tensor, ...]:
-    X, known = tokens.sample(group, size)
-    V, length = _without_outliers(X)
-    upper = torch.triu_indices(size, size, 1, device=X.device).unbind()
+def pair_distances(tokens: Tokens) -> PairDistances:
+    """From differences, which do not cancel: one kernel, where products would need a second look at close tokens."""
+    found = [_units(tokens, group) for group in _pair_groups(tokens, _DEVICE_GROUP_ENTRIES)]
+    V, length, known = zip(*found, strict=True)
+    apart = [torch.cdist(units, units, compute_mode="donot_use_mm_for_euclid_dist").square_() for units in V]
+    return PairDistances(torch.cat(apart), torch.cat(length), None if known[0] is None else torch.cat(known))
+
+
+def _pair_groups(tokens: Tokens, entries: int) -> list[slice]:
+    size = min(tokens.tokens, MOST_TOKENS)
+    step = max(1, entries // (size * max(size, tokens.dim)))
+    return [slice(start, min(start + step, tokens.sequences)) for start in range(0, tokens.sequences, step)]
+
+
+def _units(tokens: Tokens, group: slice) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Unit vectors and lengths of a sample of tokens without outlier channels, and which places hold a token."""
+    X, known = tokens.sample(group, min(tokens.tokens, MOST_TOKENS))
+    return *_without_outliers(X, wide=is_wide(tokens.dtype)), known
+
+
+def _of_group(tokens: Tokens, group: slice) -> tuple[Tensor, ...]:
+    V, length, known = _units(tokens, group)
+    return _statistics(_squared_distances(V, (length > 0).to(length.dtype)), length, known, V)
+
+
+def _statistics(apart: Tensor, length: Tensor, known: Tensor | None, V: Tensor | None = None) -> tuple[Tensor, ...]:
+    """The fields of :class:`Pairs`, given V if ``apart`` was computed from products."""
+    upper = torch.triu_indices(apart.shape[-1], apart.shape[-1], 1, device=apart.device).unbind()
     missing = None if known is None else ~(known[:, upper[0]] & known[:, upper[1]])
     ratio = _ratios(length)
-    apart = _squared_distances(V, (length > 0).to(length.dtype))
     distance = _relative(apart, ratio)
     middle = _median(distance[:, upper[0], upper[1]], missing)
     close = middle < _CLOSE
-    if bool(close.any()):
+    if V is not None and bool(close.any()):
         # |v_i - v_j|^2 = 2 - 2 v_i.v_j cancels for close tokens. Relative to a token in the middle it does not.
         W = V[close] - _medoid(distance[close], None if known is None else known[close], V[close])
         apart[close] = _squared_distances(W, W.square().sum(-1))
@@ -750,34 +812,36 @@ def _of_group(tokens: Tokens, group: slice, size: int) -> tuple[Tensor, ...]:
         near &= known.unsqueeze(-1) & known.unsqueeze(-2)
     return (
         middle,
-        _median(apart[:, upper[0], upper[1]].sqrt_(), undirected if bool(undirected.any()) else None),
+        _median(apart[:, upper[0], upper[1]].sqrt_(), undirected if may_hold(undirected) else None),
         *_clusters(near, known),
     )
 
 
-def _without_outliers(X: Tensor) -> tuple[Tensor, Tensor]:
+def _without_outliers(X: Tensor, *, wide: bool) -> tuple[Tensor, Tensor]:
     """Unit vectors and lengths after scaling down outlier channels; all tokens have equal weight in finding them."""
-    V, length = normalised(X)
+    V, length = normalised(X, wide=wide)
     energy = torch.linalg.vector_norm(V, dim=-2).square_()
     weight = (outlier_energy(energy) / energy).sqrt_().clamp_(max=1.0).nan_to_num_(nan=1.0)
-    if bool((weight < 1.0).any()):
-        V, rest = normalised(V * weight.unsqueeze(-2))
+    if may_hold(weight < 1.0):
+        V, rest = normalised(V * weight.unsqueeze(-2), wide=wide)
         length = length * rest
     return V, length
 
 
-def normalised(X: Tensor) -> tuple[Tensor, Tensor]:
-    """Unit vectors, written over X if no length underflows, and lengths; a zero token stays zero."""
+def normalised(X: Tensor, *, wide: bool = True) -> tuple[Tensor, Tensor]:
+    """Unit vectors, written over X if no length underflows, and lengths; a zero token stays zero.
+
+    Squares of numbers from a narrow format, if not ``wide``, do not underflow.
+    """
     length = torch.linalg.vector_norm(X, dim=-1)
-    small = length < _UNDERFLOWS
-    if bool(small.any()):
+    if wide and may_hold(small := length < _UNDERFLOWS):
         peak = X.abs().amax(-1).masked_fill(~small, 1.0)
         peak.masked_fill_(peak == 0, 1.0)
         # Divide: the reciprocal of the smallest numbers would overflow.
         X = X / peak.unsqueeze(-1)
         rest = torch.linalg.vector_norm(X, dim=-1)
-        return X.div_(rest.masked_fill(rest == 0, 1.0).unsqueeze(-1)), rest * peak
-    return X.div_(length.masked_fill(length == 0, 1.0).unsqueeze(-1)), length
+        return X.div_(rest.clamp_min(torch.finfo(rest.dtype).tiny).unsqueeze(-1)), rest * peak
+    return X.div_(length.clamp_min(torch.finfo(length.dtype).tiny).unsqueeze(-1)), length
 
 
 def _squared_distances(V: Tensor, square: Tensor) -> Tensor:

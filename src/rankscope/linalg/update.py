@@ -9,12 +9,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from rankscope.errors import InputError
+from rankscope.linalg.joining import Joinable
 from rankscope.linalg.precision import is_wide, power_of_two_below
 from rankscope.linalg.tokens import Tokens, fitting, join_rows
 
@@ -34,7 +36,7 @@ class UpdateSums:
     turn: Float[Tensor, "sequences tokens"]
 
 
-class Update:
+class Update(Joinable):
     """The stream ``before`` and the ``change`` that is added to it, both ``(*batch, tokens, dim)``.
 
     Reductions are computed in float64, piece by piece, on first use, and cached.
@@ -47,6 +49,8 @@ class Update:
     Raises:
         InputError: the two do not have the same shape, or ``keep`` does not fit them.
     """
+
+    reductions = frozenset({"_products"})
 
     def __init__(
         self,
@@ -116,6 +120,11 @@ class Update:
 
     @cached_property
     def _sums(self) -> tuple[UpdateSums, Tensor]:
+        ratio, alignment, turn, finite = _from_products(self._products)
+        return UpdateSums(ratio, alignment, turn), finite.all(-1)
+
+    @cached_property
+    def _products(self) -> Products:
         before, other = self._before, self._other
         wide = is_wide(before.dtype) or is_wide(other.dtype)
         rooms = before.room(), before.room(), before.room()
@@ -128,27 +137,34 @@ class Update:
                 U, Y = torch.sub(given, X, out=spare), given
             else:
                 U, Y = given, torch.add(X, given, out=spare)
-            parts.append(_wide_sums(X, U) if wide else _sums_of_piece(X, U, Y))
+            parts.append(_wide_products(X, U) if wide else _products_of_piece(X, U, Y))
         if not parts:
             empty = before.zeros(before.tokens)
-            return UpdateSums(empty, empty, empty), torch.ones_like(before.count, dtype=torch.bool)
-        ratio, alignment, turn, finite = (join_rows(before, list(part)) for part in zip(*parts, strict=True))
-        return UpdateSums(ratio, alignment, turn), finite.bool().all(-1)
+            return Products(empty, empty, empty, empty, empty, empty + 1, empty + 1)
+        return Products(*(join_rows(before, list(part)) for part in zip(*parts, strict=True)))
 
 
-Sums = tuple[Tensor, Tensor, Tensor, Tensor]
-"""Ratio, alignment, turn, and whether all entries are finite, per token."""
+class Products(NamedTuple):
+    """Lengths and products of each token: x in ``x_unit``, u in ``u_unit``, y in the larger of the two."""
+
+    x: Float[Tensor, "sequences tokens"]
+    u: Float[Tensor, "sequences tokens"]
+    y: Float[Tensor, "sequences tokens"]
+    xu: Float[Tensor, "sequences tokens"]
+    xy: Float[Tensor, "sequences tokens"]
+    x_unit: Float[Tensor, "sequences tokens"]
+    u_unit: Float[Tensor, "sequences tokens"]
 
 
-def _sums_of_piece(X: Tensor, U: Tensor, Y: Tensor) -> Sums:
+def _products_of_piece(X: Tensor, U: Tensor, Y: Tensor) -> Products:
     """Tokens of a narrow format, whose squares neither overflow nor underflow in float64; U and Y are overwritten."""
     x, u, y = (torch.linalg.vector_norm(part, dim=-1) for part in (X, U, Y))
     xu = U.mul_(X).sum(-1)
     one = torch.ones_like(x)
-    return _from_products(x, u, y, xu, x.square() + xu, one, one)
+    return Products(x, u, y, xu, x.square() + xu, one, one)
 
 
-def _wide_sums(X: Tensor, U: Tensor) -> Sums:
+def _wide_products(X: Tensor, U: Tensor) -> Products:
     """Tokens of any size: x and u are divided by powers of two of their own, x + u by the larger; X, U overwritten."""
     x_unit, u_unit = (power_of_two_below(_largest(part)) for part in (X, U))
     unit = torch.maximum(x_unit, u_unit)
@@ -156,11 +172,12 @@ def _wide_sums(X: Tensor, U: Tensor) -> Sums:
     U.div_(u_unit.unsqueeze(-1))
     Y = X * (x_unit / unit).unsqueeze(-1) + U * (u_unit / unit).unsqueeze(-1)
     x, u, y = (torch.linalg.vector_norm(part, dim=-1) for part in (X, U, Y))
-    return _from_products(x, u, y, (X * U).sum(-1), (X * Y).sum(-1), x_unit, u_unit)
+    return Products(x, u, y, (X * U).sum(-1), (X * Y).sum(-1), x_unit, u_unit)
 
 
-def _from_products(x: Tensor, u: Tensor, y: Tensor, xu: Tensor, xy: Tensor, x_unit: Tensor, u_unit: Tensor) -> Sums:
-    """From lengths and products: x in ``x_unit``, u in ``u_unit``, y in the larger of the two."""
+def _from_products(products: Products) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Ratio, alignment, turn, and whether all entries are finite, per token."""
+    x, u, y, xu, xy, x_unit, u_unit = products
     unit = torch.maximum(x_unit, u_unit)
     x_share, u_share = x_unit / unit, u_unit / unit
     alignment = (xu / (x * u)).clamp(-1.0, 1.0)
@@ -172,7 +189,7 @@ def _from_products(x: Tensor, u: Tensor, y: Tensor, xu: Tensor, xy: Tensor, x_un
     is_small = (cosine > 0) & ((u * u_share).square() < x * x_share * y)
     turn = torch.where(is_small, by_sine, 1 - cosine)
     ratio = ((u / x) * (u_unit / x_unit)).masked_fill_(x == 0, math.nan)
-    return ratio, alignment, turn, (torch.isfinite(x) & torch.isfinite(u)).to(x)
+    return ratio, alignment, turn, torch.isfinite(x) & torch.isfinite(u)
 
 
 def _largest(part: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from torch import Tensor
 from rankscope._types import Status
 from rankscope.errors import InputError
 from rankscope.linalg.attention_view import AttentionView
+from rankscope.linalg.precision import full_precision
 from rankscope.linalg.spectrum import least_with_six_digits
 from rankscope.linalg.tokens import Tokens
 from rankscope.metrics._sides import View, side_of_view
@@ -105,8 +106,9 @@ def evaluate(specs: Sequence[MetricSpec], view: View, floor: float) -> MetricVal
     if not specs:
         empty = view.count.new_empty((0, *view.batch_shape))
         return MetricValues(empty, empty.to(torch.int8))
-    values = torch.stack([spec.function(view) for spec in specs])
-    statuses = _statuses(specs, values, view, floor)
+    with full_precision(view.count.device):
+        values = torch.stack([spec.function(view) for spec in specs])
+        statuses = _statuses(specs, values, view, floor)
     lost = (statuses == _CODE[Status.UNDEFINED]) | (statuses == _CODE[Status.NOT_FINITE])
     return MetricValues(values.masked_fill_(lost, torch.nan), statuses)
 
@@ -115,7 +117,8 @@ def _statuses(specs: Sequence[MetricSpec], values: Tensor, view: View, floor: fl
     """All statuses at once: on an accelerator, a small operation costs as much as a large one."""
 
     def declared(facts: list[bool]) -> Tensor:
-        return torch.tensor(facts, device=values.device).reshape(-1, *(1 for _ in view.batch_shape))
+        # From ordinary memory such a copy is staged: the host does not wait for the device.
+        return torch.tensor(facts).to(values.device, non_blocking=True).reshape(-1, *(1 for _ in view.batch_shape))
 
     statuses = torch.full_like(values, _CODE[Status.OK], dtype=torch.int8)
     if isinstance(view, AttentionView) and any(spec.needs == "spectrum" for spec in specs):

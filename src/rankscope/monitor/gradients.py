@@ -17,6 +17,8 @@ from torch import Tensor, nn
 
 from rankscope._types import Status
 from rankscope.errors import UnsupportedConfigError
+from rankscope.linalg.precision import widest
+from rankscope.linalg.to_host import to_host
 from rankscope.models.heads import head_weights
 from rankscope.models.heads.family import Family, family_of
 from rankscope.models.view import ModelView
@@ -171,11 +173,15 @@ def gradient_values(
     """
     parameters = dict(model.named_parameters(remove_duplicate=False))
     found: list[LayerValue] = []
-    for (stack, layer), parts in projections.items():
-        norms = [_norm(parameters[part.name], part) for part in (parts.query, parts.key, parts.value)]
-        if any(norm is None for norm in norms):
-            continue
-        query, key, value = (math.nan if norm is None else norm for norm in norms)
+    norms: dict[tuple[str | None, int], list[Tensor]] = {}
+    for place, parts in projections.items():
+        own = [_norm(parameters[part.name], part) for part in (parts.query, parts.key, parts.value)]
+        known = [norm for norm in own if norm is not None]
+        if len(known) == len(own):
+            norms[place] = known
+    copied = iter(to_host([norm for own in norms.values() for norm in own]))
+    for stack, layer in norms:
+        query, key, value = (float(next(copied)) for _ in range(3))
         ratio = math.hypot(query, key) / value if value > 0.0 else math.nan
         named = {"q_gradient": query, "k_gradient": key, "v_gradient": value, RATIO: ratio}
         found += [_row(metric, stack, layer, number) for metric, number in named.items()]
@@ -189,15 +195,12 @@ def _row(metric: str, stack: str | None, layer: int, number: float) -> LayerValu
     return LayerValue(metric, SITE, stack, layer, math.nan, math.nan, math.nan, str(status))
 
 
-def _norm(parameter: nn.Parameter, part: ParameterRows) -> float | None:
+def _norm(parameter: nn.Parameter, part: ParameterRows) -> Tensor | None:
     if parameter.grad is None:
         return None
     gradient = part.of(_gathered(parameter.grad.detach()))
-    return float(torch.linalg.vector_norm(gradient, dtype=_widest(gradient)))
-
-
-def _widest(tensor: Tensor) -> torch.dtype:
-    return torch.float32 if tensor.device.type == "mps" else torch.float64
+    norm: Tensor = torch.linalg.vector_norm(gradient, dtype=widest(gradient.device))
+    return norm
 
 
 def _gathered(gradient: Tensor) -> Tensor:

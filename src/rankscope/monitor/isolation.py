@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from rankscope.models.loading.devices import devices_in_use, random_state, set_random_state
 from rankscope.stream.viewing import undisturbed
 
 
@@ -35,16 +36,15 @@ def beside_training(model: nn.Module) -> Iterator[None]:
 @contextmanager
 def same_random_state() -> Iterator[None]:
     """Restore the random states, so that draws inside do not affect later ones."""
-    python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+    python, numpy = random.getstate(), np.random.get_state()
+    states = [(device, random_state(device)) for device in devices_in_use()]
     try:
         yield
     finally:
         random.setstate(python)
         np.random.set_state(numpy)
-        torch.set_rng_state(cpu)
-        if devices:
-            torch.cuda.set_rng_state_all(devices)
+        for device, state in states:
+            set_random_state(device, state)
 
 
 @contextmanager

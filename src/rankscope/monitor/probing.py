@@ -99,7 +99,7 @@ class ProbeBattery:
             self._reader(ref, seen)
             if self._compares and ref.site == SITE and isinstance(seen, Tensor):
                 pooled = Pooling("mean").pooled(seen, self._reader.kept(seen))
-                self._pooled.setdefault((ref.stack, ref.layer), []).append(pooled)
+                self._reader.later([pooled], self._pooled.setdefault((ref.stack, ref.layer), []).append)
 
     def values(self) -> tuple[LayerValue, ...]:
         """The values read since the last call, per metric and layer."""
@@ -115,7 +115,7 @@ class ProbeBattery:
         if known and distinct_in(self._batches) < LEAST_INPUTS:
             return
         for (stack, layer), parts in self._pooled.items():
-            pooled = torch.cat(parts).cpu()
+            pooled = torch.cat(parts)
             if len(pooled) < LEAST_INPUTS or not bool(torch.isfinite(pooled).all()):
                 continue
             rows = only(table, metric=RESIDUAL, site=SITE, stack=stack, layer=layer)

@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 from rankscope.errors import UnsupportedConfigError
+from rankscope.linalg.precision import need_float64
 from rankscope.models.inputs import Batch
+from rankscope.models.loading.devices import device_of
 from rankscope.models.view import ModelView
 from rankscope.paths.network import FrozenBlock, FrozenNetwork
 from rankscope.paths.recorder import OnBlock, OnEntry, Recorder
@@ -65,6 +67,7 @@ def run_frozen(
             f"Paths need the weights of single heads, and {type(view.model).__name__} is not a transformers model with "
             "a family description. measure and ablate work without."
         )
+    need_float64(device_of(view.model), "Splitting a model into paths")
     if convention == "sources":
         with (
             torch.no_grad(),

@@ -75,7 +75,7 @@ def follow(network: FrozenNetwork, paths: Sequence[Path]) -> Tensor:
 def _chosen(step: FrozenStep, x: Tensor, heads: Sequence[int | None]) -> Tensor:
     out = torch.empty_like(x)
     for head in set(heads):
-        rows = torch.tensor([number for number, other in enumerate(heads) if other == head])
+        rows = torch.tensor([number for number, other in enumerate(heads) if other == head], device=x.device)
         out[rows] = step.passed(x[rows]) if head is None else step.attended(x[rows], head)
     return out
 
@@ -201,12 +201,12 @@ def top_paths(network: FrozenNetwork, count: int, *, length: int | None = None, 
             for prefix in prefixes
         ]
         sizes = torch.linalg.vector_norm(x.double().flatten(1), dim=1)
-        possible = sizes * torch.tensor(worth, dtype=torch.float64)
+        possible = sizes * torch.tensor(worth, dtype=torch.float64, device=sizes.device)
         alive = [number for number in range(len(prefixes)) if possible[number] > 0]
         order = sorted(alive, key=lambda number: -float(sizes[number]))
         pruned = max([pruned, *(float(possible[number]) for number in order[beam:])])
         kept = order[:beam]
-        x, prefixes = x[torch.tensor(kept, dtype=torch.long)], [prefixes[number] for number in kept]
+        x, prefixes = x[torch.tensor(kept, dtype=torch.long, device=x.device)], [prefixes[number] for number in kept]
     sizes = torch.linalg.vector_norm(x.double().flatten(1), dim=1)
     order = sizes.argsort(descending=True)[:count].tolist()
     norms = tuple(float(sizes[number]) for number in order)

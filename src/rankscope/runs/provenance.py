@@ -49,6 +49,7 @@ class Provenance:
         parameters: number of parameters.
         weights_dtype: dtype the weights are held in.
         arithmetic_dtype: dtype the forward pass computes in.
+        device: device the model ran on; None in runs of earlier versions.
         attention: attention implementation that ran.
         token_policy: which tokens count.
         sequences: number of sequences measured.
@@ -83,6 +84,7 @@ class Provenance:
     wall_seconds: float | None = None
     inputs: str | None = None
     inputs_hash: str | None = None
+    device: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("versions", "git", "lengths", "command", "operations"):
@@ -128,10 +130,11 @@ class Provenance:
 
 
 _WORDS = ("model", "origin", "revision", "config_hash", "weights_dtype", "arithmetic_dtype", "attention",
-          "token_policy", "python", "platform", "created", "layout", "inputs", "inputs_hash")  # fmt: skip
+          "token_policy", "python", "platform", "created", "layout", "inputs", "inputs_hash",
+          "device")  # fmt: skip
 _REQUIRED = ("model", "python", "platform", "created", "versions", "schema", "lengths", "operations", "command")
 
-_LATER = ("layout", "inputs", "inputs_hash")
+_LATER = ("layout", "inputs", "inputs_hash", "device")
 """Fields that runs of earlier versions do not have."""
 
 

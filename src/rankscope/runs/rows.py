@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -126,6 +126,7 @@ class RowWriter:
 
     coordinates: Sequence[str] = ()
     _pieces: list[Piece] = field(default_factory=list, repr=False)
+    _later: list[Callable[[], None]] = field(default_factory=list, repr=False)
 
     def __post_init__(self) -> None:
         taken = sorted(set(self.coordinates) & set(FIXED_COLUMNS))
@@ -161,6 +162,7 @@ class RowWriter:
             head_axis: whether the last axis runs over heads.
             at: values of the additional columns; missing ones are null.
         """
+        self.settle()
         numbers = np.array(values, dtype=np.float64)
         codes = np.array(statuses, dtype=np.int8)
         expected = 2 if head_axis else 1
@@ -181,18 +183,31 @@ class RowWriter:
         further = tuple((at or {}).get(name) for name in self.coordinates)
         self._pieces.append(Piece(metric, site, stack, layer, first_sequence, numbers, codes, further))
 
+    def add_later(self, deliver: Callable[[], None]) -> None:
+        """Have ``deliver`` called, which adds values still on a device, before rows are next added or read."""
+        self._later.append(deliver)
+
+    def settle(self) -> None:
+        """Add what :meth:`add_later` announced."""
+        later, self._later = self._later, []
+        for deliver in later:
+            deliver()
+
     @property
     def pieces(self) -> tuple[Piece, ...]:
         """The added values, one piece per call of :meth:`add`."""
+        self.settle()
         return tuple(self._pieces)
 
     def replace(self, pieces: Iterable[Piece]) -> None:
         """Replace everything added so far with these pieces."""
-        self._pieces = list(pieces)
+        pieces = list(pieces)
+        self.settle()
+        self._pieces = pieces
 
     def table(self) -> pa.Table:
         """Everything added so far as one table."""
-        pieces = self._pieces
+        pieces = self.pieces
         # A piece is one value per column and many rows: its labels are repeated as often as it has values.
         sizes = np.array([piece.values.size for piece in pieces], dtype=np.int64)
         status_codes = _joined([piece.statuses.ravel() for piece in pieces], np.int8)
@@ -222,7 +237,7 @@ def _sequences(piece: Piece) -> NDArray[np.int64]:
     return np.repeat(numbers, piece.values.shape[1]) if piece.values.ndim == 2 else numbers
 
 
-def _heads(pieces: list[Piece]) -> pa.Array:
+def _heads(pieces: Sequence[Piece]) -> pa.Array:
     parts, absent = [], []
     for piece in pieces:
         if piece.values.ndim == 2:

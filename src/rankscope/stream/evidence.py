@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from rankscope.errors import InputError, LayoutError, SiteError
+from rankscope.linalg.precision import as_float64
 from rankscope.models.inputs import Batch
 from rankscope.models.spread import needs_all_ranks
 from rankscope.models.stream import Stream
@@ -527,8 +528,9 @@ def _is_sum(before: _Call, after: _Call) -> bool:
     """Whether the input of the next block is the sum of the input and the output of this one."""
     if before.left is None or before.left.shape != before.entry.shape or after.entry.shape != before.entry.shape:
         return False
-    gap = (before.entry.double() + before.left.double() - after.entry.double()).abs().max()
-    size = after.entry.double().abs().max() + before.entry.double().abs().max()
+    entry, left, following = as_float64(before.entry), as_float64(before.left), as_float64(after.entry)
+    gap = (entry + left - following).abs().max()
+    size = following.abs().max() + entry.abs().max()
     return bool(gap <= _ROUNDINGS * torch.finfo(after.entry.dtype).eps * size)
 
 

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from rankscope.errors import UnsupportedConfigError
+from rankscope.linalg.precision import as_float64, float64_home
 from rankscope.models.inputs import Batch
 from rankscope.models.view import ModelView, Stack
 from rankscope.stream.frames import first_tensor, output_tensor, summands_of, tensors_in, with_output_tensor
@@ -122,18 +123,18 @@ class _Tangents:
             )
         if self.directions.shape != (streams, dim):
             drawn = torch.randn(dim, streams, generator=self._generator, dtype=torch.float64)
-            self.directions = torch.linalg.qr(drawn).Q.T.to(x)
+            self.directions = torch.linalg.qr(drawn).Q.T.to(x.dtype).to(x.device)
         if self._factors is None or self._factors.shape != (batch, tokens):
             drawn = torch.rand(batch, tokens, generator=self._generator, dtype=torch.float64)
-            self._factors = (0.5 + drawn if self._per_token else torch.ones_like(drawn)).to(x.device)
-        tangent = self._factors[..., None, None].to(x.dtype) * self.directions
+            self._factors = (0.5 + drawn if self._per_token else torch.ones_like(drawn)).to(float64_home(x))
+        tangent = self._factors[..., None, None].to(x.dtype).to(x.device) * self.directions
         return self.stack.stream.from_apart(tangent, x.shape, sequences)
 
     def read(self, tangent: Tensor, sequences: int) -> Tensor:
         """The weights of the directions in the tangent of streams, per token."""
         assert self._factors is not None
-        apart = self.stack.stream.apart(tangent, sequences).double()
-        return apart @ self.directions.double().T / self._factors[..., None, None]
+        apart = as_float64(self.stack.stream.apart(tangent, sequences))
+        return apart @ as_float64(self.directions).T / self._factors[..., None, None]
 
     def is_mixture(self, tangent: Tensor, size: float = 0.0, *, loosely: bool = False) -> bool:
         """Whether a tangent is a combination of the directions along one of its axes.

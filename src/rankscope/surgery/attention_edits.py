@@ -17,6 +17,7 @@ from torch import Tensor
 
 from rankscope.errors import UnsupportedOperationError
 from rankscope.masks import Mask
+from rankscope.models.loading.devices import random_state, set_random_state
 from rankscope.stream.attention_calls import HIDES, AttentionCall
 from rankscope.stream.mode import Perform
 from rankscope.surgery.operation import Operation
@@ -229,10 +230,11 @@ def run_edited(call: AttentionCall, own: Mapping[str, Any], perform: Perform, af
         out = run_kernel(call, own, perform)
         return edit_output(out, _mean_of_values(call, out), after)
     flat = before_kernel(replace(call, edits=()), call.lengths[0], [UNIFORM])
-    state = _random_state(call) if dropout else None
+    device = call.value.device
+    state = random_state(device) if dropout else None
     out = run_kernel(call, own, perform)
     if state is not None:
-        _set_random_state(call, state)  # same dropout mask for P and U, as for P - U
+        set_random_state(device, state)  # same dropout mask for P and U, as for P - U
     return edit_output(out, run_kernel(flat, own, perform), after)
 
 
@@ -249,15 +251,3 @@ def run_kernel(call: AttentionCall, own: Mapping[str, Any], perform: Perform) ->
     options = {"attn_mask": call.mask, "is_causal": call.is_causal, "scale": call.scale} | kept
     out: Tensor = perform(call.query, call.key, call.value, **options)
     return out
-
-
-def _random_state(call: AttentionCall) -> Tensor:
-    assert call.query is not None
-    device = call.query.device
-    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
-
-
-def _set_random_state(call: AttentionCall, state: Tensor) -> None:
-    assert call.query is not None
-    device = call.query.device
-    torch.cuda.set_rng_state(state, device) if device.type == "cuda" else torch.set_rng_state(state)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from rankscope.errors import UnsupportedOperationError
+from rankscope.linalg.precision import widest
 from rankscope.models.view import ModelView
 from rankscope.surgery.graft import (
     Amount,
@@ -74,7 +75,7 @@ class LengthScale(Graft):
 
     def score_gain(self, at: Spot, keys: Tensor) -> Number:
         """The factor s g(n), in a row that sees no key that of one key."""
-        return self.gains.at(at, "scale") * self._growth(keys.clamp(min=1).double())
+        return self.gains.at(at, "scale") * self._growth(keys.clamp(min=1).to(widest(keys.device)))
 
     def describe(self) -> dict[str, Any]:
         """The scale."""
@@ -316,7 +317,7 @@ class OutputGate(Graft):
         if key not in self.weights:
             generator = torch.Generator().manual_seed(self.seed * 100_003 + len(self.weights))
             drawn = torch.randn(x.shape[-1], width, generator=generator, dtype=torch.float64)
-            self.weights[key] = nn.Parameter((drawn * self.std / x.shape[-1] ** 0.5).to(x))
+            self.weights[key] = nn.Parameter((drawn * self.std / x.shape[-1] ** 0.5).to(x.dtype).to(x.device))
         weight: Tensor = self.weights[key]
         return weight
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from rankscope.errors import InputError
+from rankscope.linalg.precision import as_float64
 
 
 class AttentionWeights(Protocol):
@@ -146,4 +146,4 @@ def float64_heads(heads: AttentionWeights) -> HeadTensors:
 
 
 def _wide(tensor: Tensor) -> Tensor:
-    return tensor.detach().to(torch.float64)
+    return as_float64(tensor.detach())

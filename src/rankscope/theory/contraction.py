@@ -44,6 +44,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rankscope.errors import InputError
+from rankscope.linalg.precision import as_float64, float64_home
 from rankscope.theory.lanczos import LanczosEnds, lanczos_ends
 from rankscope.theory.scaled import centred
 from rankscope.theory.stability import LinearMap, StabilityFactor, largest_gain, stability_factor
@@ -68,7 +69,7 @@ def heads_map(
             f"P, W_V, W_O have the shapes {p}, {v}, {o}. Expected (heads, tokens, tokens), (heads, dim, d_v) and "
             "(heads, d_v, dim)."
         )
-    P, W_V, W_O = (tensor.detach().to(torch.float64) for tensor in (P, W_V, W_O))
+    P, W_V, W_O = (as_float64(tensor.detach()) for tensor in (P, W_V, W_O))
 
     def apply(R: Tensor) -> Tensor:
         return (P @ (R @ W_V) @ W_O).sum(0)
@@ -100,7 +101,7 @@ def heads_factor(
         0.5
     """
     apply, _ = heads_map(P, W_V, W_O)
-    return stability_factor(lambda R: skip_gain * R + apply(R), P.shape[-1], W_V.shape[1])
+    return stability_factor(lambda R: skip_gain * R + apply(R), P.shape[-1], W_V.shape[1], device=float64_home(P))
 
 
 def heads_gain(
@@ -118,7 +119,11 @@ def heads_gain(
     """
     apply, transpose = heads_map(P, W_V, W_O)
     return largest_gain(
-        lambda R: skip_gain * R + apply(R), lambda R: skip_gain * R + transpose(R), P.shape[-1], W_V.shape[1]
+        lambda R: skip_gain * R + apply(R),
+        lambda R: skip_gain * R + transpose(R),
+        P.shape[-1],
+        W_V.shape[1],
+        device=float64_home(P),
     )
 
 
@@ -205,10 +210,10 @@ def layer_gains(
         >>> layer_gains(R, torch.full((1, 2, 2), 0.5).double(), one, 3 * one).measured
         0.0
     """
-    P, W_V, W_O = (tensor.detach().to(torch.float64) for tensor in (P, W_V, W_O))
-    R = centred(R.detach().to(torch.float64))
+    P, W_V, W_O = (as_float64(tensor.detach()) for tensor in (P, W_V, W_O))
+    R = centred(as_float64(R.detach()))
     _check_rows(P, leak_is_known=shared is not None)
-    leaked = torch.zeros_like(R) if shared is None else _leak(P, shared.detach().to(torch.float64), W_O)
+    leaked = torch.zeros_like(R) if shared is None else _leak(P, as_float64(shared.detach()), W_O)
     B = P - P.mean(-2, keepdim=True)
     B = B - B.mean(-1, keepdim=True)
     spectrum = torch.linalg.svdvals(B)[:, :-1]  # the last one belongs to constant columns
@@ -227,7 +232,7 @@ def layer_gains(
             given.take(out_least * least / size, out_most * most / size)
     free.take(0.0, float((high[:, 0] * _head_norms(W_V, W_O)).sum()))
     apply, transpose = _centred_maps(B, W_V, W_O, skip_gain)
-    ends = lanczos_ends(apply, transpose, *R.shape, steps=steps, seed=seed) if steps else None
+    ends = lanczos_ends(apply, transpose, *R.shape, steps=steps, seed=seed, device=R.device) if steps else None
     leak = float(torch.linalg.vector_norm(leaked)) * (1 + _MARGIN * max(P.shape) * _EPS) / size if size > 0 else 0.0
     return LayerGains(
         free.with_skip(skip_gain, leak),

@@ -48,6 +48,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from rankscope.linalg.precision import as_float64
 from rankscope.theory.attention_weights import AttentionWeights, HeadTensors, float64_heads
 from rankscope.theory.scaled import centred, centred_unit, unit
 
@@ -158,7 +159,7 @@ def common_attention(
     base: Float[Tensor, "*batch dim"],
 ) -> Float[Tensor, "*batch heads tokens"]:
     """pi: the attention of the collapsed token to each key, where K is the direction after W_K."""
-    query = (base.detach().to(torch.float64).unsqueeze(-2).unsqueeze(-2) @ heads.W_Q).squeeze(-2) + heads.b_Q
+    query = (as_float64(base.detach()).unsqueeze(-2).unsqueeze(-2) @ heads.W_Q).squeeze(-2) + heads.b_Q
     tilt = heads.scale * (K @ query.unsqueeze(-1)).squeeze(-1) * log_scale.exp().unsqueeze(-1).unsqueeze(-1)
     return torch.softmax(tilt, dim=-1)
 
@@ -167,7 +168,7 @@ def _through(D: Tensor, jacobian: RowMap | None) -> tuple[Tensor, Tensor]:
     """Direction after a linear map of rows, and the log of the gain."""
     if jacobian is None:
         return D, D.new_zeros(D.shape[:-2])
-    moved = D @ jacobian.detach().to(torch.float64) if isinstance(jacobian, Tensor) else jacobian(D)
+    moved = D @ as_float64(jacobian.detach()) if isinstance(jacobian, Tensor) else jacobian(D)
     return unit(centred(moved))
 
 
@@ -220,7 +221,7 @@ def _norm(M: Tensor) -> Tensor:
 
 def _exponent(heads: HeadTensors, log_scale: Tensor, base: Tensor, w_q: Tensor, w_k: Tensor) -> Tensor:
     """Bound on every entry of the tilt, and on the sums of absolute values in its computation."""
-    x = torch.linalg.vector_norm(base.detach().to(torch.float64), dim=-1, keepdim=True)
+    x = torch.linalg.vector_norm(as_float64(base.detach()), dim=-1, keepdim=True)
     query = x * w_q + torch.linalg.vector_norm(heads.b_Q, dim=-1)
     largest: Tensor = log_scale.exp().unsqueeze(-1) * abs(heads.scale) * query * w_k
     return largest
@@ -305,7 +306,7 @@ def remainder_constants(
     **Bound.** The diameter is replaced by the smaller of twice the largest row and sqrt 2 times the Frobenius norm,
     neither of which is below it.
     """
-    x = base.detach().to(torch.float64).unsqueeze(-2)
+    x = as_float64(base.detach()).unsqueeze(-2)
     first = second = whole = D.new_zeros(D.shape[:-2])
     for head in range(heads.W_Q.shape[0]):
         K = D @ heads.W_K[head]

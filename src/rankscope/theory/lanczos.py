@@ -44,7 +44,14 @@ class LanczosEnds:
 
 
 def lanczos_ends(
-    apply: LinearMap, transpose: LinearMap, tokens: int, dim: int, *, steps: int = 60, seed: int = 0
+    apply: LinearMap,
+    transpose: LinearMap,
+    tokens: int,
+    dim: int,
+    *,
+    steps: int = 60,
+    seed: int = 0,
+    device: torch.device | None = None,
 ) -> LanczosEnds:
     r"""Largest and smallest gain of a linear map on centred (tokens, dim) matrices.
 
@@ -60,6 +67,7 @@ def lanczos_ends(
         dim: columns.
         steps: applications of each.
         seed: seed of the start.
+        device: device of the map; None for the CPU. The start does not depend on it.
 
     Raises:
         InputError: fewer than two tokens, or no step.
@@ -72,7 +80,8 @@ def lanczos_ends(
     """
     if tokens < 2 or steps < 1:
         raise InputError(f"{tokens} tokens and {steps} Lanczos steps: expected at least two tokens and one step.")
-    start = centred(torch.randn(tokens, dim, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)))
+    drawn = torch.randn(tokens, dim, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    start = centred(drawn.to(device))
     size = (tokens - 1) * dim
     diagonal, off, whole = _bidiagonal(apply, transpose, start, min(steps, size))
     taken = diagonal.numel()

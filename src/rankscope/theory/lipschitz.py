@@ -17,6 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rankscope.errors import InputError
+from rankscope.linalg.precision import as_float64
 from rankscope.theory.operator_norms import composite_norm
 
 _EPS = torch.finfo(torch.float64).eps
@@ -59,7 +60,7 @@ def spectral_bound(A: Float[Tensor, "rows columns"]) -> float:
         >>> 2.0 <= spectral_bound(torch.diag(torch.tensor([2.0, 1.0]))) <= 2.0 + 1e-12
         True
     """
-    A = A.detach().to(torch.float64)
+    A = as_float64(A.detach())
     margin = 1 + 16 * max(A.shape) * _EPS
     exact = float(torch.linalg.svdvals(A)[0])
     return margin * min(exact, float(composite_norm(A)), float(torch.linalg.vector_norm(A)))
@@ -80,7 +81,7 @@ def mlp_constants(
         (6.0, 6.0)
     """
     slope = _slope(activation)
-    W_in, W_out = W_in.detach().to(torch.float64), W_out.detach().to(torch.float64)
+    W_in, W_out = as_float64(W_in.detach()), as_float64(W_out.detach())
     entries = composite_norm(W_in.abs() @ W_out.abs()) * (1 + 4 * W_in.shape[1] * _EPS)
     return LipschitzConstants(slope * spectral_bound(W_in) * spectral_bound(W_out), slope * float(entries))
 
@@ -103,7 +104,7 @@ def gated_constants(
         4.0
     """
     slope = _slope(activation)
-    W_gate, W_up, W_down = (W.detach().to(torch.float64) for W in (W_gate, W_up, W_down))
+    W_gate, W_up, W_down = (as_float64(W.detach()) for W in (W_gate, W_up, W_down))
     gate, up = (radius * torch.linalg.vector_norm(W, dim=0) for W in (W_gate, W_up))
     jacobian = spectral_bound(W_up * gate) + slope * spectral_bound(W_gate * up)
     entries = (W_up.abs() * gate + slope * W_gate.abs() * up) @ W_down.abs()

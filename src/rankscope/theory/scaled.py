@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rankscope.errors import InputError
+from rankscope.linalg.precision import as_float64
 
 
 def centred(R: Float[Tensor, "*batch tokens dim"]) -> Float[Tensor, "*batch tokens dim"]:
@@ -50,6 +51,6 @@ def centred_unit(
         )
     if not bool(torch.isfinite(R).all()):
         raise InputError("The residual holds numbers that are not finite. Give a unit direction and its log_scale.")
-    first, log_first = unit(R.detach().to(torch.float64))
+    first, log_first = unit(as_float64(R.detach()))
     direction, log_norm = unit(centred(first))
     return direction, log_norm + log_first + torch.as_tensor(log_scale, dtype=torch.float64, device=direction.device)

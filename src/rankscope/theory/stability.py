@@ -52,6 +52,7 @@ def stability_factor(
     krylov: int = 40,
     restarts: int = 25,
     tolerance: float = 1e-10,
+    device: torch.device | None = None,
 ) -> StabilityFactor:
     r"""Spectral radius of a linear map on centred perturbations: the factor per layer when the layer is repeated.
 
@@ -67,6 +68,7 @@ def stability_factor(
         krylov: applications before a restart.
         restarts: how often at most.
         tolerance: backward error, relative to the factor, at which to stop.
+        device: device of the map; None for the CPU. The start does not depend on it.
 
     Example:
         >>> found = stability_factor(lambda R: R @ torch.diag(torch.tensor([0.5, -2.0]).double()), tokens=3, dim=2)
@@ -75,7 +77,7 @@ def stability_factor(
     """
     if tokens < 2:
         raise InputError(f"The stability of {tokens} tokens was asked for. Expected at least two.")
-    start = torch.randn(tokens, dim, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    start = torch.randn(tokens, dim, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).to(device)
     return _dominant(lambda R: centred(jvp(R)), centred(start), krylov, restarts, tolerance)
 
 
@@ -89,6 +91,7 @@ def largest_gain(
     krylov: int = 40,
     restarts: int = 25,
     tolerance: float = 1e-10,
+    device: torch.device | None = None,
 ) -> StabilityFactor:
     r"""Largest singular value of a linear map on centred perturbations: the most one application can multiply by.
 
@@ -104,6 +107,7 @@ def largest_gain(
         krylov: applications before a restart.
         restarts: how often at most.
         tolerance: relative error of the square at which to stop.
+        device: device of the map, as for :func:`stability_factor`.
 
     Example:
         A shear has factor 1 and gain (1 + sqrt 5) / 2.
@@ -114,7 +118,7 @@ def largest_gain(
     """
     if tokens < 2:
         raise InputError(f"The gain on {tokens} tokens was asked for. Expected at least two.")
-    start = torch.randn(tokens, dim, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    start = torch.randn(tokens, dim, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).to(device)
     square = _dominant(lambda R: centred(vjp(centred(jvp(R)))), centred(start), krylov, restarts, tolerance)
     gain = square.factor**0.5
     return StabilityFactor(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from rankscope._types import Status
 from rankscope.errors import InputError
 from rankscope.linalg import tiles
 from rankscope.linalg.numbered_vectors import NumberedVectors
-from rankscope.linalg.precision import float64_home, float_floor
+from rankscope.linalg.precision import float64_home, float_floor, format_of
 from rankscope.linalg.spectrum import least_with_six_digits
 from rankscope.linalg.tokens import Tokens
 from rankscope.metrics import METRICS, MetricSpec, MetricValues, evaluate
@@ -70,18 +71,18 @@ class Pooling:
         if self.how == "mean":
             return _mean(x, keep)
         if keep is None:
-            place = torch.full((len(x),), {"first": 0, "last": x.shape[1] - 1}.get(self.how, self.position))
+            only = {"first": 0, "last": x.shape[1] - 1}.get(self.how, self.position)
+            place = torch.full((len(x),), only, device=x.device)
         else:
             rank = keep.cumsum(1)
-            wanted = {"first": torch.ones_like(rank[:, -1]), "last": rank[:, -1]}.get(self.how, self.position + 1)
-            place = (rank == torch.as_tensor(wanted, device=x.device).reshape(-1, 1)).to(torch.int8).argmax(1)
-        fewest = x.shape[1] if keep is None else int(keep.sum(1).min())
-        if self.how == "at" and fewest <= self.position:
+            wanted = rank[:, -1:] if self.how == "last" else 1 + (self.position if self.how == "at" else 0)
+            place = (rank == wanted).to(torch.int8).argmax(1)
+        if self.how == "at" and (fewest := x.shape[1] if keep is None else int(keep.sum(1).min())) <= self.position:
             raise InputError(
                 f"between_inputs='at:{self.position}' needs {self.position + 1} tokens that count in every input, and "
                 f"one has {fewest}. Choose an earlier position, or 'last'."
             )
-        found = x[torch.arange(len(x), device=x.device), place.to(x.device)].detach()
+        found = x[torch.arange(len(x), device=x.device), place].detach()
         return found.to(float64_home(x)).double()
 
 
@@ -168,15 +169,16 @@ class InputsReader:
         if ref.site != SITE or not isinstance(seen, Tensor):
             return
         keep = self._reader.kept(seen)
-        present = [True] * len(seen) if keep is None else keep.any(1).tolist()
         for pooling in self._poolings:
             place = (ref.stack, ref.layer, pooling)
-            self._pending[place] = pooling.pooled(seen, keep), present
-            self._floors[place] = max(self._floors.get(place, 0.0), float_floor(seen.dtype))
+            read = (pooling.pooled(seen, keep), *(() if keep is None else (keep.any(1),)))
+            self._reader.later(read, partial(self._take, place))
+            self._floors[place] = max(self._floors.get(place, 0.0), float_floor(format_of(seen.dtype, seen.device)))
 
     def commit(self, writer: RowWriter) -> None:
         """Count the batch; a block all of whose inputs have been seen is written, and its vectors are dropped."""
         assert self._batch is not None
+        self._reader.finish()
         for place, (vectors, present) in self._pending.items():
             if place not in self._places:
                 self._places[place] = NumberedVectors(self._inputs, self._bytes_per_place, self._references.get(place))
@@ -193,12 +195,14 @@ class InputsReader:
 
         Sums over processes need the same reference in all of them; a process that works alone takes the same ones.
         """
+        self._reader.finish()
         self._references = {
-            place: vectors[present.index(True)].cpu()
-            for place, (vectors, present) in self._pending.items()
-            if any(present)
+            place: vectors[present.index(True)] for place, (vectors, present) in self._pending.items() if any(present)
         }
         self._pending.clear()
+
+    def _take(self, place: Place, vectors: Tensor, present: Tensor | None = None) -> None:
+        self._pending[place] = vectors, [True] * len(vectors) if present is None else present.tolist()
 
     @property
     def bytes_held(self) -> int:

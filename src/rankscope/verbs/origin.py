@@ -9,8 +9,9 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from rankscope.linalg.precision import float_floor
+from rankscope.linalg.precision import float_floor, lowered_products
 from rankscope.models.inputs import Prepared
+from rankscope.models.loading.devices import device_of
 from rankscope.models.stream import Stream
 from rankscope.runs.provenance import Provenance
 from rankscope.runs.run import Run
@@ -55,6 +56,10 @@ class Described(Protocol):
     @property
     def dtype(self) -> str | None:
         """Dtype of the weights."""
+
+    @property
+    def device(self) -> str | None:
+        """Devices of the weights."""
 
     @property
     def attn_implementation(self) -> str | None:
@@ -111,7 +116,7 @@ def provenance_of(
         seed=seed,
         parameters=loaded.parameters,
         weights_dtype=loaded.dtype,
-        arithmetic_dtype=", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in counted.dtypes)) or None,
+        arithmetic_dtype=_arithmetic(loaded, counted.dtypes),
         attention=loaded.attn_implementation,
         token_policy=prepared.policy,
         sequences=prepared.sequences,
@@ -120,8 +125,15 @@ def provenance_of(
         layout=None if stream is None else str(stream),
         inputs=prepared.source,
         inputs_hash=prepared.digest,
+        device=loaded.device,
         wall_seconds=round(seconds, 3),
     )
+
+
+def _arithmetic(loaded: Described, dtypes: set[torch.dtype]) -> str | None:
+    names = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
+    lowered = None if loaded.model is None else lowered_products(device_of(loaded.model))
+    return (f"{names} (products in {lowered})" if lowered else names) or None
 
 
 def spec_of(model: str | Path | nn.Module) -> str | None:

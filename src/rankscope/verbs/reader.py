@@ -16,7 +16,7 @@ from rankscope.linalg.attention import AttentionMatrix
 from rankscope.linalg.attention_scores import AttentionScores
 from rankscope.linalg.attention_view import AttentionView
 from rankscope.linalg.blockwise_attention import BlockwiseAttention
-from rankscope.linalg.precision import float_floor
+from rankscope.linalg.precision import float_floor, format_of
 from rankscope.linalg.routing import Routing
 from rankscope.linalg.tokens import Tokens
 from rankscope.linalg.update import Update
@@ -26,6 +26,7 @@ from rankscope.runs.rows import RowWriter
 from rankscope.stream.attention_calls import AttentionCall
 from rankscope.stream.sites import SiteRef, side_shown
 from rankscope.stream.tracer import Observed, Unreadable
+from rankscope.verbs.pending import PendingReadings
 
 DENSE_BYTES = 1 << 29
 """By default, if the probabilities of one block would take more memory than this, they are computed in tiles."""
@@ -131,7 +132,10 @@ def mean_over_tokens(reading: MetricValues, sequences: int, keep: Tensor | None)
 
 
 class SiteReader:
-    """Observes sites and writes one row per metric, site, layer and sequence; stores no tensor.
+    """Observes sites and writes one row per metric, site, layer and sequence; stores no activations.
+
+    The values stay on their device until the pass is over, so that the host waits for the device once per pass: they
+    are copied when the next batch starts, or when somebody reads the rows or :attr:`lengths`.
 
     Args:
         metrics: the metrics; each is measured at the sites that show its side.
@@ -158,18 +162,33 @@ class SiteReader:
         self._writer = writer
         self._at = at
         self._batch: Batch | None = None
-        self._heads_seen: dict[SiteRef, int] = {}
+        self._keeps: dict[tuple[int, int, torch.device], Tensor | None] = {}
+        self._pending = PendingReadings()
+        self._lengths: dict[str | None, dict[int, int]] = {}
         self.dtypes: set[torch.dtype] = set()
         self.shapes: set[tuple[int, int]] = set()
-        self.lengths: dict[str | None, dict[int, int]] = {}
         self.in_parts: dict[str, str] = {}
         self.refused: dict[str, str] = {}
         self.routers: dict[tuple[str | None, int], tuple[int, int]] = {}
 
     def start(self, batch: Batch) -> None:
         """Announce the batch of the next forward pass."""
+        self.finish()
         self._batch = batch
-        self._heads_seen.clear()
+        self._keeps.clear()
+
+    def later(self, tensors: Sequence[Tensor], deliver: Callable[..., None]) -> None:
+        """Have ``deliver`` called with these small tensors on the CPU after the pass; all are copied at once."""
+        self._announce()
+        self._pending.add(tensors, deliver)
+
+    def finish(self) -> None:
+        """The pass is over: copy what was read to the CPU."""
+        self._writer.settle()
+
+    def _announce(self) -> None:
+        if not self._pending:
+            self._writer.add_later(self._pending.settle)
 
     def __call__(self, ref: SiteRef, seen: Observed) -> None:
         """Reduce what a site shows at once."""
@@ -190,6 +209,12 @@ class SiteReader:
             self._read_tokens(ref, specs, seen)
 
     @property
+    def lengths(self) -> dict[str | None, dict[int, int]]:
+        """By stack: the number of tokens that count in each sequence."""
+        self.finish()
+        return self._lengths
+
+    @property
     def first_sequence(self) -> int:
         """Number of the first sequence of the current forward pass."""
         assert self._batch is not None
@@ -201,9 +226,9 @@ class SiteReader:
 
     def note(self, ref: SiteRef, x: Tensor) -> None:
         """Remember dtype, shape and lengths of an observed tensor."""
-        self.dtypes.add(self._format(x.dtype))
+        self.dtypes.add(self._format(x.dtype, x.device))
         self.shapes.add((x.shape[1], x.shape[2]))
-        self._note_lengths(ref.stack, Tokens(x, self.kept(x)).count)
+        self._note_lengths(ref.stack, x)
 
     def seen(self) -> dict[str, Any]:
         """Dtypes, shapes, lengths and what could not be measured, as JSON, for a reader in another process."""
@@ -243,13 +268,17 @@ class SiteReader:
     def _read_tokens(self, ref: SiteRef, specs: list[MetricSpec], x: Tensor) -> None:
         self.note(ref, x)
         view = Tokens(x, self.kept(x))
-        self._write(ref, specs, view, float_floor(self._format(x.dtype)), head_axis=False)
+        self._write(ref, specs, view, self._floor(x.dtype, x.device), head_axis=False)
 
-    def _format(self, stored: torch.dtype) -> torch.dtype:
+    def _format(self, stored: torch.dtype, device: torch.device) -> torch.dtype:
         """The coarser of the format values are stored in and the one they were computed in."""
+        stored = format_of(stored, device)
         if self._computed_in is None or torch.finfo(stored).eps >= torch.finfo(self._computed_in).eps:
             return stored
         return self._computed_in
+
+    def _floor(self, stored: torch.dtype, device: torch.device) -> float:
+        return float_floor(self._format(stored, device))
 
     def _read_several(self, ref: SiteRef, specs: list[MetricSpec], seen: tuple[Tensor, ...]) -> None:
         """A site that shows several tensors, each ``batch tokens ...``."""
@@ -265,7 +294,7 @@ class SiteReader:
             return
         if isinstance(view, Routing):
             self.routers[ref.stack, ref.layer] = view.experts, seen[1].shape[-1]
-        self._write(ref, specs, view, float_floor(first.dtype), head_axis=False)
+        self._write(ref, specs, view, self._floor(first.dtype, first.device), head_axis=False)
 
     def _read_streams(
         self, ref: SiteRef, specs: list[MetricSpec], x: Float[Tensor, "batch tokens streams dim"]
@@ -273,8 +302,9 @@ class SiteReader:
         """Metrics of the streams of each token, as if they were its tokens; one row per sequence, the mean."""
         specs = [spec for spec in specs if spec.name in STREAM_METRICS]
         if specs:
-            reading = evaluate(specs, Tokens(x.flatten(0, 1)), float_floor(x.dtype))
-            self._write_values(ref, specs, mean_over_tokens(reading, x.shape[0], self.kept(x)), head_axis=False)
+            reading = evaluate(specs, Tokens(x.flatten(0, 1)), self._floor(x.dtype, x.device))
+            mean = mean_over_tokens(reading, x.shape[0], self.kept(x))
+            self.later((mean.values, mean.statuses), self._rows(ref, specs, head_axis=False))
 
     def _is_in_parts(self, ref: SiteRef, rows: int, queries: int) -> bool:
         """Whether attention runs within parts of a sequence, so that there is not one matrix per sequence."""
@@ -290,7 +320,7 @@ class SiteReader:
             return
         keep = self._keep(x.shape[0], x.shape[2], x.device)
         per_head = None if keep is None else keep.unsqueeze(1).expand(x.shape[:-1])
-        self._write(ref, specs, Tokens(x, per_head), float_floor(x.dtype), head_axis=True)
+        self._write(ref, specs, Tokens(x, per_head), self._floor(x.dtype, x.device), head_axis=True)
 
     def _read_attention(self, ref: SiteRef, specs: list[MetricSpec], call: AttentionCall) -> None:
         if self._is_in_parts(ref, call.sequences, call.lengths[0]):
@@ -300,7 +330,7 @@ class SiteReader:
             return
         spectrum = any(spec.needs == "spectrum" for spec in specs)
         view, dtype = self._attention.view(call, self._keep, spectrum=spectrum)
-        self._write(ref, specs, view, float_floor(dtype), head_axis=True)
+        self._write(ref, specs, view, self._floor(dtype, view.count.device), head_axis=True)
 
     def _read_scores(self, ref: SiteRef, specs: list[MetricSpec], call: AttentionCall) -> None:
         try:
@@ -309,29 +339,41 @@ class SiteReader:
             self.refused.setdefault(str(ref), str(error))
             return
         keep = self._keep(rows.shape[0], rows.shape[2], rows.device)
-        self._write(ref, specs, AttentionScores(rows, keep), float_floor(rows.dtype), head_axis=True)
+        self._write(ref, specs, AttentionScores(rows, keep), self._floor(rows.dtype, rows.device), head_axis=True)
 
     def _write(self, ref: SiteRef, specs: list[MetricSpec], view: View, floor: float, *, head_axis: bool) -> None:
-        self._write_values(ref, specs, evaluate(specs, view, floor), head_axis=head_axis)
+        self._announce()
+        self._pending.evaluate(specs, view, floor, self._rows(ref, specs, head_axis=head_axis))
 
-    def _write_values(self, ref: SiteRef, specs: list[MetricSpec], reading: MetricValues, *, head_axis: bool) -> None:
-        assert self._batch is not None
-        values, statuses = reading.values.cpu().numpy(), reading.statuses.cpu().numpy()
-        for spec, value, status in zip(specs, values, statuses, strict=True):
-            self._writer.add(
-                metric=spec.name,
-                site=ref.site,
-                stack=ref.stack,
-                layer=ref.layer,
-                first_sequence=self._batch.first_sequence,
-                values=value,
-                statuses=status,
-                head_axis=head_axis,
-                at=self._at,
-            )
+    def _rows(self, ref: SiteRef, specs: list[MetricSpec], *, head_axis: bool) -> Callable[[Tensor, Tensor], None]:
+        """A function that writes the values and statuses of these metrics, of the current batch."""
+        first_sequence = self.first_sequence
+
+        def add(values: Tensor, statuses: Tensor) -> None:
+            for spec, value, status in zip(specs, values.numpy(), statuses.numpy(), strict=True):
+                self._writer.add(
+                    metric=spec.name,
+                    site=ref.site,
+                    stack=ref.stack,
+                    layer=ref.layer,
+                    first_sequence=first_sequence,
+                    values=value,
+                    statuses=status,
+                    head_axis=head_axis,
+                    at=self._at,
+                )
+
+        return add
 
     def _keep(self, sequences: int, tokens: int, device: torch.device) -> Tensor | None:
-        """Which tokens are measured at a site; a stream longer than its input was padded by the model itself."""
+        """Which tokens are measured at a site; moved to each device once per batch."""
+        shape = sequences, tokens, device
+        if shape not in self._keeps:
+            self._keeps[shape] = self._kept_tokens(*shape)
+        return self._keeps[shape]
+
+    def _kept_tokens(self, sequences: int, tokens: int, device: torch.device) -> Tensor | None:
+        """Which tokens are measured; a stream longer than its input was padded by the model itself."""
         assert self._batch is not None
         keep = self._batch.keep
         if keep is None:
@@ -346,11 +388,13 @@ class SiteReader:
                 f"{sequences} x {tokens} tokens at this site, so padding cannot be left out. Pass "
                 "sequences of one length, without padding and with tokens_policy='content'."
             )
-        return torch.nn.functional.pad(keep.to(device), (0, tokens - keep.shape[1]), value=False)
+        return torch.nn.functional.pad(keep.to(device, non_blocking=True), (0, tokens - keep.shape[1]), value=False)
 
-    def _note_lengths(self, stack: str | None, counts: Tensor) -> None:
-        assert self._batch is not None
-        lengths = self.lengths.setdefault(stack, {})
-        if self._batch.first_sequence not in lengths:
-            for offset, count in enumerate(counts.tolist()):
-                lengths[self._batch.first_sequence + offset] = int(count)
+    def _note_lengths(self, stack: str | None, x: Tensor) -> None:
+        lengths, first = self._lengths.setdefault(stack, {}), self.first_sequence
+        if first in lengths:
+            return
+        keep = self.kept(x)
+        lengths |= dict.fromkeys(range(first, first + x.shape[0]), x.shape[1])
+        if keep is not None:
+            self.later([keep.sum(-1)], lambda counts: lengths.update(enumerate(counts.tolist(), first)))

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from rankscope.errors import InputError
+from rankscope.linalg.precision import as_float64
 from rankscope.models.inputs.record import Batch, Padding
 
 TRANSFORMERS_MASK = "attention_mask"
@@ -274,8 +275,8 @@ def _last_states(model: nn.Module, part: Batch, replaced: Tensor | None) -> Tens
 def _moves(plain: Tensor | None, other: Tensor | None, at: Tensor) -> bool:
     if plain is None or other is None:
         return False
-    size = plain[at].double()
-    change = (size - other[at].double()).abs()
+    size = as_float64(plain[at])
+    change = (size - as_float64(other[at])).abs()
     known = torch.isfinite(change)
     if not bool(known.any()):
         return False

@@ -13,8 +13,10 @@ import torch
 
 from rankscope._types import kind_of, path_of
 from rankscope.errors import InputError, LoadError
+from rankscope.linalg.precision import has_float64
 from rankscope.models.loading.affording import refuse_unaffordable
 from rankscope.models.loading.config import config_from_json, config_hash, model_class_named
+from rankscope.models.loading.devices import devices_of, is_on, parse_device
 from rankscope.models.loading.dtypes import default_dtype, parse_dtype
 from rankscope.models.loading.folder import weights_from_folder, weights_from_hub
 from rankscope.models.loading.pretrained import PretrainedWeights, Request, placement_of
@@ -44,6 +46,7 @@ class LoadedModel:
         config_hash: SHA-256 of its configuration, None without one.
         seed: seed of the random initialisation, None if nothing was drawn.
         dtype: dtype of the parameters, e.g. ``"float32"``.
+        device: device of the parameters, e.g. ``"cuda:0"``; several with commas.
         attn_implementation: that of transformers, None for other modules.
         parameters: number of trained parameters.
         notes: remarks worth printing, e.g. weights the checkpoint lacks.
@@ -58,6 +61,7 @@ class LoadedModel:
     config_hash: str | None
     seed: int | None
     dtype: str
+    device: str
     attn_implementation: str | None
     parameters: int
     notes: tuple[str, ...] = ()
@@ -73,6 +77,7 @@ def load(
     *,
     seed: int = 0,
     dtype: torch.dtype | str | None = None,
+    device: torch.device | str | None = None,
     revision: str | None = None,
     trust_remote_code: bool = False,
     allow_pickle: bool = False,
@@ -88,6 +93,7 @@ def load(
             config.json), a folder, a .gguf file, or a hub id, also as ``hub:NAME`` or ``hub:NAME@REVISION``.
         seed: seed of a random initialisation; the global random state is not changed.
         dtype: dtype of the weights; None keeps the checkpoint's, or float32 for a random initialisation.
+        device: device to move the model to, such as ``"cuda"``; None leaves it on the CPU. Move a module yourself.
         revision: revision of a hub id.
         trust_remote_code: run code shipped with the model. If False, such code is never run.
         allow_pickle: read ``pytorch_model.bin``, tensors only.
@@ -98,7 +104,7 @@ def load(
         offload_folder: folder for the parts on ``"disk"``.
 
     Raises:
-        LoadError: the spec does not name a model.
+        LoadError: the spec does not name a model, or the machine does not have the device.
         InputError: it is neither a module nor a string.
         UnknownNameError: ``init:NAME`` with a name that is not a preset.
 
@@ -106,14 +112,33 @@ def load(
         >>> load("init:tiny-bert").parameters
         46400
     """
+    place = parse_device(device)
     if isinstance(spec, torch.nn.Module):
-        return described(spec, type(spec).__qualname__, "memory")
+        spec = described(spec, type(spec).__qualname__, "memory")
     if isinstance(spec, LoadedModel):
+        if place is not None and not is_on(spec.model, place):
+            raise InputError(f"{spec.spec} is in memory, on {spec.device}. Move it to {place} before the call.")
         return spec
+    if place is not None:
+        if device_map is not None or spread is not None:
+            raise InputError("device= names one device for the whole model. Leave it out with device_map or spread.")
+        wanted = parse_dtype(dtype)
+        if wanted is torch.float64 and not has_float64(place):
+            raise LoadError(f"{place} has no float64. Leave dtype out, or device.")
     path = path_of(spec, "model", f"{_SPECS}{_what_to_do(spec)}")
     text = str(spec)
     request = Request(seed, parse_dtype(dtype), revision, trust_remote_code, allow_pickle, model_class, spread)
     request = replace(request, placement=placement_of(device_map, offload_folder))
+    loaded = _loaded(text, path, request)
+    if place is None:
+        return loaded
+    model = loaded.model.to(place)
+    return replace(loaded, model=model, device=devices_of(model))
+
+
+def _loaded(text: str, path: Path, request: Request) -> LoadedModel:
+    """The model that a spec names, on the CPU."""
+    seed = request.seed
     with quiet_transformers():
         if text.startswith("init:"):
             if request.placement:
@@ -288,6 +313,7 @@ def described(
         config_hash=None if config is None else config_hash(config),
         seed=seed,
         dtype=str(floating[0].dtype).removeprefix("torch.") if floating else "none",
+        device=devices_of(model),
         attn_implementation=None if config is None else config._attn_implementation,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         notes=notes,

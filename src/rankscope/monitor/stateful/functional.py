@@ -15,6 +15,7 @@ from torch import Tensor
 
 from rankscope.errors import InputError
 from rankscope.linalg.attention import AttentionMatrix
+from rankscope.linalg.precision import as_float64
 from rankscope.metrics import METRICS, SIDES, MetricSpec
 from rankscope.verbs.between_inputs import Pooling
 
@@ -76,7 +77,7 @@ def pooled_inputs(x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
     """
     keep = _as_bool(attention_mask)
     if x.ndim == 2 and keep is None:
-        return x.detach().double()
+        return as_float64(x.detach())
     if x.ndim != 3 or (keep is not None and keep.shape != x.shape[:2]):
         raise InputError(
             f"Inputs were given as a tensor of shape {tuple(x.shape)}. Expected pooled vectors (inputs, dim), or "

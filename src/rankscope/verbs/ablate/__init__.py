@@ -38,6 +38,7 @@ ABLATE = verb(
                 help="Use the given weights, a random initialisation, or both.",
             ),
             options.DTYPE,
+            options.DEVICE,
             options.BLOCKS,
             options.LAYOUT,
             *options.execution(EXECUTION.no_offload, EXECUTION.no_spread),

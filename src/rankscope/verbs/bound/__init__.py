@@ -5,7 +5,7 @@ from rankscope.execution.support import WHOLE_WEIGHTS, ExecutionSupport
 from rankscope.options import Option
 from rankscope.verbs._spec import Show, Verb, verb
 
-EXECUTION = ExecutionSupport("bound", no_spread=WHOLE_WEIGHTS)
+EXECUTION = ExecutionSupport("bound", no_spread=WHOLE_WEIGHTS, in_float64=True)
 
 BOUND = verb(
     Verb(
@@ -40,6 +40,7 @@ BOUND = verb(
                 help="Lanczos steps per layer and sequence for the largest gain; 0 to skip it.",
             ),
             options.DTYPE,
+            options.DEVICE,
             options.BLOCKS,
             options.LAYOUT,
             *options.execution(EXECUTION.no_offload, EXECUTION.no_spread),

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from rankscope.errors import InputError, UnsupportedConfigError
-from rankscope.linalg.precision import float_floor
+from rankscope.linalg.precision import as_float64, float_floor
 from rankscope.models.heads import HeadWeights, head_weights
 from rankscope.models.heads.family import family_of
 from rankscope.models.inputs import Batch
@@ -109,7 +109,7 @@ def head_sizes(weights: HeadWeights) -> tuple[HeadSizes, ...]:
     for head in range(weights.heads):
         group = int(weights.kv_of_head[head])
         W_Q, W_K, W_V, W_O = (
-            part.detach().to(torch.float64)
+            as_float64(part.detach())
             for part in (weights.W_Q[head], weights.W_K_groups[group], weights.W_V_groups[group], weights.W_O[head])
         )
         value = W_V @ W_O
@@ -141,7 +141,7 @@ def mlp_size(block: nn.Module, config: Any) -> tuple[LipschitzConstants | None, 
 
 def stream_state(X: Tensor) -> StreamState:
     """The facts about the stream, (tokens, dim), that the theorems on masks need."""
-    X = X.to(torch.float64)
+    X = as_float64(X)
     lengths = torch.linalg.vector_norm(X, dim=-1, keepdim=True)
     unit = X / torch.where(lengths > 0, lengths, torch.ones_like(lengths))
     return StreamState(
@@ -294,9 +294,7 @@ class _Scores(NamedTuple):
 
 
 def _scores(weights: HeadWeights, read: Tensor) -> _Scores:
-    W_Q, W_K, b_Q, b_K = (
-        part.detach().to(torch.float64) for part in (weights.W_Q, weights.W_K, weights.b_Q, weights.b_K)
-    )
+    W_Q, W_K, b_Q, b_K = (as_float64(part.detach()) for part in (weights.W_Q, weights.W_K, weights.b_Q, weights.b_K))
     Q, K = read @ W_Q + b_Q[:, None], read @ W_K + b_K[:, None]
     on_the_way = abs(weights.scale) * (Q.abs() @ K.abs().mT)
     return _Scores(weights.scale * (Q @ K.mT), float(on_the_way.max()))
@@ -369,15 +367,15 @@ def _gains(R: Tensor, P: Tensor, tensors: HeadTensors, shared: Tensor, gain: flo
 
 def _tensors(weights: HeadWeights) -> HeadTensors:
     """Per head, in float64."""
-    wide = [part.detach().to(torch.float64) for part in (weights.W_Q, weights.W_K, weights.W_V, weights.W_O)]
+    wide = [as_float64(part.detach()) for part in (weights.W_Q, weights.W_K, weights.W_V, weights.W_O)]
     return HeadTensors(
         W_Q=wide[0],
         W_K=wide[1],
         W_V=wide[2],
         W_O=wide[3],
-        b_Q=weights.b_Q.detach().to(torch.float64),
-        b_V=weights.b_V.detach().to(torch.float64),
-        b_O=weights.b_O.detach().to(torch.float64),
+        b_Q=as_float64(weights.b_Q.detach()),
+        b_V=as_float64(weights.b_V.detach()),
+        b_O=as_float64(weights.b_O.detach()),
         scale=weights.scale,
     )
 
@@ -396,7 +394,7 @@ def _sharpest_rows(P: Tensor) -> tuple[tuple[float, ...], tuple[int, ...], tuple
     rows = entropy.argmin(-1)
     least = entropy.gather(-1, rows[:, None]).squeeze(-1).clamp_min(0.0)
     seen = (P > 0).any(0)[rows]
-    logits = P[torch.arange(P.shape[0]), rows].clamp_min(5e-324).log().masked_fill(~seen, 0.0)
+    logits = P[torch.arange(P.shape[0], device=P.device), rows].clamp_min(5e-324).log().masked_fill(~seen, 0.0)
     mean = logits.sum(-1, keepdim=True) / seen.sum(-1, keepdim=True)
     spread = torch.linalg.vector_norm((logits - mean).masked_fill(~seen, 0.0), dim=-1)
     return tuple(least.tolist()), tuple(sees[rows].tolist()), tuple(spread.tolist())
@@ -422,7 +420,7 @@ def _logit_sizes(weights: HeadWeights, read: Tensor, position: str) -> tuple[flo
 
 
 def _with_bias(W: Tensor, b: Tensor) -> Tensor:
-    return torch.cat((W.detach().to(torch.float64), b.detach().to(torch.float64)[None]), 0)
+    return torch.cat((as_float64(W.detach()), as_float64(b.detach())[None]), 0)
 
 
 @dataclass(eq=False)
@@ -469,7 +467,7 @@ class BoundReader:
                 found[block.stack].layers[number] += layer
             found[block.stack].facts.see(block.steps, self._of(block)[0])
             self.dtypes.add(block.out.dtype)
-            entries[block.stack] = block.out.to(torch.float64)
+            entries[block.stack] = as_float64(block.out)
 
         run_frozen(self.view, self.config, batch, begin, through, dtype=torch.float64, before=before, keep_seen=True)
         return found
@@ -484,7 +482,7 @@ class BoundReader:
 
     def _layers(self, block: FrozenBlock, entry: Tensor, batch: Batch) -> list[list[LayerQuantities]]:
         weights, known = self._of(block)
-        out = block.out.to(torch.float64)
+        out = as_float64(block.out)
         if not bool(torch.isfinite(out).all()):
             raise InputError(
                 f"Block {block.layer} returns values that are not finite, which no theorem covers. Use "
@@ -539,7 +537,7 @@ def _seen(step: FrozenStep, seen: SeenAttention, entry: Tensor, out: Tensor, num
     """One sequence of a step, without padding."""
 
     def of(x: Tensor) -> Tensor:
-        return x[number, keep].to(torch.float64)
+        return as_float64(x[number, keep])
 
     return SeenLayer(
         entry=of(entry),

@@ -71,6 +71,7 @@ def bound(
     tokenizer: Any = None,
     padding: Padding = None,
     dtype: torch.dtype | str | None = None,
+    device: torch.device | str | None = None,
     seed: int = 0,
     blocks: str | Sequence[str] | None = None,
     stream: Stream | str | bool | None = None,
@@ -101,6 +102,7 @@ def bound(
         tokenizer: tokenizer for the texts, if the model comes without one; see ``measure``.
         padding: which of your own tokens are padding; see ``measure``.
         dtype: dtype of the weights, if the model is loaded here.
+        device: device to run on, such as ``"cuda"``, if the model is loaded here; None for the CPU.
         seed: seed for a random initialisation and for random inputs.
         blocks: names or patterns of the block modules, if discovery needs help.
         stream: where the residual stream is, for a model that does not store it as ``batch tokens dim`` or
@@ -151,6 +153,7 @@ def bound(
         model,
         seed=seed,
         dtype=dtype,
+        device=device,
         offload=offload,
         memory=memory,
         work=work,

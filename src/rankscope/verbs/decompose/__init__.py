@@ -10,6 +10,7 @@ EXECUTION = ExecutionSupport(
     no_offload="the sums of all path lengths of all sequences would have to be stored between blocks, which takes the "
     "memory of the residual stream times the number of blocks",
     no_spread=WHOLE_WEIGHTS,
+    in_float64=True,
 )
 
 DECOMPOSE = verb(
@@ -59,6 +60,7 @@ DECOMPOSE = verb(
             options.METRICS,
             options.MEMORY.but(help="Memory budget in addition to the model, e.g. 3GiB."),
             options.DTYPE,
+            options.DEVICE,
             options.BLOCKS,
             options.LAYOUT,
             *options.execution(EXECUTION.no_offload, EXECUTION.no_spread),

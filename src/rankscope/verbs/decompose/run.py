@@ -64,6 +64,7 @@ def decompose(
     tokenizer: Any = None,
     padding: Padding = None,
     dtype: torch.dtype | str | None = None,
+    device: torch.device | str | None = None,
     seed: int = 0,
     blocks: str | Sequence[str] | None = None,
     stream: Stream | str | None = None,
@@ -98,6 +99,7 @@ def decompose(
         tokenizer: tokenizer for the texts, if the model comes without one; see ``measure``.
         padding: which of your own tokens are padding; see ``measure``.
         dtype: dtype of the weights, if the model is loaded here.
+        device: device to run on, such as ``"cuda"``, if the model is loaded here; None for the CPU.
         seed: seed for a random initialisation and for random inputs.
         blocks: names or patterns of the block modules, if discovery needs help.
         stream: where the residual stream is, for a model that does not store it as ``batch tokens dim`` or
@@ -127,7 +129,14 @@ def decompose(
     _check_names(convention, marginals)
     specs = [METRICS[name] for name in dict.fromkeys(DEFAULT_METRICS if metrics is None else metrics)]
     with executing(
-        EXECUTION, model, seed=seed, dtype=dtype, offload=offload, parallel=parallel, progress=progress
+        EXECUTION,
+        model,
+        seed=seed,
+        dtype=dtype,
+        device=device,
+        offload=offload,
+        parallel=parallel,
+        progress=progress,
     ) as execution:
         loaded = execution.loaded
         # With a budget, inspect the model with one sequence first, and then choose the sequences per pass.

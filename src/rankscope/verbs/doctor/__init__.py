@@ -16,6 +16,7 @@ DOCTOR = verb(
             options.MODEL,
             options.SEED,
             options.DTYPE,
+            options.DEVICE,
             options.BLOCKS,
             options.LAYOUT,
             options.TOKENIZER,

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from rankscope.errors import DiscoveryError, InputError, LayoutError, RankscopeError, SiteError
+from rankscope.linalg.precision import as_float64
 from rankscope.models.inputs import Batch, Padding, prepare_inputs
 from rankscope.models.loading import LoadedModel, load
 from rankscope.models.loading.quiet import quiet_transformers
@@ -38,6 +39,7 @@ def doctor(
     *,
     seed: int = 0,
     dtype: torch.dtype | str | None = None,
+    device: torch.device | str | None = None,
     blocks: str | Sequence[str] | None = None,
     stream: Stream | str | None = None,
     tokenizer: Any = None,
@@ -51,6 +53,7 @@ def doctor(
         inputs: as for :func:`~rankscope.verbs.measure.run.measure`; two short sequences are enough.
         seed: seed for a random initialisation and for random inputs.
         dtype: dtype of the weights, if the model is loaded here.
+        device: device to run on, such as ``"cuda"``, if the model is loaded here; None for the CPU.
         blocks: names or patterns of the block modules, if discovery needs help.
         stream: where the residual stream is, as for ``measure``.
         tokenizer: tokenizer for the texts, if the model comes without one; see ``measure``.
@@ -65,7 +68,7 @@ def doctor(
         if isinstance(model, nn.Module):
             raise InputError("shapes reads the headers of weight files: pass a folder, hub:NAME or an address.")
         return shapes_of(model)
-    loaded = load(model, seed=seed, dtype=dtype)
+    loaded = load(model, seed=seed, dtype=dtype, device=device)
     prepared = prepare_inputs(
         loaded, inputs, sequences=2, tokens=24, batch=2, seed=seed, tokenizer=tokenizer, padding=padding
     )
@@ -145,7 +148,7 @@ class _Witness:
             return
         self.fired[ref.site] += 1
         if isinstance(seen, AttentionCall):
-            sums = seen.probs().double().sum(-1)
+            sums = as_float64(seen.probs()).sum(-1)
             self.row_sums.append((float(sums.min()), float(sums.max())))
             self.mismatch = max(self.mismatch, seen.mismatch())
             return
@@ -250,7 +253,9 @@ def _difference(bare: list[Tensor], traced: list[Tensor]) -> str:
     if len(bare) != len(traced):
         return f"{len(bare)} output tensors bare, {len(traced)} traced"
     worst = max(
-        float((a.double() - b.double()).abs().max()) for a, b in zip(bare, traced, strict=True) if a.shape == b.shape
+        float((as_float64(a) - as_float64(b)).abs().max())
+        for a, b in zip(bare, traced, strict=True)
+        if a.shape == b.shape
     )
     return f"outputs differ by up to {worst:.3g}: the model is not deterministic, or tracing changed it"
 

@@ -5,7 +5,7 @@ from rankscope.execution.support import WHOLE_WEIGHTS, ExecutionSupport
 from rankscope.options import Option
 from rankscope.verbs._spec import Show, Verb, verb
 
-EXECUTION = ExecutionSupport("exact", no_spread=WHOLE_WEIGHTS)
+EXECUTION = ExecutionSupport("exact", no_spread=WHOLE_WEIGHTS, in_float64=True)
 
 EXACT = verb(
     Verb(
@@ -35,6 +35,7 @@ EXACT = verb(
                 help="Also measure in float64 and in the model's own dtype.",
             ),
             options.DTYPE,
+            options.DEVICE,
             options.BLOCKS,
             options.LAYOUT,
             *options.execution(EXECUTION.no_offload, EXECUTION.no_spread),

@@ -61,6 +61,7 @@ def exact(
     tokenizer: Any = None,
     padding: Padding = None,
     dtype: torch.dtype | str | None = None,
+    device: torch.device | str | None = None,
     seed: int = 0,
     stability: bool = False,
     plain: bool = True,
@@ -96,6 +97,7 @@ def exact(
         tokenizer: tokenizer for the texts, if the model comes without one; see ``measure``.
         padding: which of your own tokens are padding; see ``measure``.
         dtype: dtype of the weights, if the model is loaded here.
+        device: device to run on, such as ``"cuda"``, if the model is loaded here; None for the CPU.
         seed: seed for a random initialisation and for random inputs.
         stability: also compute each block's factor on an infinitesimal residual (``linear_factor``): above 1 the block
             pushes away from collapse, below 1 toward it.
@@ -143,6 +145,7 @@ def exact(
         model,
         seed=seed,
         dtype=dtype,
+        device=device,
         offload=offload,
         memory=memory,
         work=work,

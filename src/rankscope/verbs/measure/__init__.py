@@ -71,6 +71,7 @@ MEASURE = verb(
                 help="With --states: the site of each layer, in order, e.g. block.in@0,block.out@0-10,final@11.",
             ),
             options.DTYPE.but(help="Dtype to run in, e.g. float64; with --states, the format the model ran in."),
+            options.DEVICE,
             options.BLOCKS,
             options.LAYOUT.but(help=f"{options.LAYOUT.help} With --states: the axes of an array, 'tokens layers dim'."),
             *options.execution(EXECUTION.no_offload, EXECUTION.no_spread),

@@ -60,6 +60,7 @@ def measure(
     tokenizer: Any = None,
     padding: Padding = None,
     dtype: torch.dtype | str | None = None,
+    device: torch.device | str | None = None,
     seed: int = 0,
     null: bool = False,
     similarity: bool = False,
@@ -98,6 +99,7 @@ def measure(
             them, as ``"NAME"`` or with the value that marks padding, ``"NAME=1"``; ``"none"`` for no padding. None
             looks for such an argument and tests on the model how it is interpreted.
         dtype: dtype of the weights, if the model is loaded here.
+        device: device to run on, such as ``"cuda"``, if the model is loaded here; None for the CPU.
         seed: seed for a random initialisation and for random inputs.
         null: also measure Gaussian tokens of the same shape, as a baseline.
         similarity: also store the cosines between at most 64 tokens of the first sequence after each block.
@@ -178,6 +180,7 @@ def measure(
         model,
         seed=seed,
         dtype=dtype,
+        device=device,
         offload=offload,
         memory=memory,
         work=work,

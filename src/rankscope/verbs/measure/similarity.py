@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rankscope.linalg.precision import as_float64
 from rankscope.models.inputs import Prepared
 from rankscope.runs.similarity import packed, shown_positions
 from rankscope.stream.sites import SiteRef
@@ -73,7 +73,7 @@ def cosines(x: Tensor) -> NDArray[np.float64]:
         >>> cosines(torch.tensor([[1.0, 0.0], [2.0, 0.0], [0.0, 3.0]])).tolist()
         [[1.0, 1.0, 0.0], [1.0, 1.0, 0.0], [0.0, 0.0, 1.0]]
     """
-    wide = x.to(torch.float64)
+    wide = as_float64(x)
     scaled = wide / wide.abs().amax(-1, keepdim=True)
     unit = scaled / scaled.norm(dim=-1, keepdim=True)
     found: NDArray[np.float64] = (unit @ unit.T).clamp(-1.0, 1.0).cpu().numpy()

@@ -60,6 +60,7 @@ REMEDY = verb(
                 help="Timed forward passes per remedy; 0 to skip timing.",
             ),
             options.DTYPE,
+            options.DEVICE,
             options.BLOCKS,
             options.LAYOUT,
             *options.execution(EXECUTION.no_offload, EXECUTION.no_spread),

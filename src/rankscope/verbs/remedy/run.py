@@ -43,6 +43,7 @@ def remedy(
     tokenizer: Any = None,
     padding: Padding = None,
     dtype: torch.dtype | str | None = None,
+    device: torch.device | str | None = None,
     seed: int = 0,
     blocks: str | Sequence[str] | None = None,
     stream: Stream | str | None = None,
@@ -72,6 +73,7 @@ def remedy(
         tokenizer: tokenizer for the texts, if the model comes without one; see ``measure``.
         padding: which of your own tokens are padding; see ``measure``.
         dtype: dtype of the weights, if the model is loaded here.
+        device: device to run on, such as ``"cuda"``, if the model is loaded here; None for the CPU.
         seed: seed for a random initialisation and for random inputs.
         blocks: names or patterns of the block modules, if discovery needs help.
         stream: where the residual stream is, for a model that does not store it as ``batch tokens dim`` or
@@ -96,7 +98,14 @@ def remedy(
         sequences, tokens, batch, tokens_policy, seed, random_tokens, tokenizer, padding, REMEDY.default("sequences")
     )
     with executing(
-        EXECUTION, model, seed=seed, dtype=dtype, offload=offload, parallel=parallel, progress=progress
+        EXECUTION,
+        model,
+        seed=seed,
+        dtype=dtype,
+        device=device,
+        offload=offload,
+        parallel=parallel,
+        progress=progress,
     ) as execution:
         loaded = execution.loaded
         if weights == "init" and loaded.origin != "init":

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from rankscope.errors import InputError, UnsupportedConfigError, UnsupportedOperationError
 from rankscope.execution.findings import Findings
 from rankscope.execution.passes import Execution
+from rankscope.linalg.precision import as_float64
 from rankscope.metrics import METRICS
 from rankscope.models.heads import head_weights
 from rankscope.models.inputs import Batch, Prepared, TokensPolicy
@@ -88,7 +89,7 @@ def gradient_norms(loaded: LoadedModel, view: ModelView, batch: Batch, seed: int
     for stack in view.stacks:
         for name, layer in {call.module_name: call.first_layer for call in reversed(stack.calls)}.items():
             heads = head_weights(_with_gradients_for_weights(modules[name], gradients), loaded.config)
-            sizes = (float(w.double().norm()) for w in (heads.W_Q, heads.W_K_groups, heads.W_V_groups))
+            sizes = (float(as_float64(w).norm()) for w in (heads.W_Q, heads.W_K_groups, heads.W_V_groups))
             norms.append(GradientNorms(stack.name, layer, *sizes))
     return sorted(norms, key=lambda entry: (str(entry.stack), entry.layer))
 
@@ -101,7 +102,7 @@ def _projection(model: nn.Module, view: ModelView, batch: Batch, seed: int) -> T
         assert isinstance(x, Tensor)
         if ref.layer == depths[ref.stack] - 1:
             generator = torch.Generator().manual_seed(seed)
-            direction = torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x)
+            direction = torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x.dtype).to(x.device)
             parts.append((direction * x).sum() / (x.shape[-1] * x.shape[-2]) ** 0.5)
 
     depths = {stack.name: stack.depth for stack in view.stacks}

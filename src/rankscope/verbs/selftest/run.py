@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from rankscope.linalg.precision import has_float64, widest
 from rankscope.linalg.tokens import Tokens
 from rankscope.metrics import METRICS
+from rankscope.models.loading.devices import parse_device
+from rankscope.verbs.selftest.parity import ALLOWED, VerbParity, verbs_on
 from rankscope.views import Column, Document, Table
 from rankscope.views.text import document_text
 
@@ -42,9 +46,13 @@ class SelfTest:
 
     Attributes:
         values: per kind of tokens, one value for each of ``COLUMNS``.
+        device: where they were computed.
+        verbs: the verbs on that device, compared with the processor; none unless a device was named.
     """
 
     values: dict[str, tuple[float, ...]]
+    device: str = "cpu"
+    verbs: tuple[VerbParity, ...] = ()
 
     @property
     def differences(self) -> tuple[str, ...]:
@@ -54,11 +62,15 @@ class SelfTest:
             for kind, printed in PRINTED.items()
             for metric, value, digits in zip(COLUMNS, self.values[kind], printed, strict=True)
             if as_printed(value, digits) != digits
+        ) + tuple(
+            f"{entry.verb} on {self.device}: {entry.error or _disagreement(entry)}"
+            for entry in self.verbs
+            if not entry.passed
         )
 
     @property
     def passed(self) -> bool:
-        """Whether every value has the printed digits."""
+        """Whether every value has the printed digits, and every verb the values of the processor."""
         return not self.differences
 
     @property
@@ -69,27 +81,42 @@ class SelfTest:
     def to_json(self) -> dict[str, object]:
         """Plain data: passed, differences, and rows of metric values."""
         rows = [{"tokens": kind, **dict(zip(COLUMNS, row, strict=True))} for kind, row in self.values.items()]
-        return {"passed": self.passed, "differences": list(self.differences), "rows": rows}
+        verbs = [entry.to_json() for entry in self.verbs]
+        return {
+            "passed": self.passed,
+            "device": self.device,
+            "differences": list(self.differences),
+            "rows": rows,
+            "verbs": verbs,
+        }
 
     def __str__(self) -> str:
         return document_text(document(self))
 
 
-def selftest() -> SelfTest:
+def selftest(device: torch.device | str | None = None) -> SelfTest:
     """Recompute the five-row confusion table: what healthy, offset, sink, outlier and collapsed tokens look like.
 
     The tokens are drawn from a fixed seed, so every machine measures the same numbers.
+
+    Args:
+        device: also compute the table on this device, such as ``"cuda"``, and compare every verb on it with the
+            processor, for a tiny model.
 
     Example:
         >>> selftest().passed
         True
     """
-    views = {kind: Tokens(x) for kind, x in confusing_tokens().items()}
-    return SelfTest({kind: tuple(_measure(name, view) for name in COLUMNS) for kind, view in views.items()})
+    place = parse_device(device)
+    here = torch.device("cpu") if place is None else place
+    dtype = widest(here)
+    views = {kind: Tokens(x.to(dtype).to(here)) for kind, x in confusing_tokens().items()}
+    values = {kind: tuple(_measure(name, view) for name in COLUMNS) for kind, view in views.items()}
+    return SelfTest(values, str(here), () if place is None else verbs_on(place))
 
 
 def document(result: SelfTest) -> Document:
-    """The table, and whether its digits are those expected."""
+    """The table, whether its digits are those expected, and the verbs on a device."""
     rows = [
         [kind, *(as_printed(v, digits) for v, digits in zip(result.values[kind], printed, strict=True))]
         for kind, printed in PRINTED.items()
@@ -97,7 +124,38 @@ def document(result: SelfTest) -> Document:
     verdict = "All 40 values agree with the published table." if result.passed else "\n".join(result.differences)
     reading = "No single metric distinguishes these five; a verdict needs several."
     table = Table([Column("tokens", align="left"), *COLUMNS.values()], rows)
-    return Document("selftest: five kinds of tokens", verdict, parts=(table, reading))
+    if not result.verbs:
+        return Document("selftest: five kinds of tokens", verdict, parts=(table, reading))
+    if result.passed:
+        verdict += f" Every verb gives the values of the processor on {result.device}."
+    return Document(
+        f"selftest on {_described(torch.device(result.device))}", verdict, parts=(table, reading, _verbs(result))
+    )
+
+
+def _verbs(result: SelfTest) -> Table:
+    columns = [Column("verb", align="left"), "values", "largest difference", "time ratio", Column("", align="left")]
+    rows = [
+        [entry.verb, str(entry.values), f"{entry.difference:.1e}", f"{entry.time_ratio:.2f}", "ok"]
+        if entry.passed
+        else [entry.verb, str(entry.values), f"{entry.difference:.1e}", "", entry.error or "different"]
+        for entry in result.verbs
+    ]
+    return Table(columns, rows)
+
+
+def _described(device: torch.device) -> str:
+    """What a bug report must say about a device."""
+    named = getattr(torch.get_device_module(device), "get_device_name", lambda _: "")
+    words = [str(device), str(named(device)), f"torch {torch.__version__}"]
+    words.append("has float64" if has_float64(device) else "no float64: statistics are computed on the processor")
+    return ", ".join(word for word in words if word)
+
+
+def _disagreement(entry: VerbParity) -> str:
+    if math.isnan(entry.difference):
+        return "its rows differ from those of the processor"
+    return f"values differ from those of the processor by up to {entry.difference:.1e}, allowed is {ALLOWED:.0e}"
 
 
 def confusing_tokens() -> dict[str, Tensor]:

@@ -63,6 +63,7 @@ class DescribedStates:
     config_hash: None = None
     parameters: None = None
     dtype: None = None
+    device: None = None
     attn_implementation: None = None
     model: None = None
 

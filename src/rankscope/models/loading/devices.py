@@ -1,0 +1,116 @@
+"""Devices by name, and a model held on another device inside a ``with`` block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from rankscope.errors import LoadError
+
+_EXAMPLES = "Write cpu, cuda, cuda:1, mps or xpu."
+
+
+def parse_device(device: torch.device | str | None) -> torch.device | None:
+    """A device of this machine, given as itself or by name; None stays None.
+
+    Example:
+        >>> parse_device("cpu")
+        device(type='cpu')
+
+    Raises:
+        LoadError: torch does not know the name, or the machine does not have the device.
+    """
+    if device is None:
+        return None
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError):
+        raise LoadError(f"device {str(device)!r:.80} is not a device of torch. {_EXAMPLES}") from None
+    if found.type == "meta":
+        raise LoadError(f"device 'meta' has no data, so nothing can be measured on it. {_EXAMPLES}")
+    try:
+        torch.empty(1, device=found)
+    except (AssertionError, RuntimeError, NotImplementedError) as error:
+        why = str(error).strip().partition("\n")[0].rstrip(".")
+        raise LoadError(
+            f"device {str(found)!r} is not available on this machine: {why:.200}. Leave device out to run on the "
+            "processor; with a driver installed, install the build of torch for that device."
+        ) from error
+    return found
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """The device of the first parameter; the CPU for a model without parameters."""
+    first = next(model.parameters(), None)
+    return torch.device("cpu") if first is None else first.device
+
+
+def devices_of(model: nn.Module) -> str:
+    """The devices of the parameters, in words; parameters that are not in memory do not count."""
+    found = {str(parameter.device) for parameter in model.parameters() if not parameter.is_meta}
+    return ", ".join(sorted(found)) or "cpu"
+
+
+def is_on(model: nn.Module, device: torch.device) -> bool:
+    """Whether all parameters are on a device; one without an index, such as ``cuda``, stands for any of its type."""
+    return all(
+        parameter.device.type == device.type and device.index in (None, parameter.device.index)
+        for parameter in model.parameters()
+    )
+
+
+@contextmanager
+def held_on(model: nn.Module, device: torch.device) -> Iterator[None]:
+    """Hold copies of the model's weights and buffers on ``device`` inside the block; the originals return after it.
+
+    The entries of the modules are exchanged, not the data of the parameters, so an optimizer keeps its parameters.
+    """
+    copies: dict[int, Tensor] = {}  # tied weights stay tied
+    exchanged: list[tuple[dict[str, Tensor | None], str, Tensor]] = []
+    try:
+        for module in model.modules():
+            for entries in (module._parameters, module._buffers):
+                for name, tensor in entries.items():
+                    if tensor is None or tensor.device == device:
+                        continue
+                    if id(tensor) not in copies:
+                        moved = tensor.detach().to(device)
+                        is_parameter = isinstance(tensor, nn.Parameter)
+                        copies[id(tensor)] = nn.Parameter(moved, tensor.requires_grad) if is_parameter else moved
+                    exchanged.append((entries, name, tensor))
+        for entries, name, tensor in exchanged:
+            entries[name] = copies[id(tensor)]
+        yield
+    finally:
+        for entries, name, tensor in exchanged:
+            entries[name] = tensor
+
+
+def random_state(device: torch.device) -> Tensor:
+    """The state of the default generator of a device."""
+    if device.type == "cpu":
+        return torch.get_rng_state()
+    module = torch.get_device_module(device)
+    state: Tensor = module.get_rng_state() if device.type == "mps" else module.get_rng_state(device)
+    return state
+
+
+def set_random_state(device: torch.device, state: Tensor) -> None:
+    """Restore what :func:`random_state` returned."""
+    if device.type == "cpu":
+        torch.set_rng_state(state)
+        return
+    module = torch.get_device_module(device)
+    module.set_rng_state(state) if device.type == "mps" else module.set_rng_state(state, device)
+
+
+def devices_in_use() -> list[torch.device]:
+    """The CPU, and every device of the accelerator if torch has initialised it."""
+    accelerator = torch.accelerator.current_accelerator()
+    module = None if accelerator is None else torch.get_device_module(accelerator)
+    if accelerator is None or not getattr(module, "is_initialized", lambda: True)():
+        return [torch.device("cpu")]
+    return [torch.device("cpu"), *(torch.device(accelerator.type, index) for index in range(module.device_count()))]

@@ -1,0 +1,29 @@
+"""Fixtures of the simulated device; a test that uses them is skipped where there is no C++ compiler."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from rankscope.linalg.precision import has_float64
+from tests.device.simulated import SimulatedDevice, compiler, simulated_device
+
+
+@pytest.fixture
+def device() -> SimulatedDevice:
+    """The simulated device ``sim``, its counters at zero."""
+    if compiler() is None:
+        pytest.skip("the simulated device needs a C++ compiler (g++, or CXX)")
+    found = simulated_device()
+    found.reset()
+    return found
+
+
+@pytest.fixture
+def without_float64(device: SimulatedDevice) -> Iterator[SimulatedDevice]:
+    """The same device without float64, as Apple's MPS."""
+    has_float64.cache_clear()
+    with device.without_float64():
+        yield device
+    has_float64.cache_clear()

@@ -1,0 +1,127 @@
+"""Ceilings, on the simulated device: the kernels of a pass per block, and how often the host waits in a pass.
+
+A pass is counted from the announcement of its batch until its rows are written, without the model's own work. The cost
+of a block is the difference between two depths.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaModel
+
+import rankscope as rs
+from rankscope.execution.findings import Finished
+from rankscope.metrics import DEFAULT_ATTENTION_METRICS, DEFAULT_TOKEN_METRICS, NORM_METRICS
+from rankscope.models.inputs import Batch
+from rankscope.verbs.measure.passes import Observers
+from tests.device.simulated import SimulatedDevice
+
+DEPTHS = 2, 4
+SPECTRA = "aten::_linalg_eigh"
+"""The two spectra of a block: each waits for the device."""
+
+BATTERIES: Mapping[str, Mapping[str, Any]] = {
+    "default": {},
+    "norms": {"metrics": NORM_METRICS, "sites": ["block.out"]},
+    "tokens": {"metrics": DEFAULT_TOKEN_METRICS, "sites": ["block.out"]},
+    "attention": {"metrics": DEFAULT_ATTENTION_METRICS},
+    "attention by tiles": {"metrics": DEFAULT_ATTENTION_METRICS, "attention_algorithm": "blockwise"},
+}
+
+
+def llama(device: SimulatedDevice, depth: int) -> LlamaModel:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=depth,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=50,
+        max_position_embeddings=64,
+    )
+    return LlamaModel(config).eval().to(str(device))
+
+
+def ids(sequences: int) -> torch.Tensor:
+    return torch.randint(0, 50, (sequences, 24), generator=torch.Generator().manual_seed(0))
+
+
+class PassCounts:
+    """Counts from the announcement of a batch until its rows are written; the last pass stays."""
+
+    def __init__(self, device: SimulatedDevice, patch: pytest.MonkeyPatch) -> None:
+        self._device = device
+        self._batch: Batch | None = None
+        self.last: Counter[str] = Counter()
+        start, add = Observers.start, Finished.add
+
+        def starting(observers: Observers, batch: Batch) -> None:
+            self._batch = batch
+            device.reset()
+            start(observers, batch)
+
+        def adding(finished: Finished, count: int = 1) -> None:
+            add(finished, count)
+            self.last = Counter(device.counts().by_name)
+
+        patch.setattr(Observers, "start", starting)
+        patch.setattr(Finished, "add", adding)
+
+    def added(self, options: Mapping[str, Any]) -> tuple[Counter[str], Counter[str]]:
+        """What the second of two passes adds to the model's own work: for every block, and once."""
+        found = []
+        for depth in DEPTHS:
+            model = llama(self._device, depth)
+            rs.measure(model, {"input_ids": ids(4)}, batch=2, **options)
+            assert self._batch is not None
+            self._device.reset()
+            with torch.no_grad():
+                self._batch.run(model)
+            own = self._device.counts().by_name
+            found.append(Counter({name: n - own.get(name, 0) for name, n in self.last.items()}))
+        few, many = found
+        per_block = Counter({name: (many[name] - few[name]) / (DEPTHS[1] - DEPTHS[0]) for name in many | few})
+        return per_block, Counter({name: few[name] - DEPTHS[0] * per_block[name] for name in many | few})
+
+
+def total(counts: Mapping[str, float], kind: str, without: Sequence[str] = ()) -> float:
+    return sum(n for name, n in counts.items() if name.startswith(kind) and not any(part in name for part in without))
+
+
+@pytest.mark.parametrize(
+    ("battery", "kernels"),
+    [("norms", 40), ("tokens", 125), ("attention", 36), ("attention by tiles", 1700), ("default", 175)],
+)
+def test_a_pass_waits_for_the_device_once(
+    device: SimulatedDevice, monkeypatch: pytest.MonkeyPatch, battery: str, kernels: int
+) -> None:
+    per_block, once = PassCounts(device, monkeypatch).added(BATTERIES[battery])
+    assert total(per_block, "sync:", [SPECTRA]) == 0, per_block
+    assert total(once, "sync:", [SPECTRA]) <= 1, once
+    assert total(per_block, "kernel:") <= kernels, per_block
+
+
+def test_a_reading_of_the_gauge_waits_for_the_device_once(device: SimulatedDevice) -> None:
+    found = []
+    for depth in DEPTHS:
+        model = llama(device, depth)
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        with rs.Gauge(model, {"input_ids": ids(2)}, schedule=1, strict=True, alarms=()) as gauge:
+            gauge.step(0)
+            device.reset()
+            gauge.after_backward(1)
+            gauge.step(1)
+            found.append(Counter(device.counts().by_name))
+    few, many = found
+    per_block = Counter({name: (many[name] - few[name]) / (DEPTHS[1] - DEPTHS[0]) for name in many | few})
+    once = Counter({name: few[name] - DEPTHS[0] * per_block[name] for name in many | few})
+    print(per_block, once)
+    assert total(per_block, "sync:", [SPECTRA]) == 0, per_block
+    assert total(once, "sync:", [SPECTRA]) <= 2, once  # the reading, and the gradients

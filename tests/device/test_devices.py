@@ -1,0 +1,164 @@
+"""``device=``, and what a result says about the device and the arithmetic."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import rankscope as rs
+from rankscope.errors import InputError, LoadError
+from rankscope.linalg.precision import as_float64, full_precision, has_float64, lowered_products
+from rankscope.linalg.tokens import Tokens
+from rankscope.models.loading.devices import held_on, parse_device
+from rankscope.monitor.isolation import same_random_state
+from tests.device.simulated import SimulatedDevice
+
+SMALL = {"sequences": 1, "tokens": 8, "metrics": ["relative_residual"], "sites": ["block.out"]}
+CPU = torch.device("cpu")
+
+
+def test_a_device_by_name(device: SimulatedDevice) -> None:
+    run = rs.measure("init:tiny-bert", device="sim:1", **SMALL)
+    assert run.provenance.device == "sim:1"
+    here = rs.measure("init:tiny-bert", **SMALL)
+    assert here.provenance.device == "cpu"
+    assert run.table["value"].to_pylist() == here.table["value"].to_pylist()
+    assert device.counts().kernels > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("cuda:x", "'cuda:x' is not a device of torch. Write cpu, cuda"),
+        ("gpu", "'gpu' is not a device of torch"),
+        ("meta", "has no data"),
+        ("mps", "'mps' is not available on this machine: .*. Leave device out"),
+    ],
+)
+def test_a_device_that_does_not_exist(name: str, message: str) -> None:
+    if name == "mps" and torch.backends.mps.is_available():
+        pytest.skip("this machine has the device")
+    with pytest.raises(LoadError, match=message):
+        parse_device(name)
+
+
+def test_what_contradicts_a_device_is_refused(device: SimulatedDevice) -> None:
+    with pytest.raises(InputError, match=r"BertModel is in memory, on cpu. Move it to sim:0 before the call"):
+        rs.measure(rs.load("init:tiny-bert").model, device="sim:0", **SMALL)
+    with pytest.raises(InputError, match=r"each block on the processor\. Leave device out"):
+        rs.measure("init:tiny-bert", device="sim", offload=True, **SMALL)
+    with pytest.raises(InputError, match="one device for the whole model"):
+        rs.load("init:tiny-bert", device="sim", device_map="auto")
+
+
+def test_no_float64_weights_where_there_is_no_float64(without_float64: SimulatedDevice) -> None:
+    with pytest.raises(LoadError, match=r"sim has no float64\. Leave dtype out, or device"):
+        rs.load("init:tiny-bert", dtype="float64", device="sim")
+    assert not has_float64(torch.device("sim:0"))
+    assert as_float64(torch.ones(2, device="sim")).device == CPU
+
+
+def test_a_verb_in_float64_runs_on_the_processor_instead(without_float64: SimulatedDevice) -> None:
+    model = rs.load("init:tiny-gpt2").model.to("sim")
+    before = {name: parameter.data_ptr() for name, parameter in model.named_parameters()}
+    run = rs.bound(model, sequences=1, tokens=4)
+    assert run.provenance.device == "cpu"
+    assert any("sim:0 has no float64, in which bound computes" in note for note in run.notes)
+    assert {name: parameter.data_ptr() for name, parameter in model.named_parameters()} == before
+
+
+def test_a_model_held_elsewhere_returns(device: SimulatedDevice) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)).to("sim")
+    model.append(model[0])  # a shared module, and with it tied weights
+    originals = list(model.parameters())
+    with held_on(model, CPU):
+        assert {p.device for p in model.parameters()} | {b.device for b in model.buffers()} == {CPU}
+        assert model[2].weight is model[0].weight
+    assert all(one is other for one, other in zip(model.parameters(), originals, strict=True))
+    assert {b.device.type for b in model.buffers()} == {"sim"}
+
+
+def test_autocast_sets_the_floor_and_not_the_metrics(device: SimulatedDevice) -> None:
+    """Activations are computed in bfloat16 and stored in float32; the metrics are those of the stored tensors."""
+    model = rs.load("init:tiny-bert").model.to("sim")
+    with torch.autocast("sim", dtype=torch.bfloat16):
+        run = rs.measure(model, **{**SMALL, "metrics": ["relative_residual", "effective_rank"]})
+    assert run.floor["dtype"] == "bfloat16"
+    assert run.provenance.arithmetic_dtype == "bfloat16"
+    X = torch.randn(2, 8, 16, device="sim")
+    with torch.autocast("sim", dtype=torch.bfloat16), full_precision(X.device):
+        assert (X @ X.mT).dtype == torch.float32
+
+
+def test_lowered_products_are_named_and_kept_out_of_our_own() -> None:
+    """On this kind of machine ``medium`` rounds factors to bfloat16, an error of 1e-2; TF32 does so on CUDA."""
+    X = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
+    exact = X.double() @ X.double()
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("medium")
+        named = {place.type: lowered_products(place) for place in (CPU, torch.device("cuda"))}
+        with full_precision(CPU):
+            inside = X @ X
+            assert lowered_products(CPU) is None
+        assert {place.type: lowered_products(place) for place in (CPU, torch.device("cuda"))} == named
+        assert torch.get_float32_matmul_precision() == "medium"
+        run = rs.measure("init:tiny-bert", **SMALL)
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert float((inside - exact).abs().max()) < 1e-4
+    assert lowered_products(CPU) is None
+    if named["cpu"] is not None:  # torch 2.9 and later
+        assert named == {"cpu": "bf16", "cuda": "tf32"}
+        assert run.provenance.arithmetic_dtype == "float32 (products in bf16)"
+        assert any("rounds the factors of float32 products to bf16" in note for note in run.notes)
+
+
+def test_random_states_of_every_device_return(device: SimulatedDevice) -> None:
+    torch.manual_seed(3)
+    with same_random_state():
+        first = [torch.rand(3, device=place).cpu() for place in ("cpu", "sim:0", "sim:1")]
+    again = [torch.rand(3, device=place).cpu() for place in ("cpu", "sim:0", "sim:1")]
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+
+
+def test_a_mask_of_the_processor_with_tokens_of_a_device(device: SimulatedDevice) -> None:
+    x, keep = torch.randn(2, 5, 3), torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
+    assert torch.equal(Tokens(x.to("sim"), keep).mean.cpu(), Tokens(x, keep).mean)
+
+
+def test_the_selftest_on_a_device(device: SimulatedDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rankscope.verbs._spec import VERBS
+    from rankscope.verbs.selftest import parity
+
+    monkeypatch.setattr(parity, "verbs_in_order", lambda: [VERBS["measure"]])
+    result = rs.selftest(device="sim")
+    assert result.passed, str(result)
+    assert [(entry.verb, entry.difference) for entry in result.verbs] == [("measure", 0.0)]
+    assert "selftest on sim, torch" in str(result)
+    assert result.to_json()["device"] == "sim"
+
+
+def test_a_device_that_computes_wrongly_is_found(device: SimulatedDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rankscope.verbs._spec import VERBS
+    from rankscope.verbs.selftest import parity
+
+    monkeypatch.setattr(parity, "verbs_in_order", lambda: [VERBS["measure"], VERBS["ablate"]])
+    timed = parity._timed
+
+    def wrong(verb: object, place: torch.device) -> object:
+        if place.type == "sim" and verb is VERBS["ablate"]:
+            raise RuntimeError("no kernel")
+        run, seconds = timed(verb, place)  # type: ignore[arg-type]
+        if place.type == "sim":
+            run = timed(VERBS["ablate"], place)[0]
+        return run, seconds
+
+    monkeypatch.setattr(parity, "_timed", wrong)
+    result = rs.selftest(device="sim")
+    assert not result.passed
+    assert result.differences == (
+        "measure on sim: its rows differ from those of the processor",
+        "ablate on sim: RuntimeError: no kernel",
+    )

@@ -1,0 +1,90 @@
+"""Views stripped of their activations and joined give what each of them gives."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from rankscope.linalg.attention import AttentionMatrix
+from rankscope.linalg.attention_scores import AttentionScores
+from rankscope.linalg.joining import ActivationsGoneError, Joinable
+from rankscope.linalg.routing import Routing
+from rankscope.linalg.to_host import to_host
+from rankscope.linalg.tokens import Tokens
+from rankscope.linalg.update import Update
+from rankscope.metrics import METRICS, MetricSpec, View, evaluate
+
+READS_ACTIVATIONS = {"uniformity"}
+
+
+def tokens(keep: Tensor | None, seed: int) -> Tokens:
+    x = torch.randn(2, 6, 5, generator=torch.Generator().manual_seed(seed))
+    return Tokens(x * 10.0 ** torch.arange(5), keep)
+
+
+def attention(keep: Tensor | None, seed: int) -> AttentionMatrix:
+    scores = torch.randn(2, 3, 6, 6, generator=torch.Generator().manual_seed(seed))
+    support = torch.ones(6, 6, dtype=torch.bool).tril()
+    return AttentionMatrix(scores.masked_fill(~support, -torch.inf).softmax(-1), support, keep)
+
+
+def update(keep: Tensor | None, seed: int) -> Update:
+    return Update(*torch.randn(2, 2, 6, 5, generator=torch.Generator().manual_seed(seed)), keep)
+
+
+def routing(keep: Tensor | None, seed: int) -> Routing:
+    probs = torch.randn(2, 6, 4, generator=torch.Generator().manual_seed(seed)).softmax(-1)
+    return Routing(probs, probs.topk(2).indices, keep)
+
+
+def scores(keep: Tensor | None, seed: int) -> AttentionScores:
+    return AttentionScores(torch.randn(2, 3, 6, 6, generator=torch.Generator().manual_seed(seed)), keep)
+
+
+VIEWS = {"tokens": tokens, "attention": attention, "update": update, "router": routing, "scores": scores}
+
+
+def specs_of(side: str) -> list[MetricSpec]:
+    return [spec for spec in METRICS.values() if spec.side == side and spec.name not in READS_ACTIVATIONS]
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("side", VIEWS)
+def test_metrics_of_joined_views_are_those_of_each(side: str, padded: bool) -> None:
+    keep = torch.tensor([[True] * 6, [True] * 4 + [False] * 2]) if padded else None
+    specs = specs_of(side)
+    assert specs
+    made: list[View] = [VIEWS[side](keep, seed) for seed in range(3)]
+    each = [evaluate(specs, view, 1e-6) for view in made]
+    parts = [view.stripped(view.taken()) for view in made if isinstance(view, Joinable)]
+    assert len({part.likeness for part in parts}) == 1
+    assert not any(name in part.__dict__ for part in parts for name in part.activations)
+    together = evaluate(specs, type(parts[0]).joined(parts), 1e-6)  # type: ignore[arg-type]
+    torch.testing.assert_close(
+        together.values, torch.cat([one.values for one in each], 1), rtol=1e-14, atol=0, equal_nan=True
+    )
+    assert torch.equal(together.statuses, torch.cat([one.statuses for one in each], 1))
+
+
+def test_what_reads_activations_is_found_out() -> None:
+    whole = tokens(None, 0)
+    METRICS["uniformity"].function(whole)
+    with pytest.raises(ActivationsGoneError, match="_x"):
+        METRICS["uniformity"].function(whole.stripped(whole.taken()))
+
+
+def test_views_of_other_shapes_are_not_alike() -> None:
+    wide, narrow = (Tokens(torch.randn(2, 6, dim)).stripped(frozenset({"_norm_sums"})) for dim in (5, 4))
+    masked = tokens(torch.ones(2, 6, dtype=torch.bool), 0).stripped(frozenset({"_norm_sums"}))
+    assert len({wide.likeness, narrow.likeness, masked.likeness}) == 3
+
+
+def test_a_stripped_view_holds_numbers_per_token_and_channel_only() -> None:
+    whole = Tokens(torch.randn(1, 300, 200))
+    assert whole.stripped(frozenset({"_norm_sums"})).bytes_held < 8 * 10 * (300 + 200)
+
+
+def test_tensors_of_any_format_arrive_unchanged() -> None:
+    given = [torch.tensor(True), torch.randn(3, 2), torch.arange(5, dtype=torch.int8), torch.zeros(0)]
+    assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(to_host(given), given, strict=True))
