@@ -21,11 +21,11 @@ from rankscope.metrics._spec import CHANNEL_ORDER, ROTATION, SCALE, TOKEN_ORDER,
 def outside_span_share(branch: Branch) -> Tensor:
     r"""Share of the energy written outside the span of the tokens read, :math:`\|Y(I - P_X)\|_F^2 / \|Y\|_F^2`.
 
-    **Exact.** :math:`P_X` projects onto the span of the tokens X that the branch reads; Y is what it adds to the stream.
-    0 if every output is a combination of the inputs of the same sequence, 1 if all of it is new; a random output has
-    1 - r/d, with r the rank of X. Directions of X below the float floor of its format do not count. Undefined if X
-    spans all channels, as d tokens or more usually do, because then nothing can lie outside: measure shorter
-    inputs. Undefined for X = 0 or Y = 0.
+    **Exact.** :math:`P_X` projects onto the span of the tokens X that the branch reads, and Y is what it adds to the
+    stream. 0 if every output is a combination of the inputs of the same sequence, 1 if all of it is new; a random
+    output has 1 - r/d, with r the rank of X. Directions of X below the float floor of its format do not count.
+    Undefined if X spans all channels, as d tokens or more usually do, because then nothing can lie outside: measure
+    shorter inputs. Undefined for X = 0 or Y = 0.
 
     Example:
         >>> import torch

@@ -26,7 +26,7 @@ SITES: Mapping[str, str] = {
     "cross_attention.scores": "the cross-attention scores of each head as they enter the softmax",
     "attention.mixed": "the values as each head has mixed them, P V, before the output projection; fused kernels only",
     "cross_attention.mixed": "the same of cross-attention",
-    "attention.state": "the state of a recurrent block (linear attention, state space) after the last token, one matrix per head",
+    "attention.state": "the state of linear attention or a state space after the last token, one matrix per head",
     "streams.in": "the residual streams of each token as they enter a block, if a token has several",
     "streams.out": "the residual streams of each token as they leave a block, if a token has several",
     "final": "the stream after the stack's final norm",
