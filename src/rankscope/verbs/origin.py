@@ -133,4 +133,5 @@ def about_inputs(run: Run, prepared: Prepared) -> Run:
     """Add to the verdict how the inputs differ from what the user passed: hashed, random or truncated."""
     if not prepared.caveats:
         return run
-    return dataclasses.replace(run, verdict=" ".join((run.verdict, *prepared.caveats)))
+    between = "\n" if "\n" in run.verdict else " "
+    return dataclasses.replace(run, verdict=between.join((run.verdict, " ".join(prepared.caveats))))
