@@ -68,11 +68,12 @@ class Branch:
             share[sequence] = self._outside_of_one(slice(sequence, sequence + 1))
         return share
 
-    def _outside_of_one(self, sequence: slice) -> Tensor | float:
+    def _outside_of_one(self, sequence: slice) -> float:
         X, Y = (tokens.piece(sequence, slice(None))[0] for tokens in (self._read, self._added))
         _, sizes, directions = torch.linalg.svd(X, full_matrices=False)
         # A rounding error in every entry changes each singular value by less than the floor times the largest one.
         span = directions[sizes > float_floor(self._read.dtype) * sizes[0]]
         if len(span) in (0, X.shape[-1]):
             return math.nan
-        return (Y - Y @ span.T @ span).square().sum() / Y.square().sum()
+        outside: Tensor = Y - Y @ span.T @ span
+        return float(outside.square().sum() / Y.square().sum())

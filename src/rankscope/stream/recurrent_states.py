@@ -77,7 +77,7 @@ class RecurrentStates:
             return None
         if len(states) > 1:
             return f"{type(block).__name__} keeps {len(states)} recurrent states, and not one"
-        (state,) = states
+        state: Tensor = states[0]
         if state.dim() not in (3, 4) or state.shape[0] != sequences:
             return (
                 f"the state of {type(block).__name__} has the shape {tuple(state.shape)}; expected a matrix, or one "

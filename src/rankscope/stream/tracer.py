@@ -12,7 +12,7 @@ queries and keys alone, which saves one walk over all of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -99,6 +99,7 @@ class Tracer(SiteMode):
         self._routers: list[RouterWatch] = []
         self._room: Tensor | None = None
         self._inputs: BranchInputs | None = None
+        self._following = ExitStack()
         self._states: RecurrentStates | None = None
 
     def __torch_function__(
@@ -210,7 +211,7 @@ class Tracer(SiteMode):
         if self._selection.wants("mlp.branch") and call.stack.stream.takes == "stream":
             if self._inputs is None:
                 self._inputs = BranchInputs()
-                self._inputs.__enter__()
+                self._following.enter_context(self._inputs)
             self._inputs.begin(entry)
 
     def on_next_block(self, call: ActiveBlock, stream: Tensor) -> None:
@@ -241,7 +242,7 @@ class Tracer(SiteMode):
 
     def _leave(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         if self._inputs is not None:
-            self._inputs.__exit__(None, None, None)
+            self._following.close()
             self._inputs = None
         call = self._open
         super()._leave(module, args, output)
