@@ -305,7 +305,8 @@ def main() -> None:
         DATA.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
     stored = json.loads(DATA.read_text(encoding="utf-8"))
     TABLE.write_text(table(stored), encoding="utf-8")
-    VERDICT.write_text(f"> {stored['one model']['verdict']}\n", encoding="utf-8")
+    lines = stored["one model"]["verdict"].split("\n")
+    VERDICT.write_text("\n>\n".join(f"> {line}" for line in lines) + "\n", encoding="utf-8")
     draw(stored)
 
 

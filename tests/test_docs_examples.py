@@ -1,4 +1,4 @@
-"""Every ``python`` block of the README and of the pages below runs as printed: one namespace per page, in order.
+"""Every ``python`` block of the README and of the docs runs as printed: one namespace per page, in order.
 
 Blocks in ``console``, ``text`` and ``json`` are not run; console lines are checked against the commands that exist.
 """
@@ -20,13 +20,14 @@ import rankscope
 
 ROOT = Path(__file__).resolve().parents[1]
 HOWTO = sorted(path.stem for path in (ROOT / "docs/howto").glob("*.md"))
-PAGES = [
-    "README.md",
-    *(f"docs/{p}.md" for p in ("index", "quickstart", "trust", "beside", "from_the_2021_script")),
-    *(f"docs/howto/{p}.md" for p in HOWTO if p != "monitor"),  # run by tests/monitor/test_page.py
-]
 IN_A_FRESH_PYTHON = ["docs/adding.md"]
 """Pages that register something."""
+BY_ANOTHER_TEST = ["docs/howto/monitor.md"]  # tests/monitor/test_page.py
+WRITTEN = ["README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")
+                                if not {"_build", "notebooks"} & set(path.parts))]  # fmt: skip
+PAGES = [page for page in WRITTEN if page not in (*IN_A_FRESH_PYTHON, *BY_ANOTHER_TEST)
+         and ("howto/" in page or "\n```python\n" in (ROOT / page).read_text(encoding="utf-8"))]  # fmt: skip
+"""Pages with code, and every how-to, which must have some."""
 EXPLAINED_ELSEWHERE = {"ls": "docs/reference/registries.md", "env": "docs/howto/selftest.md"}
 NOTEBOOKS = sorted((ROOT / "docs/notebooks").glob("*.md"))
 FENCE = re.compile(r"^```(?P<language>\w+)\n(?P<body>.*?)^```$", flags=re.MULTILINE | re.DOTALL)
@@ -40,7 +41,7 @@ def blocks(page: str, language: str) -> list[tuple[int, str]]:
 
 def commands() -> list[tuple[str, list[str]]]:
     """Page and words of each ``rankscope ...`` line in a console block."""
-    lines = ((page, line) for page in PAGES for _, body in blocks(page, "console") for line in body.splitlines())
+    lines = ((page, line) for page in WRITTEN for _, body in blocks(page, "console") for line in body.splitlines())
     return [(page, line[2:].split()) for page, line in lines if line.startswith("$ rankscope ")]
 
 

@@ -17,11 +17,12 @@ from rankscope.linalg.precision import float_floor
 from rankscope.metrics import METRICS, SIDES, Invariance, evaluate
 from rankscope.stream.sites import SITES, side_shown
 from tests.reference.metrics import DIGITS, exact_rows
-from tests.reference.sides import EXAMPLES, REFERENCE
+from tests.reference.sides import EXAMPLES, REFERENCE, gaussian
 
 STATUS = list(Status)
 OTHER = [name for name in METRICS if METRICS[name].side not in ("tokens", "attention")]
-FLOATS = [name for name in OTHER if METRICS[name].side == "update"]
+UPDATES = [name for name in OTHER if METRICS[name].side == "update"]
+FLOATS = [*UPDATES, *(name for name in OTHER if METRICS[name].side == "branch")]
 
 
 def example(name: str, seed: int, *batch: int) -> tuple[Tensor, ...]:
@@ -126,7 +127,7 @@ SIZES = {
 }
 
 
-@pytest.mark.parametrize("name", FLOATS)
+@pytest.mark.parametrize("name", UPDATES)
 @pytest.mark.parametrize("case", SIZES)
 @pytest.mark.parametrize("others", [1.0, 1e-200])
 def test_an_update_of_any_size_is_right(name: str, case: str, others: float) -> None:
@@ -182,3 +183,25 @@ def test_zero_tokens_are_left_out_and_no_change_is_no_influence() -> None:
     assert METRICS["block_influence"].function(x, 0 * u).item() == 0.0
     assert METRICS["write_ratio"].function(x, 0 * u).item() == 0.0
     assert METRICS["update_alignment"].function(x, 0 * u).isnan()
+
+
+def test_what_a_branch_writes_outside_the_span_of_its_inputs() -> None:
+    """A linear map into the span, a rank-one input with a nonlinear map, and inputs that span everything."""
+    share = METRICS["outside_span_share"].function
+    x = gaussian(1, 4, 9)
+    assert share(x, gaussian(2, 4, 4) @ x).item() < 1e-28
+    # x_i = c_i v with v = (1, 2, 2)/3 and y_i = c_i^2 (1, 0, 0): of each output, (1, 0, 0).v = 1/3 is inside.
+    c = torch.tensor([[1.0], [-2.0], [3.0]], dtype=torch.float64)
+    v, e = torch.tensor([[1.0, 2.0, 2.0]]).double() / 3, torch.tensor([[1.0, 0.0, 0.0]]).double()
+    assert share(c * v, c.square() * e).item() == pytest.approx(8 / 9, rel=1e-14)
+    assert share((c * v).float(), c.square() * e).item() == pytest.approx(8 / 9, rel=1e-6), "rounding is no direction"
+    for tokens in (9, 12):
+        reading = evaluate(
+            [METRICS["outside_span_share"]],
+            SIDES["branch"].view(gaussian(3, tokens, 9), gaussian(4, tokens, 9)),
+            float_floor(torch.float64),
+        )
+        assert STATUS[int(reading.statuses)] is Status.UNDEFINED
+    assert share(torch.cat([x, x, x]), gaussian(5, 12, 9)).isfinite(), "twelve tokens of rank four leave room"
+    assert share(0 * x, x).isnan()
+    assert share(x, 0 * x).isnan()

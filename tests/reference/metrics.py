@@ -91,6 +91,11 @@ def participation_ratio(s):
     return sum(v**2 for v in s) ** 2 / sum(v**4 for v in s)
 
 
+def affine_rank(rows: Rows):
+    top = singular_values(rows)[0]
+    return mpf(sum(v > mpf("0.01") * top for v in singular_values(centre(rows))))
+
+
 def energy_rank_99(s):
     total, held = sum(v**2 for v in s), mpf(0)
     for k, v in enumerate(s, start=1):
@@ -207,6 +212,7 @@ REFERENCE: dict[str, Callable[[Rows], mpf]] = {
     "centred_participation_ratio": of_centred_spectrum(participation_ratio),
     "energy_rank_99": of_spectrum(energy_rank_99),
     "centred_energy_rank_99": of_centred_spectrum(energy_rank_99),
+    "affine_rank": affine_rank,
     "least_singular_value": of_spectrum(lambda s: s[-1] / s[0]),
     "rankme": of_spectrum(effective_rank),
     "alpha_req": of_centred_spectrum(alpha_req),

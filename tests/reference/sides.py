@@ -24,7 +24,16 @@ def _causal(scores: Tensor) -> Tensor:
     return scores.masked_fill(torch.ones(7, 7, dtype=torch.bool).triu(1), -torch.inf)
 
 
+def _branch(seed: int, *batch: int) -> tuple[Tensor, Tensor]:
+    """Seven tokens in two of five channels, mixed by signs, so that their rank is exactly two; and any output."""
+    read = torch.zeros(*batch, 7, 5, dtype=torch.float64)
+    read[..., [0, 3]] = gaussian(seed, *batch, 7, 2)
+    read[..., 4] = -read[..., 3]
+    return read, gaussian(seed + 1, *batch, 7, 5)
+
+
 EXAMPLES: dict[str, Callable[..., tuple[Tensor, ...]]] = {
+    "branch": _branch,
     "router": lambda seed, *batch: _routing(seed, *batch),
     "scores": lambda seed, *batch: (_causal(3 * gaussian(seed, *batch, 2, 7, 7)),),
     "update": lambda seed, *batch: (gaussian(seed, *batch, 7, 5) + 0.5, gaussian(seed + 1, *batch, 7, 5) / 3),
@@ -54,6 +63,20 @@ def write_ratio(x: Rows, u: Rows) -> mpf:
     return median(ratios) if ratios else mp.nan
 
 
+def outside_span_share(x: Rows, y: Rows) -> mpf:
+    """Gram-Schmidt over the tokens read, in many digits; a remainder of exactly zero adds no direction."""
+    basis: list[list[mpf]] = []
+    for row in x:
+        rest = row
+        for b in basis:
+            rest = plus(rest, [-dot(row, b) * v for v in b])
+        if length(rest) > mpf(10) ** (5 - mp.dps) * length(row):
+            basis.append([v / length(rest) for v in rest])
+    inside = sum(dot(row, b) ** 2 for row in y for b in basis)
+    total = sum(dot(row, row) for row in y)
+    return 1 - inside / total if 0 < len(basis) < len(x[0]) and total else mp.nan
+
+
 def entropy(p) -> mpf:
     return -sum(v * mp.log(v) for v in p if v > 0)
 
@@ -67,6 +90,7 @@ REFERENCE: dict[str, Callable[..., mpf]] = {
     "router_entropy": lambda p, c: mean_of_known(entropy([v / sum(r) for v in r]) / mp.log(len(r)) for r in p),
     "effective_experts": lambda p, c: mp.exp(entropy(load(p, c))),
     "largest_expert_share": lambda p, c: max(load(p, c)),
+    "outside_span_share": outside_span_share,
     "max_attention_logit": lambda s: max(v for row in s for v in row),
     "write_ratio": write_ratio,
     "block_influence": lambda x, u: 1 - mean_of_known(cosine(a, plus(a, b)) for a, b in zip(x, u, strict=True)),

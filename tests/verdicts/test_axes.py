@@ -12,7 +12,7 @@ TOKENS = Verdict("No collapse.", ({"metric": "relative_residual", "value": 0.6},
 
 
 def finding(axis: str, code: str) -> AxisFinding:
-    return AxisFinding(axis, code, f"{axis} {code}.", ({"axis": axis},), (f"rankscope {axis}",))
+    return AxisFinding(axis, code, f"{axis} {code}.", ({"value": 0.5},), (f"rankscope {axis}",))
 
 
 def test_without_findings_the_verdict_is_the_same() -> None:
@@ -23,19 +23,19 @@ def test_without_findings_the_verdict_is_the_same() -> None:
     ("found", "headline"),
     [
         ([("inputs", "healthy")], ""),
-        ([("inputs", "collapsed")], "Collapsed along inputs, not tokens. "),
-        ([("inputs", "collapsed"), ("streams", "unknown")], "Collapsed along inputs, not tokens. "),
-        ([("inputs", "floor"), ("streams", "collapsed")], "Collapsed along inputs and streams, not tokens. "),
-        ([("inputs", "collapsed"), ("depth", "healthy")], "Collapsed along inputs, not tokens. "),
+        ([("inputs", "collapsed")], "Collapsed along inputs, not tokens.\nTokens: "),
+        ([("inputs", "collapsed"), ("streams", "unknown")], "Collapsed along inputs, not tokens.\nTokens: "),
+        ([("inputs", "floor"), ("streams", "collapsed")], "Collapsed along inputs and streams, not tokens.\nTokens: "),
+        ([("inputs", "collapsed"), ("depth", "healthy")], "Collapsed along inputs, not tokens.\nTokens: "),
     ],
 )
 def test_the_headline_names_what_collapsed_and_what_did_not(found: list[tuple[str, str]], headline: str) -> None:
     findings = [finding(*pair) for pair in found]
     verdict = across_axes(TOKENS, findings)
-    assert verdict.sentence == headline + " ".join(["No collapse.", *(f.sentence for f in findings)])
+    assert verdict.sentence == headline + "\n".join(["No collapse.", *(f.sentence for f in findings)])
     assert verdict.code == "healthy"
     assert [entry["axis"] for entry in verdict.axes] == [axis for axis, _ in found]
-    assert len(verdict.evidence) == 1 + len(found)
+    assert [item.get("axis") for item in verdict.evidence] == [None, *(axis for axis, _ in found)]
     assert verdict.next_steps[0] == "rankscope a"
 
 
@@ -44,7 +44,7 @@ def test_tokens_and_inputs() -> None:
     assert across_axes(tokens, [finding("inputs", "collapsed")]).sentence.startswith(
         "Collapsed along tokens and inputs."
     )
-    assert across_axes(tokens, [finding("inputs", "healthy")]).sentence.startswith("Collapsed. inputs")
+    assert across_axes(tokens, [finding("inputs", "healthy")]).sentence.startswith("Collapsed.\ninputs")
 
 
 def test_a_verdict_with_axes_can_be_pickled() -> None:

@@ -3,6 +3,7 @@
 from rankscope._citations import Cite
 from rankscope.linalg.attention_scores import AttentionScores
 from rankscope.linalg.attention_view import AttentionView
+from rankscope.linalg.branch import Branch
 from rankscope.linalg.routing import Routing
 from rankscope.linalg.tokens import Tokens
 from rankscope.linalg.update import Update
@@ -27,6 +28,7 @@ from rankscope.metrics._spec import (
     Invariance,
     MetricSpec,
     attention_metric,
+    branch_metric,
     depending_on_length,
     metric,
     metric_alias,
@@ -52,6 +54,7 @@ __all__ = [
     "TOKEN_ORDER",
     "AttentionScores",
     "AttentionView",
+    "Branch",
     "Cite",
     "Invariance",
     "MetricSpec",
@@ -62,6 +65,7 @@ __all__ = [
     "Update",
     "View",
     "attention_metric",
+    "branch_metric",
     "depending_on_length",
     "evaluate",
     "metric",

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rankscope._citations import Cite
 from rankscope._registry import Registry
-from rankscope.metrics._sides import ATTENTION, ROUTER, SCORES, TOKENS, UPDATE, Side, V, View
+from rankscope.metrics._sides import ATTENTION, BRANCH, ROUTER, SCORES, TOKENS, UPDATE, Side, V, View
 
 Needs = Literal["norms", "order", "gram", "spectrum"]
 MetricFunction = Callable[..., Tensor]
@@ -23,7 +23,7 @@ MetricFunction = Callable[..., Tensor]
 class Invariance(Flag):
     """Transformations of X (or of P, for attention) that do not change a metric.
 
-    For an update, both tensors are transformed in the same way; for a router, channels are the experts.
+    For an update or a branch, both tensors are transformed in the same way; for a router, channels are the experts.
     """
 
     NONE = 0
@@ -133,6 +133,8 @@ router_metric = partial(metric, ROUTER)
 """Register a function of :class:`Routing`; the result also accepts probabilities and expert numbers."""
 update_metric = partial(metric, UPDATE)
 """Register a function of :class:`Update`; the result also accepts the stream and what is added to it."""
+branch_metric = partial(metric, BRANCH)
+"""Register a function of :class:`Branch`; the result also accepts what a branch reads and what it adds."""
 
 
 def metric_alias(

@@ -33,7 +33,7 @@ class Run:
         kind: the verb that produced it, e.g. ``"measure"``.
         provenance: model, inputs, versions.
         floor: the float floor: ``{"dtype", "relative", "meaning"}``.
-        verdict: one sentence (per stack) that names its evidence.
+        verdict: one sentence (per stack) that names its evidence; a line for each axis besides tokens.
         evidence: the values the verdict is based on.
         table: the rows; columns as in :data:`rankscope.runs.rows.FIXED_COLUMNS`, plus those added by the verb.
         null: per metric the mean and spread over same-shape random tokens, or None if not requested.

@@ -26,6 +26,7 @@ SITES: Mapping[str, str] = {
     "cross_attention.scores": "the cross-attention scores of each head as they enter the softmax",
     "attention.mixed": "the values as each head has mixed them, P V, before the output projection; fused kernels only",
     "cross_attention.mixed": "the same of cross-attention",
+    "attention.state": "the state of linear attention or a state space after the last token, one matrix per head",
     "streams.in": "the residual streams of each token as they enter a block, if a token has several",
     "streams.out": "the residual streams of each token as they leave a block, if a token has several",
     "final": "the stream after the stack's final norm",
@@ -34,11 +35,13 @@ SITES: Mapping[str, str] = {
     "mixer.update": "the stream, and what a token mixer that is not attention adds to it",
     "mlp.update": "the stream, and what the MLP or mixture-of-experts branch adds to it",
     "both.update": "the stream, and what attention and MLP of a parallel block add to it at once",
+    "mlp.branch": "what the MLP branch reads, after its norm, and what it adds to the stream",
     "mlp.router": "the router of a mixture of experts: its probabilities, and the experts each token was sent to",
     "block.update": "the stream as it enters a block, and as it leaves it, after any post-norm",
 }
 
-_SIDES: Mapping[str, str] = {"probs": "attention", "scores": "scores", "router": "router", "update": "update"}
+_SIDES: Mapping[str, str] = {"probs": "attention", "scores": "scores", "router": "router", "update": "update",
+                                "branch": "branch"}  # fmt: skip
 """Last word of a site's name to the side of the metrics that read it; all other sites show tokens."""
 
 POOLED_SITES: Mapping[str, str] = {

@@ -12,7 +12,7 @@ queries and keys alone, which saves one walk over all of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,8 +23,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from rankscope.models.inputs import sequences_in_pass
 from rankscope.models.view import Label, ModelView, Stack
 from rankscope.stream.attention_calls import AttentionCall, from_sdpa, from_softmax, listening, sdpa_arguments
+from rankscope.stream.branch_inputs import BranchInputs
 from rankscope.stream.mode import ActiveBlock, Perform, SiteMode, unseen
 from rankscope.stream.operators import SOFTMAXES
+from rankscope.stream.recurrent_states import RecurrentStates
 from rankscope.stream.routers import TOP_K, MixtureOfExperts, RouterWatch, mixtures_in
 from rankscope.stream.sites import SiteRef, SiteSelection
 
@@ -96,6 +98,9 @@ class Tracer(SiteMode):
         self._observe = observe
         self._routers: list[RouterWatch] = []
         self._room: Tensor | None = None
+        self._inputs: BranchInputs | None = None
+        self._following = ExitStack()
+        self._states: RecurrentStates | None = None
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -105,6 +110,17 @@ class Tracer(SiteMode):
             with unseen():
                 self._routers[-1].see_call(func, args, kwargs or {}, out)
         return out
+
+    def _hooks(self, modules: Mapping[str, nn.Module]) -> Iterator[torch.utils.hooks.RemovableHandle]:
+        if self._selection.wants("attention.state"):
+            yield self.view.model.register_forward_pre_hook(self._ask_for_states, with_kwargs=True)
+        yield from super()._hooks(modules)
+
+    def _ask_for_states(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        self._states = RecurrentStates(module, kwargs)
+        return args, {**kwargs, **self._states.arguments}
 
     def _inner_hooks(self, block: nn.Module) -> Iterator[torch.utils.hooks.RemovableHandle]:
         yield from super()._inner_hooks(block)
@@ -192,6 +208,11 @@ class Tracer(SiteMode):
                 if self._room is None or self._room.shape != stream.shape or self._room.dtype != stream.dtype:
                     self._room = torch.empty_like(stream)
                 call.entered = self._room.copy_(stream)
+        if self._selection.wants("mlp.branch") and call.stack.stream.takes == "stream":
+            if self._inputs is None:
+                self._inputs = BranchInputs()
+                self._following.enter_context(self._inputs)
+            self._inputs.begin(entry)
 
     def on_next_block(self, call: ActiveBlock, stream: Tensor) -> None:
         """Show the stream between two blocks of one call."""
@@ -204,7 +225,39 @@ class Tracer(SiteMode):
         """Show stream and branch, before an add in place overwrites one of them."""
         if label is not None and (ref := call.ref(f"{label}.update")) in self._selection:
             self.show(ref, (call.canonical(stream), call.canonical(branch)))
+        if label == "mlp" and self._inputs is not None and (ref := call.ref("mlp.branch")) in self._selection:
+            read = self._inputs.read_by(branch, stream)
+            if isinstance(read, Tensor):
+                self.show(ref, (call.canonical(read), call.canonical(branch)))
+            else:
+                self.show(ref, Unreadable(f"the input of the MLP cannot be told, because {read}"))
         return super().on_add(call, label, stream, branch, perform)
+
+    def _summed(self, call: ActiveBlock, total: Tensor, target: Tensor | None = None) -> Tensor:
+        out = super()._summed(call, total, target)
+        # The branch of a parallel block that is added next was made from the stream before this sum.
+        if self._inputs is not None and not call.is_joined:
+            self._inputs.begin(out)
+        return out
+
+    def _leave(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if self._inputs is not None:
+            self._following.close()
+            self._inputs = None
+        call = self._open
+        super()._leave(module, args, output)
+        if call is not None and output is not None and self._states is not None:
+            self._show_state(call, module, self._states)
+
+    def _show_state(self, call: ActiveBlock, block: nn.Module, states: RecurrentStates) -> None:
+        ref = call.ref("attention.state")
+        if ref not in self._selection:
+            return
+        found = states.refused or states.after(block, call.batch_and_tokens()[0])
+        if isinstance(found, str):
+            self.show(ref, Unreadable(found))
+        elif found is not None:
+            self.show(ref, found)
 
     def on_leave(self, call: ActiveBlock, out: Tensor) -> None:
         """Show the stream as it leaves a block."""
@@ -217,6 +270,7 @@ class Tracer(SiteMode):
 
     def _end_pass(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         self._room = None
+        self._states = None
         super()._end_pass(module, args, output)
 
     def _show_change(self, call: ActiveBlock, left: Tensor) -> None:

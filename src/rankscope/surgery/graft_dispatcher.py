@@ -275,6 +275,10 @@ def spot_of(call: ActiveBlock) -> Spot:
     return Spot(call.stack.name, call.layer, call.stack.depth)
 
 
+_FUSED_CAN_BE = (
+    "They can be if attention calls scaled_dot_product_attention: load the model with attn_implementation='sdpa', "
+    "unless its scores have a soft cap (Gemma 2), which that would leave out."
+)
 _UNSEEN = "the product of its queries and keys was not seen"
 
 
@@ -449,8 +453,7 @@ class GraftDispatcher:
         doubt, self._doubt = self._doubt, _UNSEEN
         if self.at("queries") and doubt is not None:
             raise UnsupportedOperationError(
-                f"The queries and keys of block {at.layer} cannot be changed: {doubt}. Load the model with "
-                "attn_implementation='sdpa', if it has one; own attention can call scaled_dot_product_attention."
+                f"The queries and keys of block {at.layer} cannot be changed: {doubt}. {_FUSED_CAN_BE}"
             )
 
     def owe_values(self, at: Spot) -> None:
@@ -503,5 +506,5 @@ class GraftDispatcher:
             self._owed.clear()
             raise UnsupportedOperationError(
                 f"The product of attention probabilities and values could not be seen in block {where}, so values "
-                "cannot be changed there. Load the model with attn_implementation='sdpa', if it has one."
+                f"cannot be changed there. {_FUSED_CAN_BE}"
             )

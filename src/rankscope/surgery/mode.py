@@ -315,9 +315,8 @@ class SurgeryMode(StreamMode):
         sinks = int(ref.site == "attention.probs" and args[0].shape[-1] == tokens + 1)
         flat = needs_uniform(after) or any(operation.attention == "uniform" for operation in operations)
         if sinks and (flat or self._dispatcher.touches_attention):
-            raise UnsupportedOperationError(
-                f"{ref}: a learned sink stands beside its keys: uniform has no meaning there."
-            )
+            what = "uniform has no meaning" if flat else "a change of scores or values is not defined"
+            raise UnsupportedOperationError(f"{ref}: a learned sink stands beside its keys: {what} there.")
         scores, visible = before_softmax(args[0], tokens, operations, sinks)
         if spot is not None:
             self._dispatcher.seen, self._softmax_at = visible, spot

@@ -146,10 +146,11 @@ class Inputs(Part):
 
 
 class Checkpoint(Part):
-    """One checkpoint of a training run: a folder, or a revision of a hub repository."""
+    """One checkpoint of a training run: a folder, a revision of a hub repository, or hidden states computed there."""
 
     path: str | None = None
     revision: str | None = None
+    states: str | None = None
     step: int | None = Field(default=None, ge=0)
 
     @model_validator(mode="before")
@@ -159,14 +160,15 @@ class Checkpoint(Part):
 
     @model_validator(mode="after")
     def _one_place(self) -> Checkpoint:
-        if (self.path is None) == (self.revision is None):
-            raise ValueError("a checkpoint has a path or a revision, and not both")
+        if [self.path, self.revision, self.states].count(None) != 2:
+            raise ValueError("a checkpoint has a path, a revision or states, and only one of them")
         return self
 
     @property
     def label(self) -> str:
         """How it is called in the rows."""
-        return Path(self.path).name if self.path is not None else str(self.revision)
+        place = self.path or self.states
+        return Path(place).name if place is not None else str(self.revision)
 
     @property
     def number(self) -> int | None:
@@ -176,9 +178,12 @@ class Checkpoint(Part):
 
 
 class Model(Part):
-    """One model, or one training run with its checkpoints in order."""
+    """One model, one training run with its checkpoints in order, or hidden states of either in files."""
 
     model: Name | None = None
+    states: Name | None = None
+    layout: str | None = None
+    at: tuple[Name, ...] | None = None
     name: Name | None = None
     model_class: Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9]*$")] | None = None
     blocks: str | None = None
@@ -202,20 +207,37 @@ class Model(Part):
 
     @model_validator(mode="after")
     def _whole(self) -> Model:
-        if self.model is None and not self.checkpoints:
-            raise ValueError("give a model (a spec) or its checkpoints (folders)")
+        if self.model is None and self.states is None and not self.checkpoints:
+            raise ValueError("give a model (a spec), its checkpoints (folders), or states (a file or folder)")
+        self._check_states()
         if self.model is not None and any(one.path is not None for one in self.checkpoints):
             raise ValueError("model and checkpoint folders exclude each other; name the run with name instead")
-        if self.model is None and self.name is None:
+        if self.model is None and self.states is None and self.name is None:
             raise ValueError("a run given by its checkpoints needs a name")
         if self.revisions and self.checkpoints:
             raise ValueError("revisions and checkpoints exclude each other")
         return self
 
+    def _check_states(self) -> None:
+        stored = [one.states is not None for one in self.checkpoints]
+        if self.states is None and not any(stored):
+            if self.layout is not None or self.at is not None:
+                raise ValueError("layout and at describe states; give states, or leave them out")
+            return
+        others = ("model", "model_class", "blocks", "revisions") + (("checkpoints",) if self.states else ())
+        taken = [name for name in others if getattr(self, name)]
+        if taken or not all(stored):
+            raise ValueError(f"states are measured without a model: leave out {', '.join(taken) or 'its checkpoints'}")
+
+    @property
+    def has_states(self) -> bool:
+        """Whether hidden states are measured, and no model is run."""
+        return self.states is not None or any(one.states is not None for one in self.checkpoints)
+
     @property
     def label(self) -> str:
         """How it is called in the rows."""
-        return self.name or str(self.model)
+        return self.name or self.model or Path(str(self.states)).name
 
     @property
     def moments(self) -> tuple[Checkpoint | None, ...]:
@@ -320,6 +342,11 @@ class Plan(Part):
         for name in [name for one in self.models for name in one.verbs or ()]:
             if name not in known:
                 raise ValueError(_no_verb(name, known))
+        for one in self.models:
+            wrong = sorted({*(one.verbs or (use.verb for use in self.verbs))} - {"measure"})
+            if one.has_states and wrong:
+                raise ValueError(f"{one.label} is hidden states, and {', '.join(wrong)} needs a model: give it verbs: "
+                                 "[measure]")  # fmt: skip
         return self
 
 

@@ -20,6 +20,7 @@ from rankscope.sweeps.plan import WHOLE, Checkpoint, Inputs, Model, Plan, PlanVa
 WEIGHTS = ("*.safetensors", "*.gguf", "*.safetensors.index.json", "pytorch_model*.bin")
 OTHERS = ("config.json", "tokenizer.json", "tokenizer.model", "spiece.model", "vocab.txt", "vocab.json",
           "tokenizer_config.json")  # fmt: skip
+STATES = ("*.safetensors", "*.npz")
 LARGEST_TEXT = 64 * 2**20
 
 
@@ -46,6 +47,22 @@ def identity_of(spec: str, revision: str | None = None) -> dict[str, Any]:
     if not is_remote(spec) and (spec.startswith((".", "/", "~")) or spec.count("/") > 1):
         raise LoadError(f"There is no file or folder {spec!r}. Paths in a plan are relative to the current folder.")
     return {"kind": "hub", "name": spec, "revision": revision}
+
+
+def identity_of_states(place: str) -> dict[str, Any]:
+    """What identifies stored hidden states: name, size and modification time of their files.
+
+    Raises:
+        LoadError: there are none.
+    """
+    path = Path(place).expanduser()
+    found = [path] if path.is_file() else sorted(one for pattern in STATES for one in path.glob(pattern))
+    if not found:
+        raise LoadError(
+            f"There are no hidden states at {place!r}; expected a .safetensors or .npz file, or a folder of them. "
+            "Paths in a plan are relative to the current folder."
+        )
+    return {"kind": "states", "files": [_facts(one) for one in found]}
 
 
 def differs(asked: dict[str, Any], here: dict[str, Any]) -> bool:
@@ -152,6 +169,9 @@ def tasks_of(plan: Plan) -> Iterator[Task]:
     identified = lru_cache(maxsize=None)(identity_of)
     read = lru_cache(maxsize=64)(text_of)
     for model in plan.models:
+        if model.has_states:
+            yield from _tasks_of_states(plan, model)
+            continue
         inputs = model.inputs or plan.inputs
         text = None if inputs.text is None else read(inputs.text)
         for verb in plan.verbs:
@@ -173,6 +193,33 @@ def tasks_of(plan: Plan) -> Iterator[Task]:
                     for seed in model.seeds or plan.seeds:
                         facts = {**common, "variant": name, "operation": operation, "seed": seed}
                         yield Task(facts, _absolute(place), text, model.memory or plan.memory)
+
+
+def _tasks_of_states(plan: Plan, model: Model) -> Iterator[Task]:
+    """One task per file: there is no model to operate on, and the seed is only that of a random baseline."""
+    inputs = model.inputs or plan.inputs
+    # All sequences of a file, unless the plan says how many of these states to take.
+    asked = set() if model.inputs is None else model.inputs.model_fields_set
+    chosen = {"tokens_policy"} | (asked & {"sequences"})
+    for use in plan.verbs:
+        if use.verb != "measure":
+            continue
+        for moment in model.moments:
+            place = str(model.states if moment is None else moment.states)
+            facts = {
+                **_coordinates(model, moment),
+                "spec": place,
+                "verb": use.verb,
+                "options": use.model_dump(mode="json", exclude_none=True, exclude={"verb"}),
+                "inputs": inputs.model_dump(mode="json", include=chosen),
+                "dtype": model.dtype or plan.dtype,
+                "weights": identity_of_states(place),
+                "states": {"layout": model.layout, "at": model.at and list(model.at)},
+                "variant": WHOLE,
+                "operation": None,
+                "seed": (model.seeds or plan.seeds)[0],
+            }
+            yield Task(facts, str(Path(place).expanduser().resolve()), None, model.memory or plan.memory)
 
 
 def _moments(model: Model, use: VerbUse) -> tuple[Checkpoint | None, ...]:

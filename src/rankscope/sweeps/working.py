@@ -18,7 +18,7 @@ import pyarrow as pa
 from rankscope.errors import RankscopeError
 from rankscope.options import OFFLOAD, WEIGHTS_ONLY
 from rankscope.runs._frozen import thaw
-from rankscope.sweeps.tasks import Task, differs, identity_of
+from rankscope.sweeps.tasks import Task, differs, identity_of, identity_of_states
 from rankscope.verbs._spec import VERBS, Verb, function_at
 
 if TYPE_CHECKING:
@@ -114,7 +114,8 @@ def _constant(value: Any, kind: pa.DataType, count: int) -> pa.Array:
 
 
 def _same_weights(task: Task) -> None:
-    here = identity_of(task.spec, task.facts["revision"])
+    facts = task.facts
+    here = identity_of_states(task.spec) if "states" in facts else identity_of(task.spec, facts["revision"])
     if differs(task.facts["weights"], here):
         raise RankscopeError(
             f"{task.facts['spec']} has other files here than where the sweep was started. Every machine must see the "
@@ -125,6 +126,11 @@ def _same_weights(task: Task) -> None:
 def _run(task: Task) -> Run:
     facts = task.facts
     verb = VERBS[facts["verb"]]
+    if "states" in facts:
+        from rankscope.verbs.measure.run import judge
+
+        given = {**facts["states"], **facts["inputs"], **facts["options"]}
+        return judge(task.spec, dtype=facts["dtype"], seed=facts["seed"], **given)
     function: Callable[..., Run] = function_at(verb.run)
     if verb.subject == "design":
         return function(task.spec, seed=facts["seed"], **_arguments(verb, facts))

@@ -109,6 +109,8 @@ def parse_attention_algorithm(word: str | None) -> AttentionAlgorithm:
 
 STREAM_METRICS = frozenset({"relative_residual", "mean_cosine", "stable_rank", "effective_rank"})
 """Token metrics that are also measured over the streams of a token."""
+STATE_METRICS = frozenset({"stable_rank", "effective_rank", "participation_ratio", "energy_rank_99"})
+"""Token metrics that are also measured of a recurrent state: ranks of a matrix whose rows are no tokens."""
 _CODES = {status: code for code, status in enumerate(Status)}
 
 
@@ -203,6 +205,8 @@ class SiteReader:
             self._read_several(ref, specs, seen)
         elif ref.site.endswith(".mixed"):
             self._read_heads(ref, specs, seen)
+        elif ref.site.endswith(".state"):
+            self._read_state(ref, specs, seen)
         elif ref.site.startswith("streams."):
             self._read_streams(ref, specs, seen)
         else:
@@ -305,6 +309,17 @@ class SiteReader:
             reading = evaluate(specs, Tokens(x.flatten(0, 1)), self._floor(x.dtype, x.device))
             mean = mean_over_tokens(reading, x.shape[0], self.kept(x))
             self.later((mean.values, mean.statuses), self._rows(ref, specs, head_axis=False))
+
+    def _read_state(self, ref: SiteRef, specs: list[MetricSpec], x: Float[Tensor, "batch heads rows columns"]) -> None:
+        assert self._batch is not None
+        specs = [spec for spec in specs if spec.name in STATE_METRICS]
+        mask = self._batch.inputs.get("attention_mask")
+        if isinstance(mask, Tensor) and bool((mask == 0).any()):
+            self.refused.setdefault(
+                str(ref), "a state after padding is not that of the text: pass sequences of one length"
+            )
+        elif specs:
+            self._write(ref, specs, Tokens(x), float_floor(x.dtype), head_axis=True)
 
     def _is_in_parts(self, ref: SiteRef, rows: int, queries: int) -> bool:
         """Whether attention runs within parts of a sequence, so that there is not one matrix per sequence."""

@@ -59,14 +59,16 @@ class AxisFinding:
 def across_axes(tokens: Verdict, findings: Iterable[AxisFinding]) -> Verdict:
     """The verdict on the tokens with the findings along other axes after it; its code remains that of the tokens.
 
-    If a collapse was found along another axis, a headline says along which axes the model collapsed and along which
-    it did not.
+    Each axis has a line. If a collapse was found along another axis than tokens, the first line says along which axes
+    the model collapsed and along which it did not.
 
     Example:
         >>> tokens = Verdict("No collapse: ...", (), "healthy")
         >>> found = AxisFinding("inputs", "collapsed", "Between inputs: all inputs look the same.")
-        >>> across_axes(tokens, [found]).sentence
-        'Collapsed along inputs, not tokens. No collapse: ... Between inputs: all inputs look the same.'
+        >>> print(across_axes(tokens, [found]))
+        Collapsed along inputs, not tokens.
+        Tokens: No collapse: ...
+        Between inputs: all inputs look the same.
     """
     findings = list(findings)
     if not findings:
@@ -77,12 +79,13 @@ def across_axes(tokens: Verdict, findings: Iterable[AxisFinding]) -> Verdict:
     if any(axis != "tokens" for axis in alarming):
         others = [axis for axis, code in codes.items() if axis not in alarming and code != State.UNKNOWN.code]
         rest = f", not {' or '.join(others)}" if others else ""
+        sentences[0] = f"Tokens: {tokens.sentence}"
         sentences.insert(0, f"Collapsed along {' and '.join(alarming)}{rest}.")
     steps = [*tokens.next_steps, *(step for finding in findings for step in finding.next_steps)]
     return replace(
         tokens,
-        sentence=" ".join(sentences),
-        evidence=(*tokens.evidence, *(item for finding in findings for item in finding.evidence)),
+        sentence="\n".join(sentences),
+        evidence=(*tokens.evidence, *({"axis": one.axis, **item} for one in findings for item in one.evidence)),
         next_steps=tuple(dict.fromkeys(steps))[:3],
         axes=tuple(finding.to_json() for finding in findings),
     )

@@ -55,7 +55,7 @@ def _of_stack(line: Curve, stack: str | None) -> AxisFinding:
     idle = int((change < COLLAPSED_RESIDUAL).sum())
     code = State.COLLAPSED if idle >= MAJORITY * change.size else State.HEALTHY
     evidence = tuple(
-        {"code": code.code, "axis": "depth", "metric": METRIC, "site": SITE, "stack": stack,
+        {"code": code.code, "metric": METRIC, "site": SITE, "stack": stack,
          "layer": int(layers[place]), "value": float(change[place])}
         for place in cited
     )  # fmt: skip

@@ -53,7 +53,7 @@ def experts_findings(table: pa.Table, routers: Routers) -> list[AxisFinding]:
         used = low if low == high else f"{low} to {high}"
         sentence = f"Experts: routers use {used} of {experts} experts in effect ({each})."
     evidence = (
-        {"code": code.code, "axis": "experts", "metric": METRIC, "site": SITE, "stack": worst[0], "layer": worst[1],
+        {"code": code.code, "metric": METRIC, "site": SITE, "stack": worst[0], "layer": worst[1],
          "value": uses[worst]},
     )  # fmt: skip
     return [AxisFinding("experts", code.code, sentence, evidence)]

@@ -78,7 +78,7 @@ def inputs_findings(
                 (
                     state,
                     f"Between inputs ({named}{pooling}): {words}.",
-                    [{"axis": "inputs", **entry} for entry in reading.cited_values(stack)],
+                    list(reading.cited_values(stack)),
                 )
             )
     if not found:

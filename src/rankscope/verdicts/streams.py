@@ -42,7 +42,9 @@ def _finding(table: pa.Table, mixing: Mapping[str, Any]) -> AxisFinding:
     state = State.FLOOR if at_floor else State.COLLAPSED if last <= COLLAPSED_RESIDUAL else State.HEALTHY
     name = f"{mixing['stack']}: " if mixing["stack"] else ""
     sentence = f"{name}{_about_streams(line, grid.layers, state, _at_entry(table))} {_about_mixing(mixing)}".strip()
-    evidence = ({"metric": METRIC, "site": SITE, "layer": layer, "value": last, "state": state.code},)
+    evidence = (
+        {"code": state.code, "metric": METRIC, "site": SITE, "stack": mixing["stack"], "layer": layer, "value": last},
+    )
     return AxisFinding("streams", state.code, f"Streams: {sentence}", evidence)
 
 

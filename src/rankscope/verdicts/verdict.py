@@ -37,8 +37,9 @@ class Verdict:
     """What the battery says.
 
     Args:
-        sentence: the verdict, with the values it is based on.
-        evidence: those values: code, metric, site, stack, layer, value, and the number of sequences out of how many.
+        sentence: the verdict, with the values it is based on; one line per axis if there are several.
+        evidence: those values: code, metric, site, stack, layer, value, the number of sequences out of how many, and
+            the axis if it is not tokens.
         code: that of a :class:`State`, such as ``"healthy"`` or ``"collapsed"``; ``bound`` has ``"holds"`` and
             ``"violated"``, and a verb that judges nothing has None.
         next_steps: one or two commands worth running next.

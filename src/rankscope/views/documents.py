@@ -33,7 +33,7 @@ class Document:
 
     Args:
         title: what was done to which model.
-        verdict: the main conclusion; may be empty.
+        verdict: the main conclusion; may be empty, and may have several lines, the most important one first.
         next_steps: commands worth running next.
         parts: paragraphs, tables and sections, in order.
         legend: meaning of each mark; shown if a table uses it.

@@ -21,8 +21,9 @@ SMALL = "font-size:.85em;opacity:.75"
 def document_html(document: Document) -> str:
     """The whole document; parts that scroll horizontally can be reached with the keyboard."""
     steps = "".join(f"<code>{html.escape(step)}</code><br>" for step in document.next_steps)
+    first, *lines = map(html.escape, document.verdict.split("\n"))
     parts = [
-        f"<div style='{CARD}'><b>{html.escape(document.verdict)}</b><br>{steps}"
+        f"<div style='{CARD}'><b>{first}</b><br>{''.join(f'{line}<br>' for line in lines)}{steps}"
         f"<span style='white-space:pre-line;{SMALL}'>{html.escape(document.title)}</span></div>",
         *map(_part, document.parts),
         *(f"<p style='{SMALL}'>{html.escape(words)}</p>" for words in (*document.explained, *document.notes)),

@@ -12,7 +12,7 @@ LONGEST_HEADLINE = 110
 LONGEST_PARAGRAPH = 420
 _SENTENCE = re.compile(r"(?<=\.) (?=[A-Za-z])")
 _POWER = re.compile(r"10\^(-?[0-9]+(?:\.[0-9]+)?)")
-_PAUSE = re.compile(r"[:;.](?: |$)")
+_PAUSE = re.compile(r"[:;.](?:\s|$)")
 # Characters that reorder or hide the text around them; a right-to-left mark alone is harmless inside <bdi>.
 _TRICKS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
 
@@ -95,12 +95,16 @@ def _only_says_where(head: str) -> bool:
 
 
 def paragraphs(text: str) -> list[str]:
-    """The text as one paragraph, or as a list of its sentences if it is long.
+    r"""The text as one paragraph, as its lines if it has several, or as a list of its sentences if it is long.
 
     Example:
         >>> paragraphs("One. Two.")
         ['One. Two.']
+        >>> paragraphs("One. Two.\nThree.")
+        ['One. Two.', 'Three.']
     """
+    if "\n" in text:
+        return [line for line in text.split("\n") if line]
     if len(text) <= LONGEST_PARAGRAPH:
         return [text] if text else []
     return [_started(sentence) for sentence in _SENTENCE.split(text)]

@@ -24,7 +24,7 @@ from rankscope.metrics import (
 from rankscope.models.inputs import Prepared, TokensPolicy
 from rankscope.models.view import ModelView
 from rankscope.runs.rows import RowWriter
-from rankscope.stream.sites import DEFAULT_SITES, SiteSelection, sites_of_sides
+from rankscope.stream.sites import DEFAULT_SITES, SITES, SiteSelection, side_shown, sites_of_sides
 from rankscope.verbs import between_inputs as inputs_axis
 from rankscope.verbs.between_inputs import Pooling, metrics_between, parse_poolings
 from rankscope.verbs.measure.similarity import SITE
@@ -144,10 +144,12 @@ def whole_lengths(lengths: Sequence[int | str]) -> list[int]:
 
 
 def sites_for(specs: Sequence[MetricSpec], words: Sequence[str] | None, default: Sequence[str]) -> SiteSelection:
-    """The chosen sites; else those of ``default`` that the metrics can read."""
+    """The chosen sites; else those of ``default`` that the metrics can read, and all sites of a side it leaves out."""
     if words is not None:
         return SiteSelection.parse(words)
-    return SiteSelection.parse(sites_of_sides({spec.side for spec in specs}, default))
+    chosen = sites_of_sides(sides := {spec.side for spec in specs}, default)
+    left_out = sides - {side_shown(word.partition("@")[0]) for word in chosen}
+    return SiteSelection.parse([*chosen, *sites_of_sides(left_out, SITES)])
 
 
 LENGTH_SITES = (*DEFAULT_SITES, "attention.out")

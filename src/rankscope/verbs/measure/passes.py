@@ -186,7 +186,7 @@ class MeasuringPasses:
         found = self._writer.table()
         if found.num_rows == 0:
             assert self._view is not None
-            raise InputError(self._choice.nothing_measured(self._view))
+            raise InputError(" ".join([self._choice.nothing_measured(self._view), *self.reader.notes()]))
         return found
 
     def _agree_on_references(self, view: ModelView) -> None:

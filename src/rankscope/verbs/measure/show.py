@@ -167,7 +167,9 @@ def plot(run: Run, *, metrics: Sequence[str] | None = None, site: str | None = N
     if metrics is None and site is None:
         compared = only(run.table, metric=chosen[0]) if chosen else run.table
         panels += [depth_chart(run, chosen[0], pooled) for pooled in pooled_sites(compared)]
-    return Plot(facts_line(run), run.verdict, tuple(panels), columns=max(1, min(len(panels), MOST_COLUMNS)))
+    return Plot(
+        facts_line(run), run.verdict.partition("\n")[0], tuple(panels), columns=max(1, min(len(panels), MOST_COLUMNS))
+    )
 
 
 def depth_chart(run: Run, metric: str, site: str) -> LineChart:
