@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from rankscope.models.inputs import Batch
+from rankscope.models.linear_maps import dense
 
 _NARROW = frozenset({torch.float32, torch.float16, torch.bfloat16})
 _CASTS = frozenset({Tensor.float, Tensor.half, Tensor.bfloat16})
@@ -111,8 +112,15 @@ def _constants_of(dtype: torch.dtype) -> Iterator[None]:
 def in_float64(model: nn.Module) -> Iterator[None]:
     """Hold the model's weights in float64 inside the ``with`` block; the original tensors are restored afterwards.
 
-    Meanwhile, a float32 model takes three times its memory; a float64 model takes no additional memory.
+    Meanwhile, a float32 model takes three times its memory; a float64 model takes no additional memory. Quantised and
+    adapted linear layers are replaced by dense ones.
     """
+    with dense(model), _widened_weights(model):
+        yield
+
+
+@contextmanager
+def _widened_weights(model: nn.Module) -> Iterator[None]:
     held: list[tuple[nn.Parameter, Tensor]] = []
     buffers: list[tuple[nn.Module, str, Tensor]] = []
     try:

@@ -21,7 +21,6 @@ from rankscope.models.stream import Stream, stream_of
 from rankscope.monitor.acting import LOGGER, Action, Actions, CollapseError
 from rankscope.monitor.alarms import AlarmSpec
 from rankscope.monitor.inside import InsideReader
-from rankscope.monitor.isolation import unwrapped
 from rankscope.monitor.outlets import Outlets, Sink
 from rankscope.monitor.probing import Given, ProbeBattery, ProbePlan, Prober, chosen_metrics, likely_component
 from rankscope.monitor.ranks import Ranks
@@ -98,7 +97,7 @@ class Gauge:
         self._schedule = as_schedule(schedule)
         self._ranks = Ranks(patience)
         self._prober = Prober(
-            unwrapped(need_module(model, "Gauge")),
+            need_module(model, "Gauge"),
             ProbePlan(probe, sequences, tokens, tokens_policy, blocks, stream_of(stream), tokenizer, padding),
             ProbeBattery(specs, tokens_policy),
         )

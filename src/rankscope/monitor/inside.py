@@ -13,7 +13,7 @@ from rankscope.errors import SiteError, UnsupportedOperationError
 from rankscope.models.inputs import Batch, Padding, TokensPolicy, prepare_inputs
 from rankscope.models.loading import load
 from rankscope.models.view import ModelView, Stack
-from rankscope.monitor.isolation import is_compiled
+from rankscope.models.wrapping import is_compiled
 from rankscope.monitor.probing import Prober
 from rankscope.runs.readings import LayerValue
 from rankscope.stream.sites import SiteRef, SiteSelection

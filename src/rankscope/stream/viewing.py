@@ -16,6 +16,7 @@ from rankscope.models.inputs import Batch
 from rankscope.models.spread import resharded
 from rankscope.models.stream import Stream
 from rankscope.models.view import BlockCall, BlockPlan, ModelView, Stack
+from rankscope.models.wrapping import uncompiled
 from rankscope.stream.discovery import discover, with_streams
 from rankscope.stream.evidence import agreed, shows_streams
 from rankscope.stream.mixing import adds_only
@@ -108,12 +109,15 @@ def known_view(model: nn.Module) -> ModelView | None:
 
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Run a model in evaluation mode, without gradients; mode, random state and FSDP2's shards are restored."""
+    """Run a model as written, in evaluation mode and without gradients.
+
+    Mode, random state, FSDP2's shards and compiled code are restored.
+    """
     was_training = [module for module in model.modules() if module.training]
     for module in was_training:
         module.training = False
     try:
-        with resharded(model), torch.random.fork_rng(devices=[]), torch.no_grad():
+        with uncompiled(model), resharded(model), torch.random.fork_rng(devices=[]), torch.no_grad():
             yield
     finally:
         for module in was_training:
