@@ -8,7 +8,7 @@ all: layers that also quantise their inputs are not, and are refused.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -173,43 +173,72 @@ def dense(model: nn.Module) -> Iterator[None]:
     Raises:
         UnsupportedConfigError: a layer has no dense equal, or something else is packed, such as an embedding.
     """
+    for name, module in model.named_modules():
+        if any(map(_is_packed, module._parameters.values())) and not _is_linear(module):
+            raise UnsupportedConfigError(
+                f"{name or 'The model'} ({type(module).__name__}) is stored in a packed format, and is not a linear "
+                "layer that could be read as a dense one. Pass the model with this part in float; measure and ablate "
+                "accept it as it is."
+            )
+    with _replaced(model, lambda layer, name: _plain_layer(linear_map(layer, name), layer)):
+        yield
+
+
+@contextmanager
+def adapters_merged(model: nn.Module) -> Iterator[None]:
+    """Put one linear layer in the place of each layer with an adapter, so that its inner sums are not taken for skips.
+
+    Layers that are not linear stay as they are.
+    """
+
+    def merged(layer: nn.Module, name: str) -> nn.Module:
+        try:
+            return _plain_layer(linear_map(layer, name), layer) if _has_adapter(layer) else layer
+        except UnsupportedConfigError:
+            return layer
+
+    with _replaced(model, merged):
+        yield
+
+
+@contextmanager
+def _replaced(model: nn.Module, replacement: Callable[[nn.Module, str], nn.Module]) -> Iterator[None]:
+    """Replace the outermost linear layers that are packed or have an adapter."""
     replaced: list[tuple[nn.Module, str, nn.Module]] = []
+    known: dict[int, nn.Module] = {}  # a layer may stand in several places
+
+    def walk(parent: nn.Module, prefix: str) -> None:
+        for key, child in list(parent._modules.items()):
+            name = f"{prefix}{key}"
+            if child is None:
+                continue
+            if not _is_linear(child) or not (_has_adapter(child) or _holds_packed(child)):
+                walk(child, f"{name}.")
+                continue
+            if id(child) not in known:
+                known[id(child)] = replacement(child, name)
+            replaced.append((parent, key, child))
+            parent._modules[key] = known[id(child)]
+
     try:
-        _replace(model, "", replaced, {})
+        walk(model, "")
         yield
     finally:
         for parent, key, child in replaced:
             parent._modules[key] = child
 
 
-def _replace(
-    parent: nn.Module, prefix: str, replaced: list[tuple[nn.Module, str, nn.Module]], known: dict[int, nn.Module]
-) -> None:
-    if any(map(_is_packed, parent._parameters.values())):
-        raise UnsupportedConfigError(
-            f"{prefix or 'The model'} ({type(parent).__name__}) is stored in a packed format, and is not a linear "
-            "layer that could be read as a dense one. Pass the model with this part in float; measure and ablate "
-            "accept it as it is."
-        )
-    for key, child in list(parent._modules.items()):
-        if child is None:
-            continue
-        name = f"{prefix}.{key}" if prefix else key
-        if _is_hidden_linear(child):
-            replaced.append((parent, key, child))
-            if id(child) not in known:  # a layer may stand in several places
-                known[id(child)] = _plain_layer(linear_map(child, name), child)
-            parent._modules[key] = known[id(child)]
-        else:
-            _replace(child, name, replaced, known)
+def _is_linear(module: nn.Module) -> bool:
+    return isinstance(getattr(module, "in_features", None), int) and "Embedding" not in type(module).__name__
 
 
-def _is_hidden_linear(module: nn.Module) -> bool:
-    """Whether a layer is linear by its attributes, but its matrix is packed or combined with that of an adapter."""
-    if not isinstance(getattr(module, "in_features", None), int) or "Embedding" in type(module).__name__:
-        return False
-    held = (*module.parameters(), *module.buffers())
-    return any(map(_is_packed, held)) or hasattr(module, "base_layer")
+def _has_adapter(module: nn.Module) -> bool:
+    """Whether an adapter stands around this layer; PEFT calls the layer itself ``base_layer``."""
+    return "base_layer" in module._modules
+
+
+def _holds_packed(module: nn.Module) -> bool:
+    return any(map(_is_packed, (*module.parameters(), *module.buffers())))
 
 
 def _plain_layer(found: LinearMap, like: nn.Module) -> nn.Linear:

@@ -18,7 +18,7 @@ from rankscope.paths.network import FrozenBlock, FrozenHeads, FrozenStep, Origin
 from rankscope.paths.tokenwise import BlockRun, linearised
 from rankscope.stream.attention_calls import AttentionCall, from_sdpa, from_softmax, listening
 from rankscope.stream.frames import first_tensor, output_tensor
-from rankscope.stream.mode import ActiveBlock, Perform, StreamMode, observing, unseen
+from rankscope.stream.mode import ActiveBlock, Perform, StreamMode, reading_weights, unseen
 from rankscope.stream.operators import is_norm
 from rankscope.stream.sites import SiteRef
 
@@ -181,7 +181,7 @@ class Recorder(StreamMode):
         """A block begins with the output of the previous one."""
         name = call.call.module_name
         if name not in self._weights:
-            with observing():  # not unseen(): a layer that is quantised may have to be run to be read
+            with reading_weights():
                 self._weights[name] = head_weights(self._modules[name], self._config)
         with unseen():
             self._enter_block(call, entry)

@@ -248,6 +248,15 @@ def observing() -> Iterator[None]:
         _OBSERVING.reset(token)
 
 
+@contextmanager
+def reading_weights() -> Iterator[None]:
+    """Read weights in the middle of a pass, which may run a layer: followed by no mode, but, unlike under
+    :func:`unseen`, with the functions that quantised tensors bring along.
+    """
+    with torch._C._EnableTorchFunction(), observing():
+        yield
+
+
 def is_observing() -> bool:
     """Whether what runs now is an observer's work, and not part of the model."""
     return _OBSERVING.get()

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from rankscope.errors import DiscoveryError, LayoutError, UnsupportedConfigError
 from rankscope.models.inputs import Batch
+from rankscope.models.linear_maps import adapters_merged
 from rankscope.models.spread import resharded
 from rankscope.models.stream import Stream
 from rankscope.models.view import BlockCall, BlockPlan, ModelView, Stack
@@ -41,7 +42,7 @@ def view_of(
     """
     small, sequences = probe_batch(batch, whole=_depends_on_length(model))
     some_count = batch.keep is not None
-    with undisturbed(model):
+    with undisturbed(model), adapters_merged(model):
         try:
             view = discover(model, lambda: small.run(model), batch=sequences, blocks=blocks, stream=stream)
             view = agreed(view, small, sequences, some_count=some_count)
