@@ -102,6 +102,24 @@ def need_plain_stream(view: ModelView, verb: str) -> None:
             )
 
 
+def notes_on_hidden_attention(view: ModelView) -> list[str]:
+    """A sentence for each stack with attention branches whose probabilities cannot be seen."""
+    notes = []
+    for stack in view.stacks:
+        if not stack.hidden_attention:
+            continue
+        why = "no softmax over keys was seen in their attention branch. Token metrics are not affected"
+        if stack.operators:
+            why = (
+                f"attention runs inside an operator ({', '.join(stack.operators[:3])}) that does not show its "
+                "probabilities. Token metrics are not affected. Load the model with attn_implementation='sdpa' or "
+                "'eager' to measure attention"
+            )
+        where = f"{len(stack.hidden_attention)} of {stack.depth} blocks, from block {stack.hidden_attention[0]} on"
+        notes.append(f"{f'{stack.name}: ' if stack.name else ''}attention metrics are not available in {where}: {why}")
+    return notes
+
+
 def known_view(model: nn.Module) -> ModelView | None:
     """The structure that was found last, if any."""
     stacks = _STACKS.get(model)

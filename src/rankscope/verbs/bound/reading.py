@@ -21,8 +21,8 @@ from rankscope.models.view import ModelView
 from rankscope.paths.capture import run_frozen
 from rankscope.paths.maps import Chain, Gain
 from rankscope.paths.network import FrozenBlock, FrozenStep, SeenAttention
-from rankscope.theory.attention_graph import attention_graph, least_edge
 from rankscope.stream.mode import reading_weights
+from rankscope.theory.attention_graph import attention_graph, least_edge
 from rankscope.theory.attention_weights import HeadTensors
 from rankscope.theory.contraction import LayerGains, layer_gains
 from rankscope.theory.cubic_law import cubic_interval
