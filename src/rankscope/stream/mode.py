@@ -250,8 +250,9 @@ def observing() -> Iterator[None]:
 
 @contextmanager
 def reading_weights() -> Iterator[None]:
-    """Read weights in the middle of a pass, which may run a layer: followed by no mode, but, unlike under
-    :func:`unseen`, with the functions that quantised tensors bring along.
+    """Read weights in the middle of a pass, which may run a layer: no mode follows it.
+
+    Unlike under :func:`unseen`, quantised tensors keep the functions that they bring along.
     """
     with torch._C._EnableTorchFunction(), observing():
         yield

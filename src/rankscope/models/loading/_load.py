@@ -85,8 +85,9 @@ def load(
     """Load a model from a spec.
 
     Args:
-        spec: a module (used as it is, without wrappers such as ``torch.compile``), ``init:NAME`` or ``init:PATH`` (random initialisation of a preset or of a
-            config.json), a folder, a .gguf file, or a hub id, also as ``hub:NAME`` or ``hub:NAME@REVISION``.
+        spec: a module (used as it is, without wrappers such as ``torch.compile``), ``init:NAME`` or ``init:PATH``
+            (random initialisation of a preset or of a config.json), a folder, a .gguf file, or a hub id, also as
+            ``hub:NAME`` or ``hub:NAME@REVISION``.
         seed: seed of a random initialisation; the global random state is not changed.
         dtype: dtype of the weights; None keeps the checkpoint's, or float32 for a random initialisation.
         revision: revision of a hub id.
