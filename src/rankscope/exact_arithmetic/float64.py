@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from rankscope.linalg.precision import need_float64
 from rankscope.models.inputs import Batch
+from rankscope.models.linear_maps import dense
 from rankscope.models.loading.devices import device_of
 
 _NARROW = frozenset({torch.float32, torch.float16, torch.bfloat16})
@@ -113,9 +114,16 @@ def _constants_of(dtype: torch.dtype) -> Iterator[None]:
 def in_float64(model: nn.Module) -> Iterator[None]:
     """Hold the model's weights in float64 inside the ``with`` block; the original tensors are restored afterwards.
 
-    Meanwhile, a float32 model takes three times its memory; a float64 model takes no additional memory.
+    Meanwhile, a float32 model takes three times its memory; a float64 model takes no additional memory. Quantised and
+    adapted linear layers are replaced by dense ones.
     """
     need_float64(device_of(model), "Exact arithmetic")
+    with dense(model), _widened_weights(model):
+        yield
+
+
+@contextmanager
+def _widened_weights(model: nn.Module) -> Iterator[None]:
     held: list[tuple[nn.Parameter, Tensor]] = []
     buffers: list[tuple[nn.Module, str, Tensor]] = []
     try:

@@ -39,6 +39,7 @@ from rankscope.execution.ranks import RankShare, parallel_mode, sharing
 from rankscope.execution.support import PARALLEL_MODES, ExecutionSupport, Parallel
 from rankscope.linalg.precision import has_float64, lowered_products
 from rankscope.models.inputs import Batch, Prepared
+from rankscope.models.linear_maps import absence_of
 from rankscope.models.loading import LoadedModel
 from rankscope.models.loading.devices import device_of, held_on
 from rankscope.models.loading.quiet import quiet_transformers
@@ -114,6 +115,7 @@ class Execution(ABC):
 
     def __init__(self, support: ExecutionSupport, loaded: LoadedModel, *, shown: bool) -> None:
         self.verb = support.verb
+        self._support = support
         self.loaded = loaded
         self._shown = shown
 
@@ -216,7 +218,7 @@ class InMemory(Execution):
         """Discover the structure."""
         model = self.loaded.model if plan.model is None else plan.model
         if plan.reads_weights:
-            _need_weights(model, self.verb)
+            _need_weights(model, self._support)
         with undisturbed(model), quiet_transformers():
             self._view = self._share.view(model, self.prepared, plan.blocks, plan.stream)
         return self._view
@@ -470,15 +472,20 @@ def declared_or_offloaded(stream: Stream | str | bool | None, offload: bool) -> 
     return None, offload or stream
 
 
-def _need_weights(model: nn.Module, verb: str) -> None:
+def _need_weights(model: nn.Module, support: ExecutionSupport) -> None:
     """Check that all weights of a loaded model can be read.
 
     Raises:
-        UnsupportedConfigError: some are on the meta device until their module runs.
+        UnsupportedConfigError: some are elsewhere until their module runs.
     """
-    away = next((name for name, parameter in model.named_parameters() if parameter.is_meta), None)
-    if away is not None:
+    for name, parameter in model.named_parameters():
+        absent = absence_of(parameter)
+        if absent is None:
+            continue
+        advice = "Load the whole model in one process"
+        if support.no_offload is None and parameter.is_meta:
+            advice = "Pass the folder with offload=True instead, which loads one block at a time"
         raise UnsupportedConfigError(
-            f"{verb} computes with the weights themselves, but {away} is offloaded (device_map). Pass the folder with "
-            "offload=True instead, which loads one block at a time; measure and ablate accept the model as it is."
+            f"{support.verb} computes with the weights themselves, but {name} {absent}. {advice}; measure and ablate "
+            "accept the model as it is."
         )

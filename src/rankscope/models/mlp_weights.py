@@ -11,6 +11,7 @@ import torch
 
 from rankscope.errors import UnsupportedConfigError
 from rankscope.models.heads.family import ABSENT, Family, config_value, family_of
+from rankscope.models.linear_maps import linear_at
 
 _GATED = ("gate_proj", "up_proj", "down_proj")
 _PLAIN = (
@@ -58,17 +59,19 @@ def mlp_weights(block: torch.nn.Module, config: Any) -> MlpWeights:
     """
     family = family_of(config)
     found = {name: p.detach() for name, p in block.named_parameters(remove_duplicate=False)}
-    turn = family.transposed
     activation = _activation(config)
     if len(family.mlp) == 2:
-        W_in, W_out = (_matrix(found, path, turn) for path in family.mlp)
+        W_in, W_out = (_matrix(block, path, family) for path in family.mlp)
         if W_in is not None and W_out is not None:
             return MlpWeights(W_in, W_out, None, activation, None)
     elif len(family.mlp) == 1:
         root = family.mlp[0]
-        gate, up, down = (_matrix(found, f"{root}.{name}", turn) for name in _GATED)
+        maps = [linear_at(block, f"{root}.{name}", transposed=family.transposed) for name in _GATED]
+        gate, up, down = (None if read is None or read.weight.ndim != 2 else read.weight.T for read in maps)
         if gate is not None and up is not None and down is not None:
-            biased = [name for name in _GATED[:2] if found.get(f"{root}.{name}.bias") is not None]
+            biased = [
+                name for name, read in zip(_GATED[:2], maps, strict=False) if read is not None and read.bias is not None
+            ]
             if biased:
                 raise UnsupportedConfigError(
                     f"The gated MLP of {config.model_type!r} has biases ({', '.join(biased)}): its Lipschitz constant "
@@ -76,7 +79,7 @@ def mlp_weights(block: torch.nn.Module, config: Any) -> MlpWeights:
                 )
             return MlpWeights(up, down, gate, activation, _radius(family, found, config))
         for first, second in _PLAIN:
-            W_in, W_out = (_matrix(found, f"{root}.{name}", turn) for name in (first, second))
+            W_in, W_out = (_matrix(block, f"{root}.{name}", family) for name in (first, second))
             if W_in is not None and W_out is not None:
                 return MlpWeights(W_in, W_out, None, activation, None)
     raise UnsupportedConfigError(
@@ -85,11 +88,10 @@ def mlp_weights(block: torch.nn.Module, config: Any) -> MlpWeights:
     )
 
 
-def _matrix(found: dict[str, torch.Tensor], path: str, transposed: bool) -> torch.Tensor | None:
-    weight = found.get(f"{path}.weight")
-    if weight is None or weight.ndim != 2:
-        return None
-    return weight if transposed else weight.T
+def _matrix(block: torch.nn.Module, path: str, family: Family) -> torch.Tensor | None:
+    """(in, out); None if no matrix is at this path."""
+    read = linear_at(block, path, transposed=family.transposed)
+    return None if read is None or read.weight.ndim != 2 else read.weight.T
 
 
 def _activation(config: Any) -> str:

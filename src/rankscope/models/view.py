@@ -99,6 +99,7 @@ class Stack:
         reads_earlier: blocks that take a combination of what several earlier blocks returned.
         sums: ``"any"`` if its skips are not all written as ``x + f(x)``: computed gains, differences, ...;
             ``"joined"`` if the stream is also put beside a branch and read together with it: ``proj(cat([x, f(x)]))``.
+        operators: operators the model called that are not PyTorch's own (``flash_attn::forward``).
     """
 
     name: str | None
@@ -111,6 +112,7 @@ class Stack:
     own_norms: tuple[Carry, ...] = field(default=(), kw_only=True)
     reads_earlier: tuple[int, ...] = field(default=(), kw_only=True)
     sums: Sums = field(default="plain", kw_only=True)
+    operators: tuple[str, ...] = field(default=(), kw_only=True)
 
     @property
     def depth(self) -> int:
@@ -121,6 +123,11 @@ class Stack:
     def layout(self) -> str:
         """The order of axes inside the blocks."""
         return self.stream.axes or "batch tokens dim"
+
+    @property
+    def hidden_attention(self) -> tuple[int, ...]:
+        """Blocks with an attention branch in which neither a softmax nor PyTorch's fused kernel was seen."""
+        return tuple(n for n, plan in enumerate(self.plans) if "attention" in plan.skips and not plan.attention)
 
     @property
     def long_skips(self) -> tuple[Carry, ...]:

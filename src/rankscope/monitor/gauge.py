@@ -20,8 +20,7 @@ from rankscope.models.loading import need_module
 from rankscope.models.stream import Stream, stream_of
 from rankscope.monitor.acting import LOGGER, Action, Actions, CollapseError
 from rankscope.monitor.alarms import AlarmSpec
-from rankscope.monitor.inside import InsideReader
-from rankscope.monitor.isolation import unwrapped
+from rankscope.monitor.inside import GraphReader, InsideReader, graph_metrics
 from rankscope.monitor.outlets import Outlets, Sink
 from rankscope.monitor.probing import Given, ProbeBattery, ProbePlan, Prober, chosen_metrics, likely_component
 from rankscope.monitor.ranks import Ranks
@@ -29,7 +28,7 @@ from rankscope.monitor.schedules import Schedule, as_schedule
 from rankscope.monitor.watching import Advice, AlarmWatch, References, advise, chosen_alarms, random_null
 from rankscope.runs.readings import LOSS, LayerValue, Reading, scalar_name
 
-Where = Literal["probe", "inside"]
+Where = Literal["probe", "inside", "graph"]
 
 
 class Gauge:
@@ -47,8 +46,10 @@ class Gauge:
         sinks: where scalars, heatmaps and alarms go in addition to the record.
         record: a folder for the record; None to keep none.
         strict: raise errors of the gauge itself instead of reporting them and disabling the gauge.
-        where: ``"probe"``, or ``"inside"`` to read training forwards wrapped in :meth:`inside`. Inside, every rank of
-            a DDP training reads its own batch, so :attr:`should_stop` may differ between ranks.
+        where: ``"probe"``; ``"inside"`` to read training forwards wrapped in :meth:`inside`; or ``"graph"`` to read
+            two norms (``relative_residual``, ``stream_rms``) of every training forward inside the graph that
+            ``torch.compile`` builds: create the gauge before the first compiled step. With the latter two, every rank
+            of a DDP training reads its own batches, so :attr:`should_stop` may differ between ranks.
         sequences: maximum number of sequences of the probe.
         tokens: length at which texts are truncated; tensors are not.
         tokens_policy: ``"content"``, ``"no-first"`` or ``"no-special"``.
@@ -92,13 +93,13 @@ class Gauge:
         padding: Padding = None,
         patience: float = 60.0,
     ) -> None:
-        if where not in ("probe", "inside"):
-            raise InputError(f"where={where!r}: expected 'probe' or 'inside'.")
-        specs, rules = chosen_metrics(metrics), chosen_alarms(alarms)
+        if where not in ("probe", "inside", "graph"):
+            raise InputError(f"where={where!r}: expected 'probe', 'inside' or 'graph'.")
+        specs, rules = chosen_metrics(graph_metrics(metrics) if where == "graph" else metrics), chosen_alarms(alarms)
         self._schedule = as_schedule(schedule)
         self._ranks = Ranks(patience)
         self._prober = Prober(
-            unwrapped(need_module(model, "Gauge")),
+            need_module(model, "Gauge"),
             ProbePlan(probe, sequences, tokens, tokens_policy, blocks, stream_of(stream), tokenizer, padding),
             ProbeBattery(specs, tokens_policy),
         )
@@ -123,6 +124,11 @@ class Gauge:
         self._spent = 0.0
         self.disabled: str | None = None
         self.last: Reading | None = None
+        self._graph: GraphReader | None = None
+        if where == "graph":
+            with self._guarded():
+                self._prober.look()  # the shapes of the random baseline
+                self._graph = GraphReader(self._prober)
 
     @property
     def should_stop(self) -> bool:
@@ -192,6 +198,8 @@ class Gauge:
     def close(self) -> None:
         """Write what is pending and close sinks and record; may be called again."""
         with self._guarded():
+            if self._graph is not None:
+                self._graph.close()
             self._outlets.close(0 if self._last_read is None else self._last_read)
 
     def __enter__(self) -> Gauge:
@@ -228,7 +236,7 @@ class Gauge:
 
     def _values(self, step: int) -> tuple[LayerValue, ...]:
         gradients, self._gradients = self._gradients, ()
-        read = self._inside.take() if self._where == "inside" else ()
+        read = self._inside.take() if self._graph is None else self._graph.take()
         if (self._where == "inside" and not read) or not self._meets(step):
             return ()
         values = (*(read or self._prober.look()), *gradients)

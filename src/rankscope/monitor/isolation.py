@@ -8,10 +8,8 @@ Compiled code is neither run nor recompiled.
 from __future__ import annotations
 
 import random
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import cast
 
 import numpy as np
 import torch
@@ -28,7 +26,6 @@ def beside_training(model: nn.Module) -> Iterator[None]:
         stack.enter_context(same_random_state())
         stack.enter_context(_same_buffers(model))
         stack.enter_context(_without_autocast_cache())
-        stack.enter_context(_uncompiled(model))
         stack.enter_context(undisturbed(model))
         yield
 
@@ -78,62 +75,7 @@ def _without_autocast_cache() -> Iterator[None]:
 
 
 @contextmanager
-def _uncompiled(model: nn.Module) -> Iterator[None]:
-    """Run what ``torch.compile`` wrapped in eager mode; compiled code is kept."""
-    compiled = [(module, module._compiled_call_impl) for module in model.modules() if module._compiled_call_impl]
-    with ExitStack() as stack:
-        if "torch._dynamo" in sys.modules:
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
-        for module, _ in compiled:
-            module._compiled_call_impl = None
-        try:
-            yield
-        finally:
-            for module, call in compiled:
-                module._compiled_call_impl = call
-
-
-@contextmanager
 def full_precision(tensor: Tensor) -> Iterator[None]:
     """Reduce numbers without gradients and outside autocast, even in the middle of a training forward."""
     with torch.no_grad(), torch.autocast(tensor.device.type, enabled=False):
         yield
-
-
-def unwrapped(model: nn.Module) -> nn.Module:
-    """The module under DDP, ``DataParallel`` and ``torch.compile``, which share its parameters.
-
-    Its forward pass involves no communication. FSDP is kept, because the model cannot run without it.
-    """
-    while True:
-        inner = _inside(model)
-        if inner is None:
-            return model
-        model = inner
-
-
-def _inside(model: nn.Module) -> nn.Module | None:
-    if isinstance(model, nn.DataParallel):
-        return cast(nn.Module, model.module)
-    if torch.distributed.is_available():
-        from torch.nn.parallel import DistributedDataParallel
-
-        if isinstance(model, DistributedDataParallel):
-            return cast(nn.Module, model.module)
-    if "torch._dynamo" in sys.modules:
-        from torch._dynamo.eval_frame import OptimizedModule
-
-        if isinstance(model, OptimizedModule):
-            return model._orig_mod
-    return None
-
-
-def is_compiled(model: nn.Module) -> bool:
-    """Whether the model, or a part of it, runs compiled."""
-    if any(module._compiled_call_impl for module in model.modules()):
-        return True
-    if "torch._dynamo" not in sys.modules:
-        return False
-    from torch._dynamo.eval_frame import OptimizedModule
-
-    return any(isinstance(module, OptimizedModule) for module in model.modules())

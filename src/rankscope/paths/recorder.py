@@ -18,7 +18,7 @@ from rankscope.paths.network import FrozenBlock, FrozenHeads, FrozenStep, Origin
 from rankscope.paths.tokenwise import BlockRun, linearised
 from rankscope.stream.attention_calls import AttentionCall, from_sdpa, from_softmax, listening
 from rankscope.stream.frames import first_tensor, output_tensor
-from rankscope.stream.mode import ActiveBlock, Perform, StreamMode, unseen
+from rankscope.stream.mode import ActiveBlock, Perform, StreamMode, reading_weights, unseen
 from rankscope.stream.operators import is_norm
 from rankscope.stream.sites import SiteRef
 
@@ -179,6 +179,10 @@ class Recorder(StreamMode):
 
     def on_enter(self, call: ActiveBlock, entry: Tensor) -> None:
         """A block begins with the output of the previous one."""
+        name = call.call.module_name
+        if name not in self._weights:
+            with reading_weights():
+                self._weights[name] = head_weights(self._modules[name], self._config)
         with unseen():
             self._enter_block(call, entry)
 
@@ -186,9 +190,6 @@ class Recorder(StreamMode):
         self._begin_block()
         x = call.canonical(entry).clone()
         self._state = x
-        name = call.call.module_name
-        if name not in self._weights:
-            self._weights[name] = head_weights(self._modules[name], self._config)
         if call.layer == 0:
             self._on_entry(call.stack.name, x.to(self._arithmetic(x)))
         else:

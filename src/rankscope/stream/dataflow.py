@@ -71,6 +71,7 @@ _INDEXED = {
 }  # fmt: skip
 """Operations with integer tensors among their arguments, which only select."""
 _SIDE_BY_SIDE = {"cat", "stack"}
+_OWN_NAMESPACES = ("aten", "prim", "prims", "_c10d_functional", "c10d")
 _CONSTANT = {
     "zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "randn_like", "new_zeros", "new_ones",
     "new_full", "new_empty", "zero_", "fill_", "zero", "fill",
@@ -145,6 +146,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.events: list[Op | Edge] = []
         self.inputs: set[int] = set()
+        self.operators: dict[str, None] = {}
         self._values = 0
         self._known: dict[int, tuple[weakref.ref[Tensor], int]] = {}
         self._sharing: dict[int, list[weakref.ref[Tensor]]] = {}
@@ -217,6 +219,8 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         before = [self.value_of(tensor) for tensor in given]
         out = func(*args, **kwargs)
         name = func.overloadpacket.__name__
+        if func.namespace not in _OWN_NAMESPACES:
+            self.operators[f"{func.namespace}::{name}"] = None
         made = tensors_in(out, depth=2)
         if name not in _CONSTANT or func._schema.is_mutable:
             self._write_down(func, name, args, kwargs, given, before, made)

@@ -188,6 +188,7 @@ def _stacks(
             sums=sums,
             carries=(*(long[position] if searches else ()), *seen.carries[position]),
             own_norms=tuple(seen.norms[position]),
+            operators=tuple(tape.operators),
         )
         for position, stack in enumerate(found)
     )

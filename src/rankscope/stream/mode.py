@@ -248,6 +248,16 @@ def observing() -> Iterator[None]:
         _OBSERVING.reset(token)
 
 
+@contextmanager
+def reading_weights() -> Iterator[None]:
+    """Read weights in the middle of a pass, which may run a layer: no mode follows it.
+
+    Unlike under :func:`unseen`, quantised tensors keep the functions that they bring along.
+    """
+    with torch._C._EnableTorchFunction(), observing():
+        yield
+
+
 def is_observing() -> bool:
     """Whether what runs now is an observer's work, and not part of the model."""
     return _OBSERVING.get()

@@ -13,9 +13,11 @@ from torch import Tensor, nn
 
 from rankscope.errors import DiscoveryError, LayoutError, UnsupportedConfigError
 from rankscope.models.inputs import Batch
+from rankscope.models.linear_maps import adapters_merged
 from rankscope.models.spread import resharded
 from rankscope.models.stream import Stream
 from rankscope.models.view import BlockCall, BlockPlan, ModelView, Stack
+from rankscope.models.wrapping import uncompiled
 from rankscope.stream.discovery import discover, with_streams
 from rankscope.stream.evidence import agreed, shows_streams
 from rankscope.stream.mixing import adds_only
@@ -40,7 +42,7 @@ def view_of(
     """
     small, sequences = probe_batch(batch, whole=_depends_on_length(model))
     some_count = batch.keep is not None
-    with undisturbed(model):
+    with undisturbed(model), adapters_merged(model):
         try:
             view = discover(model, lambda: small.run(model), batch=sequences, blocks=blocks, stream=stream)
             view = agreed(view, small, sequences, some_count=some_count)
@@ -100,6 +102,24 @@ def need_plain_stream(view: ModelView, verb: str) -> None:
             )
 
 
+def notes_on_hidden_attention(view: ModelView) -> list[str]:
+    """A sentence for each stack with attention branches whose probabilities cannot be seen."""
+    notes = []
+    for stack in view.stacks:
+        if not stack.hidden_attention:
+            continue
+        why = "no softmax over keys was seen in their attention branch. Token metrics are not affected"
+        if stack.operators:
+            why = (
+                f"attention runs inside an operator ({', '.join(stack.operators[:3])}) that does not show its "
+                "probabilities. Token metrics are not affected. Load the model with attn_implementation='sdpa' or "
+                "'eager' to measure attention"
+            )
+        where = f"{len(stack.hidden_attention)} of {stack.depth} blocks, from block {stack.hidden_attention[0]} on"
+        notes.append(f"{f'{stack.name}: ' if stack.name else ''}attention metrics are not available in {where}: {why}")
+    return notes
+
+
 def known_view(model: nn.Module) -> ModelView | None:
     """The structure that was found last, if any."""
     stacks = _STACKS.get(model)
@@ -108,12 +128,15 @@ def known_view(model: nn.Module) -> ModelView | None:
 
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Run a model in evaluation mode, without gradients; mode, random state and FSDP2's shards are restored."""
+    """Run a model as written, in evaluation mode and without gradients.
+
+    Mode, random state, FSDP2's shards and compiled code are restored.
+    """
     was_training = [module for module in model.modules() if module.training]
     for module in was_training:
         module.training = False
     try:
-        with resharded(model), torch.random.fork_rng(devices=[]), torch.no_grad():
+        with uncompiled(model), resharded(model), torch.random.fork_rng(devices=[]), torch.no_grad():
             yield
     finally:
         for module in was_training:

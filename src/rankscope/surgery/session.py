@@ -15,6 +15,7 @@ from rankscope.models.inputs import prepare_inputs
 from rankscope.models.loading import load, need_module
 from rankscope.models.stream import Stream, stream_of
 from rankscope.models.view import ModelView
+from rankscope.models.wrapping import uncompiled
 from rankscope.stream.viewing import known_view, view_of
 from rankscope.surgery.graft import Graft
 from rankscope.surgery.mode import SurgeryMode
@@ -43,13 +44,16 @@ def session_on(
     view: ModelView | None = None,
 ) -> Iterator[Session]:
     """The active session on a model, or a new one that ends with the ``with`` block."""
-    under_way = _SESSIONS.get(need_module(model, "operate()"))
+    model = need_module(model, "operate()")
+    under_way = _SESSIONS.get(model)
     if under_way is not None:
         yield under_way
         return
     _refuse_overlap(model)
     session = Session(view if view is not None else structure_of(model, inputs, blocks, stream))
     with ExitStack() as stack:
+        # Compiled code would run without the surgery, or be compiled again with it.
+        stack.enter_context(uncompiled(model))
         stack.enter_context(SurgeryMode(session.view, session.operations, session.grafts).active())
         _SESSIONS[model] = session
         stack.callback(_SESSIONS.pop, model, None)

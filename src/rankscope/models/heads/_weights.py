@@ -12,6 +12,7 @@ import torch
 
 from rankscope.errors import UnsupportedConfigError
 from rankscope.models.heads.family import ABSENT, Family, config_value, family_of
+from rankscope.models.linear_maps import linear_at
 
 
 @dataclass(frozen=True)
@@ -130,22 +131,27 @@ def _einsum(family: Family, block: torch.nn.Module, heads: int) -> Projections:
 
 
 def _matrix(family: Family, block: torch.nn.Module, path: str) -> _Linear:
-    weight = _parameter(family, block, f"{path}.weight")
+    read = linear_at(block, path, transposed=family.transposed)
+    if read is None:
+        raise _absent(family, block, f"{path}.weight")
+    weight = read.weight
     if weight.ndim != 2 or not weight.is_floating_point():
         raise _unfit(family, f"{path}.weight of shape {tuple(weight.shape)} and dtype {weight.dtype}")
-    weight = weight.T if family.transposed else weight
-    bias = dict(block.named_parameters(remove_duplicate=False)).get(f"{path}.bias")
-    return _Linear(weight, weight.new_zeros(weight.shape[0]) if bias is None else bias.detach())
+    return _Linear(weight, weight.new_zeros(weight.shape[0]) if read.bias is None else read.bias)
 
 
 def _parameter(family: Family, block: torch.nn.Module, path: str) -> torch.Tensor:
     found = dict(block.named_parameters(remove_duplicate=False)).get(path)
     if found is None:
-        raise UnsupportedConfigError(
-            f"A {type(block).__name__} has no parameter {path!r}, which the family {family.name!r} expects. "
-            "Pass one block of the model, not a part of it or the whole."
-        )
+        raise _absent(family, block, path)
     return found.detach()
+
+
+def _absent(family: Family, block: torch.nn.Module, path: str) -> UnsupportedConfigError:
+    return UnsupportedConfigError(
+        f"A {type(block).__name__} has no parameter {path!r}, which the family {family.name!r} expects. "
+        "Pass one block of the model, not a part of it or the whole."
+    )
 
 
 def _divided(family: Family, size: int, parts: int) -> int:
@@ -162,7 +168,8 @@ def _unfit(family: Family, what: str) -> UnsupportedConfigError:
 class HeadWeights:
     r"""Weights such that attention is :math:`\sum_h P_h (X W_{V,h} + 1 b_{V,h}^T) W_{O,h} + 1 b_O^T`. Exact.
 
-    Tokens are rows: ``X W``. Tensors are detached views of the model's own parameters wherever the layout allows.
+    Tokens are rows: ``X W``. Tensors are detached views of the model's own parameters wherever the layout allows;
+    quantised and adapted weights are read as dense ones.
 
     Attributes:
         W_Q: (heads, dim, d_qk).

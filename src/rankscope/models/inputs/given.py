@@ -117,6 +117,12 @@ def prepare_given(loaded: LoadedModel, given: Any, plan: InputPlan) -> Prepared:
 def _for_transformers(loaded: LoadedModel, part: Batch) -> Batch:
     """A bare tensor is the model's main input; decoder ids and ``use_cache`` are added."""
     inputs = dict(part.inputs)
+    if inputs.get("past_key_values") is not None:
+        raise InputError(
+            f"past_key_values is a {type(inputs['past_key_values']).__name__}: the tokens of earlier passes are keys "
+            "without queries, and a static cache has empty places among them. A single step of generation is not "
+            "measured; pass the whole sequence, prompt and continuation, without a cache."
+        )
     if part.arguments:
         inputs[str(loaded.model.main_input_name)] = part.arguments[0]
     return replace(part, inputs=completed(loaded, inputs), arguments=())

@@ -24,6 +24,7 @@ from rankscope.models.loading.quiet import quiet_transformers
 from rankscope.models.loading.spreading import distributed
 from rankscope.models.presets import PRESETS, InputKind, preset
 from rankscope.models.spread import Spread
+from rankscope.models.wrapping import unwrapped
 
 Origin = Literal["memory", "init", "folder", "hub", "url"]
 # transformers creates float32 constants inside the forward of these.
@@ -89,8 +90,9 @@ def load(
     """Load a model from a spec.
 
     Args:
-        spec: a module (used as it is), ``init:NAME`` or ``init:PATH`` (random initialisation of a preset or of a
-            config.json), a folder, a .gguf file, or a hub id, also as ``hub:NAME`` or ``hub:NAME@REVISION``.
+        spec: a module (used as it is, without wrappers such as ``torch.compile``), ``init:NAME`` or ``init:PATH``
+            (random initialisation of a preset or of a config.json), a folder, a .gguf file, or a hub id, also as
+            ``hub:NAME`` or ``hub:NAME@REVISION``.
         seed: seed of a random initialisation; the global random state is not changed.
         dtype: dtype of the weights; None keeps the checkpoint's, or float32 for a random initialisation.
         device: device to move the model to, such as ``"cuda"``; None leaves it on the CPU. Move a module yourself.
@@ -114,7 +116,8 @@ def load(
     """
     place = parse_device(device)
     if isinstance(spec, torch.nn.Module):
-        spec = described(spec, type(spec).__qualname__, "memory")
+        model = unwrapped(spec)
+        spec = described(model, type(model).__qualname__, "memory")
     if isinstance(spec, LoadedModel):
         if place is not None and not is_on(spec.model, place):
             raise InputError(f"{spec.spec} is in memory, on {spec.device}. Move it to {place} before the call.")
@@ -172,13 +175,13 @@ def _hub_revision(text: str, request: Request) -> tuple[str, Request]:
 
 
 def need_module(model: object, what: str) -> torch.nn.Module:
-    """``model`` if it is a module in memory.
+    """``model`` without wrappers, if it is a module in memory.
 
     Raises:
         InputError: it is something else.
     """
     if isinstance(model, torch.nn.Module):
-        return model
+        return unwrapped(model)
     if isinstance(model, (str, Path)):
         advice = f"load it first: rankscope.load({str(model)[:80]!r}).model"
     else:

@@ -21,6 +21,7 @@ from rankscope.models.view import ModelView
 from rankscope.paths.capture import run_frozen
 from rankscope.paths.maps import Chain, Gain
 from rankscope.paths.network import FrozenBlock, FrozenStep, SeenAttention
+from rankscope.stream.mode import reading_weights
 from rankscope.theory.attention_graph import attention_graph, least_edge
 from rankscope.theory.attention_weights import HeadTensors
 from rankscope.theory.contraction import LayerGains, layer_gains
@@ -515,8 +516,9 @@ class BoundReader:
         name = self._names[(block.stack, block.layer)]
         if name not in self._weights:
             module = self._modules[name]
-            weights = head_weights(module, self.config)
-            self._weights[name] = weights, layer_weights(block.layer, weights, module, self.config)
+            with reading_weights():
+                weights = head_weights(module, self.config)
+                self._weights[name] = weights, layer_weights(block.layer, weights, module, self.config)
         return self._weights[name]
 
     def _network(self, facts: StepFacts, layers: Sequence[LayerQuantities]) -> Network:

@@ -19,6 +19,7 @@ from rankscope.execution.passes import executing
 from rankscope.execution.support import Parallel
 from rankscope.metrics import METRICS
 from rankscope.models.inputs import Batch, InputPlan, Padding, Prepared, TokensPolicy, prepare_planned
+from rankscope.models.linear_maps import linear_map
 from rankscope.models.loading import LoadedModel
 from rankscope.models.loading.dtypes import parse_dtype
 from rankscope.models.loading.quiet import quiet_transformers
@@ -145,7 +146,7 @@ def decompose(
         prepared = prepare_planned(loaded, inputs, plan)
         unembedding, direction = (None, None) if token is None else unembedding_of(loaded, token)
         reader = PathReader(specs, tokens_policy, RowWriter(coordinates=COORDINATES), direction)
-        view = execution.plan(prepared, blocks=blocks, stream=declared)
+        view = execution.plan(prepared, blocks=blocks, stream=declared, reads_weights=True)
         need_plain_stream(view, "decompose")
         _check_layers(at_layers, view)
         check_carries(view, "a sum over the paths through the blocks")
@@ -344,10 +345,10 @@ def unembedding_of(loaded: LoadedModel, token: int) -> tuple[nn.Module, Tensor]:
             f"token={token}: {type(loaded.model).__name__} has no unembedding. Load the model with its language head, "
             "e.g. rankscope.load(spec, model_class='AutoModelForCausalLM').model, and pass that."
         )
-    weight: Tensor = owner.weight
+    weight = linear_map(owner, "the unembedding").weight
     if not 0 <= token < weight.shape[0]:
         raise InputError(f"token={token}: the vocabulary has {weight.shape[0]} entries.")
-    return owner, weight.detach()[token]
+    return owner, weight[token]
 
 
 def check_reads_the_stream(owner: nn.Module, view: ModelView, batch: Batch) -> None:

@@ -26,7 +26,7 @@ from rankscope.stream.frames import tensors_in
 from rankscope.stream.operators import without_fastpath
 from rankscope.stream.sites import DEFAULT_SITES, SITES, SiteRef, SiteSelection
 from rankscope.stream.tracer import Observed, Unreadable, trace
-from rankscope.stream.viewing import undisturbed, view_of
+from rankscope.stream.viewing import notes_on_hidden_attention, undisturbed, view_of
 from rankscope.verbs.measure.choosing import metrics_named, sites_for
 from rankscope.verbs.reader import SiteReader
 
@@ -148,7 +148,10 @@ class _Witness:
             return
         self.fired[ref.site] += 1
         if isinstance(seen, AttentionCall):
-            sums = as_float64(seen.probs()).sum(-1)
+            probs = seen.probs()
+            # Many models compute their softmax in float32, whatever their own dtype.
+            self.eps = max(self.eps, torch.finfo(probs.dtype).eps)
+            sums = as_float64(probs).sum(-1)
             self.row_sums.append((float(sums.min()), float(sums.max())))
             self.mismatch = max(self.mismatch, seen.mismatch())
             return
@@ -224,12 +227,14 @@ def _finite(witness: _Witness) -> Check:
 
 def _attention(witness: _Witness, view: ModelView, loaded: LoadedModel) -> Check:
     seen = sum(bool(plan.attention) for stack in view.stacks for plan in stack.plans)
+    hidden = notes_on_hidden_attention(view)
     if not seen:
         return Check(
             "attention",
             "refused",
-            "no attention probabilities were seen: this model mixes tokens without a softmax over keys that fits its "
-            "tokens, or inside a kernel. Token metrics work; attention metrics are not available.",
+            "; ".join(hidden)
+            or "no attention probabilities were seen: this model mixes tokens without a softmax over keys that fits "
+            "its tokens, or inside a kernel. Token metrics work; attention metrics are not available.",
         )
     low = min(least for least, _ in witness.row_sums)
     high = max(most for _, most in witness.row_sums)
@@ -238,6 +243,8 @@ def _attention(witness: _Witness, view: ModelView, loaded: LoadedModel) -> Check
         return Check("attention", "fail", f"{where}, but P V differs from the model's own by {witness.mismatch:.1e}")
     if high - 1 > _ROUNDINGS * witness.eps:
         return Check("attention", "fail", f"{where}, but a row sums to {high:.6g}")
+    if hidden:
+        return Check("attention", "refused", "; ".join((where, *hidden)))
     if 1 - low > _ROUNDINGS * witness.eps:
         return Check("attention", "info", f"{where}; rows sum to as little as {low:.3g}: a sink takes the rest")
     return Check("attention", "pass", f"{where}; every row sums to one")

@@ -25,6 +25,7 @@ from rankscope.models.inputs import Prepared, TokensPolicy
 from rankscope.models.view import ModelView
 from rankscope.runs.rows import RowWriter
 from rankscope.stream.sites import DEFAULT_SITES, SITES, SiteSelection, side_shown, sites_of_sides
+from rankscope.stream.viewing import notes_on_hidden_attention
 from rankscope.verbs import between_inputs as inputs_axis
 from rankscope.verbs.between_inputs import Pooling, metrics_between, parse_poolings
 from rankscope.verbs.measure.similarity import SITE
@@ -93,7 +94,7 @@ class BatteryChoice:
         return (
             f"None of the metrics ({names}) could be measured at the chosen sites ({asked}). This model has "
             f"{view.depth} blocks with skip adds {', '.join(skips) or 'none'}; token metrics need stream sites, "
-            "attention metrics need attention.probs."
+            "attention metrics need attention.probs." + "".join(f" {note}." for note in notes_on_hidden_attention(view))
         )
 
 

@@ -18,6 +18,7 @@ from rankscope.models.view import ModelView
 from rankscope.runs.rows import BETWEEN_INPUTS, RowWriter
 from rankscope.stream.sites import SiteRef, SiteSelection
 from rankscope.stream.tracer import Observed, trace
+from rankscope.stream.viewing import notes_on_hidden_attention
 from rankscope.verbs import between_inputs as inputs_axis
 from rankscope.verbs.between_inputs import InputsReader
 from rankscope.verbs.measure.choosing import BatteryChoice
@@ -160,7 +161,9 @@ class MeasuringPasses:
     def notes(self) -> list[str]:
         """Notes about what was observed but not measured, and about what blocks read."""
         assert self._view is not None
-        return [*self.reader.notes(), *notes_on_depth(self._view)]
+        asked = self._choice.selection.wants_attention
+        hidden = notes_on_hidden_attention(self._view) if asked else []
+        return [*self.reader.notes(), *hidden, *notes_on_depth(self._view)]
 
     def stream_mixing(self) -> list[dict[str, Any]]:
         """How the blocks mix the streams of a token, for each stack in which it has several."""

@@ -112,7 +112,7 @@ def remedy(
             loaded = load_initialised_twin(loaded, seed=seed)
         wanted = [parsed_remedy(word) for word in remedies or REMEDIES]
         prepared = prepare_planned(loaded, inputs, plan)
-        view = execution.plan(prepared, blocks=blocks, stream=declared, model=loaded.model)
+        view = execution.plan(prepared, blocks=blocks, stream=declared, model=loaded.model, reads_weights=True)
         need_plain_stream(view, "remedy")
         trial = Trial(loaded, view, prepared, variant_named(variant), tokens_policy, seed)
         arms = trial.arms(wanted)

@@ -21,6 +21,7 @@ from rankscope.linalg.precision import as_float64
 from rankscope.metrics import METRICS
 from rankscope.models.heads import head_weights
 from rankscope.models.inputs import Batch, Prepared, TokensPolicy
+from rankscope.models.linear_maps import dense, is_plain
 from rankscope.models.loading import LoadedModel
 from rankscope.models.loading.quiet import quiet_transformers
 from rankscope.models.view import ModelView
@@ -79,6 +80,12 @@ def gradient_norms(loaded: LoadedModel, view: ModelView, batch: Batch, seed: int
     """
     if loaded.config is None:
         raise UnsupportedConfigError(f"{loaded.spec} is not a transformers model: its head weights are not known.")
+    # Gradients of the dense weights: quantised ones have none, and those of an adapter are not those of the product.
+    with dense(loaded.model):
+        return _norms_of_dense(loaded, view, batch, seed)
+
+
+def _norms_of_dense(loaded: LoadedModel, view: ModelView, batch: Batch, seed: int) -> list[GradientNorms]:
     modules = view.modules()
     parameters = [p for p in loaded.model.parameters() if p.is_floating_point()]
     with _differentiable(parameters), torch.enable_grad():
@@ -127,7 +134,12 @@ def _with_gradients_for_weights(module: nn.Module, gradients: Mapping[int, Tenso
     """A shallow copy of a module with gradients in place of weights, so that they are split into heads like weights.
 
     It is only read, never run: it shares the hooks of the module, which a deep copy would copy too.
+
+    Raises:
+        UnsupportedConfigError: a layer would have to be run to know its matrix, and the gradient of that is not known.
     """
+    if isinstance(getattr(module, "in_features", None), int) and not is_plain(module):
+        raise UnsupportedConfigError(f"{type(module).__name__} computes its weight from other tensors.")
     twin = copy.copy(module)
     twin._parameters = {
         name: None if own is None else nn.Parameter(_or_zeros(gradients.get(id(own)), own), requires_grad=False)
