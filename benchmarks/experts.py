@@ -23,6 +23,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from datetime import date
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -129,12 +130,17 @@ def _numbers(name: str, shape: tuple[int, ...]) -> Iterator[torch.Tensor]:
     elif len(shape) == 1:
         yield torch.ones(shape, dtype=torch.bfloat16)
     else:
-        generator = torch.Generator().manual_seed(7)
-        base = (torch.randn(1 << 22, generator=generator) * 0.02).to(torch.bfloat16)
+        base = _base()
         for part in range(math.prod(shape[:-2])):
             start = (sum(name.encode()) + 7919 * part) % (1 << 21)
             count = math.prod(shape[-2:])
             yield base.roll(start).repeat(-(-count // len(base)))[:count]
+
+
+@cache
+def _base() -> torch.Tensor:
+    generator = torch.Generator().manual_seed(7)
+    return (torch.randn(1 << 22, generator=generator) * 0.02).to(torch.bfloat16)
 
 
 def child(given: argparse.Namespace) -> None:

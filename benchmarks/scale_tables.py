@@ -181,11 +181,12 @@ def overhead_words(found: Mapping[str, Any] | None) -> str:
     """The sweep beside a bare loop."""
     if found is None:
         return "Not measured yet: `python -m benchmarks.sweep_overhead`.\n"
-    named = {"loop": "bare loop", "serial": "`sweep --serial`", "ray": "`sweep` on Ray"}
+    named = {"loop": "bare loop", "serial": "`sweep --serial`", "shard": "`sweep --shard`", "ray": "`sweep` on Ray"}
     rows = [
         (words_, f"{found['seconds of one task'][name]:.1f} s", f"{found['seconds'][name]:.1f} s",
          f"{found['ratio'][name]:.3f}", f"{found['marginal ratio'][name]:.3f}")
         for name, words_ in named.items()
+        if name in found["ratio"]
     ]  # fmt: skip
     head = ("", "1 task", f"{found['tasks']} tasks", "ratio to the loop", "ratio without the start")
     cores = "1 core" if found["cores"] == 1 else f"{found['cores']} cores"

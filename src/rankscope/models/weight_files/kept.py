@@ -187,6 +187,7 @@ class _Entry:
         self.sha256, self._size, self._limit, self._folder = sha256, size, limit, folder
         self._path, self._part, self._log = (folder / f"{sha256}{end}" for end in ("", ".part", ".ranges"))
         self._opened = time.time()
+        self._was_begun = self._log.exists()
         self._is_refused = False
 
     def whole(self) -> _Whole | None:
@@ -207,13 +208,18 @@ class _Entry:
     def completed(self, file: WeightFile) -> _Whole | None:
         """The whole content, after reading what is missing; None if it is not worth it, or if it has another hash.
 
-        It is worth it as soon as no more bytes are missing than were read so far: at most twice what is needed is read
-        then, whatever comes.
+        It is worth it if another model has begun it and no more bytes are missing than were read so far: at most twice
+        what is needed is read then, whatever comes.
         """
         ranges = self._ranges()
         held = list(_union(ranges))
         missing = self._size - sum(end - start for start, end in held)
-        if not held or missing > sum(end - start for start, end in ranges) or not self._has_room(self._size):
+        if (
+            not self._was_begun
+            or not held
+            or missing > sum(end - start for start, end in ranges)
+            or not self._has_room(self._size)
+        ):
             return None
         handle, name = tempfile.mkstemp(dir=self._folder, prefix=f"{self.sha256}.")
         try:
