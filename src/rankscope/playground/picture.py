@@ -78,12 +78,14 @@ class Treated:
         summary: what it does.
         course: in exact arithmetic; None if it could not be computed.
         refused: why not; empty otherwise.
+        frames: its tokens before the first block and after each; empty if it could not be computed.
     """
 
     name: str
     summary: str
     course: TokenCourse | None
     refused: str = ""
+    frames: tuple[Frame, ...] = ()
 
 
 @dataclass(frozen=True)

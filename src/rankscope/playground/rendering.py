@@ -10,7 +10,7 @@ from html import escape
 import numpy as np
 
 from rankscope.playground.curves import SHORT, curve
-from rankscope.playground.picture import Frame, Picture, TokenCourse
+from rankscope.playground.picture import Frame, Picture, TokenCourse, Treated
 from rankscope.playground.scales import exponent
 from rankscope.verbs.predict.judge import read_logs
 from rankscope.verdicts.sentences import in_words
@@ -18,17 +18,19 @@ from rankscope.verdicts.sentences import in_words
 WIDE, NARROW = (540, 440), (340, 330)
 HEADLINES = {
     3: "Doubly exponential collapse: each block cubes the differences.",
-    1: "Exponential collapse: each block takes a share of the differences.",
+    1: "Exponential collapse: each block multiplies the differences by a factor below 1.",
     0: "No collapse: small differences do not shrink from block to block.",
 }
 IMPORTS = """from rankscope.playground.choices import Choices
 from rankscope.playground.simulating import simulate"""
-SLOWING = "Pre-norm with a whole skip: the stream grows, each block weighs less than the last, and the fall slows."
+SLOWING = "Slower than exponential: the stream grows, so each pre-norm block changes it less than the one before."
 
 
 def rendered(picture: Picture) -> str:
     """The answer, the sphere and the curve."""
-    frames = json.dumps({"frames": [_packed(frame) for frame in picture.frames]}, separators=(",", ":"))
+    given = _treated(picture)
+    shown = picture.frames if given is None else given.frames
+    frames = json.dumps({"frames": [_packed(frame) for frame in shown]}, separators=(",", ":"))
     return (
         f'<div class="play" data-order="{picture.order}" data-frames="{escape(frames, quote=True)}">'
         f'{_answer(picture)}<div class="panels">{_sphere(picture)}{_curve(picture)}</div>{_numbers(picture)}</div>'
@@ -71,10 +73,10 @@ def _answer(picture: Picture) -> str:
     badge = "no collapse" if picture.order == 0 else f"order {picture.order}"
     state = {3: "bad", 1: "care", 0: "good"}[picture.order]
     items = "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in _facts(picture))
-    slowing = f" {SLOWING}" if _slows(picture) else ""
+    headline = SLOWING if picture.order == 1 and _slows(picture) else HEADLINES[picture.order]
     return (
         f'<section class="answer {state}" aria-live="polite"><p class="headline"><span class="badge">{badge}</span> '
-        f"{HEADLINES[picture.order]}</p><p>{escape(picture.reason)}{slowing}</p><dl>{items}</dl></section>"
+        f"{headline}</p><p>{escape(picture.reason)}</p><dl>{items}</dl></section>"
     )
 
 
@@ -88,7 +90,8 @@ def _facts(picture: Picture) -> Iterator[tuple[str, str]]:
     yield f"tokens differ after block {picture.choices.depth} by", f"{power(course[-1])} of themselves"
     yield "state, as measure names it", escape(in_words(read_logs(np.array(course[1:])[:, None])))
     order = picture.course.order[-1]
-    yield "order measured at the last block", f"{order:.3f}" if math.isfinite(order) else "tokens are equal"
+    lost = "tokens are equal" if course[-1] == -math.inf else "too small a residual to measure it"
+    yield "order measured at the last block", f"{order:.3f}" if math.isfinite(order) else lost
     if picture.order != 3 and math.isfinite(picture.factor):
         yield "factor per block, late", f"{picture.factor:.3g}"
     for name, sight in picture.sights.items():
@@ -99,8 +102,15 @@ def _facts(picture: Picture) -> Iterator[tuple[str, str]]:
         yield f"under {escape(given.name)}", words
 
 
+def _treated(picture: Picture) -> Treated | None:
+    """The network under the chosen remedy, if there is one and it could be computed."""
+    given = picture.treated
+    return given if given is not None and given.course is not None else None
+
+
 def _sphere(picture: Picture) -> str:
-    depth = picture.choices.depth
+    depth, given = picture.choices.depth, _treated(picture)
+    under = "" if given is None else f", under {escape(given.name)}"
     return (
         '<figure class="card ball"><div class="views">'
         '<svg class="sphere" viewBox="-112 -112 224 224" role="img" aria-label="Tokens on a sphere"></svg>'
@@ -109,22 +119,21 @@ def _sphere(picture: Picture) -> str:
         '<div class="player"><button type="button" class="run">Play</button>'
         f'<input type="range" class="layer" min="0" max="{depth}" step="1" value="0" aria-label="block">'
         '<output class="where">first tokens</output></div>'
-        f"<figcaption>{picture.choices.tokens} tokens as directions. The pole is their mean; the angle from it is the "
-        'true one in all dimensions, now at most <output class="angle"></output> radian. The lens looks down on the '
-        "pole and magnifies until the tokens fill it, however little they differ.</figcaption></figure>"
+        f"<figcaption>{picture.choices.tokens} tokens as directions{under}. The pole is their mean; the angle from it "
+        'is the true one in all dimensions, now at most <output class="angle"></output> radian. The lens looks down on '
+        "the pole and magnifies until the tokens fill it, however little they differ.</figcaption></figure>"
     )
 
 
 def _curve(picture: Picture) -> str:
-    given = picture.treated
-    treated = given is not None and given.course is not None
+    given, treated = picture.treated, _treated(picture)
     keys = [("exact", "exact arithmetic"), ("law", "the law, one block ahead")]
     keys += [(f"read-{short}", f"what {short} reads") for short in SHORT.values()]
-    if given is not None and treated:
-        keys.append(("treated", f"exact, under {escape(given.name)}"))
+    if treated is not None:
+        keys.append(("treated", f"exact, under {escape(treated.name)}"))
     legend = "".join(f'<li><span class="key {name}"></span>{text}</li>' for name, text in keys)
     refused = ""
-    if given is not None and not treated:
+    if given is not None and treated is None:
         refused = f'<p class="refused">{escape(given.name)}: {escape(given.refused)}</p>'
     title = "How far tokens differ: log<sub>10</sub> of the relative residual"
     return (

@@ -24,6 +24,8 @@ from rankscope.verbs.predict.sampled_design import visible_in
 
 SEEN_IN = (torch.float32, torch.bfloat16)
 """Finest first: the weights are rounded from one to the next."""
+RESOLVED = 1e12
+"""Logarithms up to this size have three decimals left."""
 LATE = 0.25
 """Share of the blocks, the last ones, over which a factor is taken."""
 
@@ -94,9 +96,11 @@ def _log_relative(state: Deviation) -> float:
 
 
 def _order(shrunk: Deviation, state: Deviation) -> float:
-    """Change of the log-residual after a block, per unit change before it."""
-    change = shrunk.log_residual() - state.log_residual()
-    return change / SHRINK if math.isfinite(change) else math.nan
+    """Change of the log-residual after a block, per unit change before it; nan if the logs are too large to tell."""
+    log = state.log_residual()
+    change = shrunk.log_residual() - log
+    # Both logs are rounded to float64, and beyond 1e12 the three decimals that are shown would be rounding.
+    return change / SHRINK if math.isfinite(change) and abs(log) < RESOLVED else math.nan
 
 
 def _law(states: Sequence[Deviation], far: Sequence[Deviation]) -> tuple[Law, list[float]]:

@@ -15,7 +15,8 @@ from rankscope.exact_arithmetic.tensor import Deviation
 from rankscope.models.inputs import Batch
 from rankscope.models.view import ModelView, Stack
 from rankscope.playground.model import Transformer, first_tokens
-from rankscope.playground.picture import TokenCourse, Treated
+from rankscope.playground.picture import Frame, TokenCourse, Treated
+from rankscope.playground.spheres import Projector
 from rankscope.remedies import REMEDIES, applied
 from rankscope.stream.sites import SiteRef
 from rankscope.stream.viewing import view_of
@@ -48,27 +49,30 @@ def treated(design: Design, seed: int, tokens: Tensor, name: str) -> Treated:
             if gain != 1:
                 stack.enter_context(operating(model, Operation(attention_skip=gain, mlp_skip=gain), view=view))
             stack.enter_context(applied(model, name, view=view))
-            logs, norms = _follow(view, batch, 0.0)
-            shrunk, _ = _follow(view, batch, SHRINK)
+            logs, norms, frames = _follow(view, batch, 0.0)
+            shrunk, _, _ = _follow(view, batch, SHRINK)
     except (UnsupportedOperationError, UnsupportedArithmeticError) as error:
         return Treated(name, entry.summary, None, _reason(error))
     if not all(map(math.isfinite, norms)):
         return Treated(name, entry.summary, None, "nothing is left of the tokens: no skip, and its branches give zero.")
     relative = tuple((value - norm) / LOG10 for value, norm in zip(logs, norms, strict=True))
-    return Treated(name, entry.summary, TokenCourse(relative, _orders(logs, shrunk)))
+    return Treated(name, entry.summary, TokenCourse(relative, _orders(logs, shrunk)), frames=frames)
 
 
-def _follow(view: ModelView, batch: Batch, log_shrink: float) -> tuple[list[float], list[float]]:
-    """Natural logs of residual and norm, starting with the first tokens."""
+def _follow(view: ModelView, batch: Batch, log_shrink: float) -> tuple[list[float], list[float], tuple[Frame, ...]]:
+    """Natural logs of residual and norm, and the tokens on a sphere, starting with the first tokens."""
     logs: list[float] = []
     norms: list[float] = []
+    frames: list[Frame] = []
+    projector = Projector()
 
     def observe(number: int, ref: SiteRef, x: Deviation, keep: Tensor | None) -> None:
         logs.append(x.log_residual(keep))
         norms.append(x.log_norm(keep))
+        frames.append(projector.frame(x.recentred()))
 
     exact_stream(view, batch, observe, log_shrink=log_shrink)
-    return logs, norms
+    return logs, norms, tuple(frames)
 
 
 def _orders(logs: list[float], shrunk: list[float]) -> tuple[float, ...]:

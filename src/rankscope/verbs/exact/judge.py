@@ -161,7 +161,7 @@ def _sentence(
     table: pa.Table, stack: str | None, floors: Mapping[str, float], reading: StackReading, logs: Floats
 ) -> str:
     layers = reading.battery.layers
-    seen = _stops_seeing(layers, logs, floors)
+    seen = _stops_seeing(layers, logs, floors, exact_curves(table, "log10_relative_residual", stack))
     count = f" {reading.count().rstrip()}" if reading.count() else ""
     if reading.state is State.UNKNOWN:
         return "No verdict: the relative residual is undefined after every block."
@@ -242,12 +242,21 @@ def _power(log10: float) -> str:
     return f"10^{round(log10, 1) + 0.0:.1f}"
 
 
-def _stops_seeing(layers: NDArray[np.int64], logs: Floats, floors: Mapping[str, float]) -> str:
+def _stops_seeing(
+    layers: NDArray[np.int64], logs: Floats, floors: Mapping[str, float], measured: Mapping[str, Curve]
+) -> str:
+    """The first block that each format cannot resolve: below its floor, or without a value in its own pass.
+
+    Tokens may differ well above the floor and be lost all the same, because their size underflows or overflows.
+    """
     words = []
     line = np.array([_mean(row) for row in logs])
     for name, floor in floors.items():
-        below = layers[line <= np.log10(floor)]
-        words.append(f"{name} cannot resolve block {below[0]}" if below.size else f"{name} resolves every block")
+        lost = set(layers[line <= np.log10(floor)].tolist())
+        if (own := measured.get(name)) is not None:
+            known = own.layers[np.isfinite(own.mean) | own.any_floor].tolist()
+            lost |= set(layers[~np.isnan(line)].tolist()) - set(known)
+        words.append(f"{name} cannot resolve block {min(lost)}" if lost else f"{name} resolves every block")
     return "; ".join(words) + "."
 
 
