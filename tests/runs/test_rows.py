@@ -82,3 +82,29 @@ def test_what_does_not_fit_is_refused(change: dict[str, object], words: str) -> 
 def test_a_further_column_has_a_name_of_its_own(names: tuple[str, ...]) -> None:
     with pytest.raises(ResultError, match="needs a unique name"):
         RowWriter(coordinates=names)
+
+
+def test_values_announced_for_later_are_there_whenever_rows_are_read_and_in_order() -> None:
+    def adding(writer: RowWriter, layer: int) -> None:
+        writer.add(
+            metric="mean_cosine",
+            site="block.out",
+            stack=None,
+            layer=layer,
+            first_sequence=0,
+            values=np.array([0.5]),
+            statuses=np.array([0]),
+            head_axis=False,
+        )
+
+    writer = RowWriter()
+    writer.add_later(lambda: adding(writer, 0))
+    writer.add_later(lambda: adding(writer, 1))
+    adding(writer, 2)
+    writer.add_later(lambda: adding(writer, 3))
+    assert [piece.layer for piece in writer.pieces] == [0, 1, 2, 3]
+    writer.add_later(lambda: adding(writer, 4))
+    assert writer.table()["layer"].to_pylist() == [0, 1, 2, 3, 4]
+    writer.add_later(lambda: adding(writer, 5))
+    writer.replace(writer.pieces[:1])
+    assert [piece.layer for piece in writer.pieces] == [0]

@@ -70,20 +70,19 @@ class PendingReadings:
 
     def evaluate(self, specs: Sequence[MetricSpec], view: View, floor: float, deliver: Deliver) -> None:
         """Have ``deliver`` called with the values and statuses of the metrics on the CPU."""
-        owed = _Owed(deliver)
-        self._owed.append(owed)
         kind = (tuple(spec.name for spec in specs), type(view))
         joinable = view if isinstance(view, Joinable) and view.batch_shape and view.home.type != "cpu" else None
         reductions = self._reductions.get(kind)
         if joinable is None or reductions is None:
             reading = evaluate(specs, view, floor)
-            owed.tensors = reading.values, reading.statuses
+            self.add((reading.values, reading.statuses), deliver)
             if joinable is not None and kind not in self._reductions:
                 self._reductions[kind] = _reductions_read(specs, joinable)
             return
         stripped = joinable.stripped(reductions)
         key = (kind, floor, stripped.likeness)
-        group = self._groups.setdefault(key, _Group(specs, floor))
+        group, owed = self._groups.setdefault(key, _Group(specs, floor)), _Owed(deliver)
+        self._owed.append(owed)
         group.views.append(stripped)
         group.owed.append(owed)
         group.bytes_held += stripped.bytes_held
