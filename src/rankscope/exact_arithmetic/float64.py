@@ -115,7 +115,7 @@ def in_float64(model: nn.Module) -> Iterator[None]:
 
     Meanwhile, a float32 model takes three times its memory; a float64 model takes no additional memory.
     """
-    need_float64(device_of(model), "Exact arithmetic")
+    need_float64(device_of(model.parameters()), "Exact arithmetic")
     held: list[tuple[nn.Parameter, Tensor]] = []
     buffers: list[tuple[nn.Module, str, Tensor]] = []
     try:
