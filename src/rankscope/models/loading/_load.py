@@ -113,11 +113,10 @@ def load(
         46400
     """
     place = parse_device(device)
-    if isinstance(spec, (torch.nn.Module, LoadedModel)):
-        held = spec if isinstance(spec, LoadedModel) else described(spec, type(spec).__qualname__, "memory")
-        if place is not None and not are_on(held.model.parameters(), place):
-            raise InputError(f"{held.spec} is in memory, on {held.device}. Move it to {place} before the call.")
-        return held
+    if isinstance(spec, torch.nn.Module):
+        return _left_on(described(spec, type(spec).__qualname__, "memory"), place)
+    if isinstance(spec, LoadedModel):
+        return _left_on(spec, place)
     if place is not None:
         if device_map is not None or spread is not None:
             raise InputError("device= names one device for the whole model. Leave it out with device_map or spread.")
@@ -133,6 +132,13 @@ def load(
         return loaded
     model = loaded.model.to(place)
     return replace(loaded, model=model, device=devices_of(model.parameters()))
+
+
+def _left_on(held: LoadedModel, device: torch.device | None) -> LoadedModel:
+    """A model that is in memory already; it is not moved."""
+    if device is not None and not are_on(held.model.parameters(), device):
+        raise InputError(f"{held.spec} is in memory, on {held.device}. Move it to {device} before the call.")
+    return held
 
 
 def _loaded(text: str, path: Path, request: Request) -> LoadedModel:
