@@ -11,13 +11,15 @@ from tests.device.simulated import SimulatedDevice, compiler, simulated_device
 
 
 @pytest.fixture
-def device() -> SimulatedDevice:
+def device() -> Iterator[SimulatedDevice]:
     """The simulated device ``sim``, its counters at zero."""
     if compiler() is None:
         pytest.skip("the simulated device needs a C++ compiler (g++, or CXX)")
     found = simulated_device()
     found.reset()
-    return found
+    found.is_available = True
+    yield found
+    found.is_available = False
 
 
 @pytest.fixture

@@ -43,9 +43,15 @@ class Counts:
 
 
 class SimulatedDevice:
-    """The device ``sim`` with two indices; a device string wherever torch takes one."""
+    """The device ``sim`` with two indices; a device string wherever torch takes one.
+
+    Attributes:
+        is_available: what ``torch.accelerator.is_available()`` returns. Once registered, a device stays for the rest of
+            the process; tests of training loops that choose an accelerator by themselves must not choose this one.
+    """
 
     name = "sim"
+    is_available = True
 
     def counts(self) -> Counts:
         """The counters since the last reset."""
@@ -102,7 +108,7 @@ def _build() -> Path:
     return library
 
 
-def _module(ops: types.ModuleType) -> types.ModuleType:
+def _module(ops: types.ModuleType, registered: SimulatedDevice) -> types.ModuleType:
     """``torch.sim``: what torch looks up in the module of a device."""
     module = types.ModuleType("torch.sim")
 
@@ -112,7 +118,7 @@ def _module(ops: types.ModuleType) -> types.ModuleType:
         found = torch.device(device).index if device is not None else None  # type: ignore[call-overload]
         return ops.current_device() if found is None else found
 
-    module.is_available = lambda: True
+    module.is_available = lambda: registered.is_available
     module.is_initialized = lambda: True
     module._is_in_bad_fork = lambda: False
     module.device_count = lambda: _DEVICES
@@ -132,6 +138,7 @@ def simulated_device() -> SimulatedDevice:
     """The device; the first call in a process builds it if necessary and registers it."""
     torch.ops.load_library(str(_build()))
     torch.utils.rename_privateuse1_backend(SimulatedDevice.name)
-    torch._register_device_module(SimulatedDevice.name, _module(torch.ops.simulated_device))
+    registered = SimulatedDevice()
+    torch._register_device_module(registered.name, _module(torch.ops.simulated_device, registered))
     torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
-    return SimulatedDevice()
+    return registered

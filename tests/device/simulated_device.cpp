@@ -393,7 +393,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("as_strided", as_strided);
   m.impl("view", view);
   // These have a kernel of their own on the processor (and on accelerators) and would be decomposed here.
-  for (const char* fused : {"native_layer_norm", "native_group_norm", "_stack", "addr"})
+  for (const char* fused : {"native_layer_norm", "native_group_norm", "silu_backward", "_stack", "addr"})
     m.impl(fused, torch::CppFunction::makeFromBoxedFunction<&run_on_host>());
   m.impl("convolution_overrideable", convolution);
   m.impl("convolution_backward_overrideable", convolution_backward);

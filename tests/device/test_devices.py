@@ -162,3 +162,13 @@ def test_a_device_that_computes_wrongly_is_found(device: SimulatedDevice, monkey
         "measure on sim: its rows differ from those of the processor",
         "ablate on sim: RuntimeError: no kernel",
     )
+
+
+def test_weights_offloaded_to_the_processor_run_on_the_device(device: SimulatedDevice) -> None:
+    accelerate = pytest.importorskip("accelerate")
+    want = rs.measure("init:tiny-bert", **SMALL)
+    model = accelerate.cpu_offload(rs.load("init:tiny-bert").model, execution_device=torch.device("sim:0"))
+    device.reset()
+    got = rs.measure(model, **SMALL)
+    assert device.counts().kernels > 0
+    assert got.table["value"].to_pylist() == want.table["value"].to_pylist()

@@ -51,5 +51,5 @@ def test_metrics_do_not_mix_devices(place: str, is_padded: bool) -> None:
 def test_mixed_devices_would_be_found(place: str) -> None:
     with FakeTensorMode():
         mean = Tokens(torch.empty(2, 8, 6, device=place)).mean
-        with pytest.raises(RuntimeError, match="found two different devices"):
+        with pytest.raises(RuntimeError, match=r"found (at least )?two( different)? devices"):
             mean + torch.zeros(2, 6)

@@ -36,6 +36,9 @@ distances between tokens from differences; on the processor they come from produ
 CLOSE = 1e-4
 """Largest relative difference where gradients enter; chosen as a thousand roundings of float32."""
 
+REMEDIES = ("residual_scale", "log_n_scale", "gated_attention")
+"""One on the stream, one on the scores of each row, one with parameters of its own."""
+
 Values = NDArray[np.float64]
 SHAPE = {"sequences": 2, "tokens": 12}
 
@@ -100,12 +103,12 @@ VERBS: dict[str, Callable[[nn.Module], Values]] = {
     ),
     "doctor": _doctor,
     "operate": _operated,
-    "ablate": lambda m: _values(rs.ablate(m, variants=["pure", "full"], masks=["window(3)"], **SHAPE)),
+    "ablate": lambda m: _values(rs.ablate(m, variants=["pure", "full"], **SHAPE)),
     "exact": lambda m: _values(rs.exact(m, skip=0.0, sequences=1, tokens=8)),
     "decompose": lambda m: _values(rs.decompose(m, marginals=["heads", "layers"], sequences=1, tokens=8)),
     "bound": lambda m: _values(rs.bound(m, sequences=1, tokens=8)),
     "paths": _paths,
-    "remedy": lambda m: _values(rs.remedy(m, repeats=1, sequences=1, tokens=8)),
+    "remedy": lambda m: _values(rs.remedy(m, remedies=REMEDIES, repeats=1, sequences=1, tokens=8)),
     "gauge": _gauge,
 }
 

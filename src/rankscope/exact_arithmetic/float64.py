@@ -117,7 +117,7 @@ def in_float64(model: nn.Module) -> Iterator[None]:
     Meanwhile, a float32 model takes three times its memory; a float64 model takes no additional memory. Quantised and
     adapted linear layers are replaced by dense ones.
     """
-    need_float64(device_of(model), "Exact arithmetic")
+    need_float64(device_of(model.parameters()), "Exact arithmetic")
     with dense(model), _widened_weights(model):
         yield
 

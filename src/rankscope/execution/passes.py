@@ -424,7 +424,7 @@ def executing(
 @contextmanager
 def _able(loaded: LoadedModel, support: ExecutionSupport) -> Iterator[LoadedModel]:
     """The model on a device that can run the verb: its own, or the CPU if the verb needs float64 and it has none."""
-    device = device_of(loaded.model)
+    device = device_of(loaded.model.parameters())
     lowered = lowered_products(device)
     if lowered is not None:
         note = f"torch rounds the factors of float32 products to {lowered} here (torch.set_float32_matmul_precision)"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -106,21 +106,23 @@ def _product_settings() -> dict[str, Any]:
 @contextmanager
 def full_precision(device: torch.device) -> Iterator[None]:
     """Compute in the formats of the tensors themselves: without autocast, and float32 products without TF32."""
-    lowered = lowered_products(device)
-    setting = _product_settings().get(device.type)
-    if lowered is not None:
-        setting.fp32_precision = "ieee"
+    with (
+        nullcontext() if lowered_products(device) is None else _full_products(_product_settings()[device.type]),
+        torch.autocast(device.type, enabled=False) if _is_autocast(device) else nullcontext(),
+    ):
+        yield
+
+
+@contextmanager
+def _full_products(setting: Any) -> Iterator[None]:
+    before = setting.fp32_precision
+    setting.fp32_precision = "ieee"
     try:
-        if _is_autocast(device):
-            with torch.autocast(device.type, enabled=False):
-                yield
-        else:
-            yield
+        yield
     finally:
-        if lowered is not None:
-            setting.fp32_precision = "none"  # inherit torch.backends.fp32_precision again, if that is what it did
-            if setting.fp32_precision != lowered:
-                setting.fp32_precision = lowered
+        setting.fp32_precision = "none"  # inherit torch.backends.fp32_precision again, if that is what it did
+        if setting.fp32_precision != before:
+            setting.fp32_precision = before
 
 
 def is_wide(dtype: torch.dtype) -> bool:

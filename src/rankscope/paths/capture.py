@@ -67,7 +67,7 @@ def run_frozen(
             f"Paths need the weights of single heads, and {type(view.model).__name__} is not a transformers model with "
             "a family description. measure and ablate work without."
         )
-    need_float64(device_of(view.model), "Splitting a model into paths")
+    need_float64(device_of(view.model.parameters()), "Splitting a model into paths")
     if convention == "sources":
         with (
             torch.no_grad(),

@@ -230,6 +230,7 @@ def run_edited(call: AttentionCall, own: Mapping[str, Any], perform: Perform, af
         out = run_kernel(call, own, perform)
         return edit_output(out, _mean_of_values(call, out), after)
     flat = before_kernel(replace(call, edits=()), call.lengths[0], [UNIFORM])
+    assert call.value is not None
     device = call.value.device
     state = random_state(device) if dropout else None
     out = run_kernel(call, own, perform)

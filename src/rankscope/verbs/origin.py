@@ -132,7 +132,7 @@ def provenance_of(
 
 def _arithmetic(loaded: Described, dtypes: set[torch.dtype]) -> str | None:
     names = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
-    lowered = None if loaded.model is None else lowered_products(device_of(loaded.model))
+    lowered = None if loaded.model is None else lowered_products(device_of(loaded.model.parameters()))
     return (f"{names} (products in {lowered})" if lowered else names) or None
 
 

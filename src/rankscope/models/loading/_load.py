@@ -16,7 +16,7 @@ from rankscope.errors import InputError, LoadError
 from rankscope.linalg.precision import has_float64
 from rankscope.models.loading.affording import refuse_unaffordable
 from rankscope.models.loading.config import config_from_json, config_hash, model_class_named
-from rankscope.models.loading.devices import devices_of, is_on, parse_device
+from rankscope.models.loading.devices import are_on, devices_of, parse_device
 from rankscope.models.loading.dtypes import default_dtype, parse_dtype
 from rankscope.models.loading.folder import weights_from_folder, weights_from_hub
 from rankscope.models.loading.pretrained import PretrainedWeights, Request, placement_of
@@ -117,11 +117,9 @@ def load(
     place = parse_device(device)
     if isinstance(spec, torch.nn.Module):
         model = unwrapped(spec)
-        spec = described(model, type(model).__qualname__, "memory")
+        return _left_on(described(model, type(model).__qualname__, "memory"), place)
     if isinstance(spec, LoadedModel):
-        if place is not None and not is_on(spec.model, place):
-            raise InputError(f"{spec.spec} is in memory, on {spec.device}. Move it to {place} before the call.")
-        return spec
+        return _left_on(spec, place)
     if place is not None:
         if device_map is not None or spread is not None:
             raise InputError("device= names one device for the whole model. Leave it out with device_map or spread.")
@@ -136,7 +134,14 @@ def load(
     if place is None:
         return loaded
     model = loaded.model.to(place)
-    return replace(loaded, model=model, device=devices_of(model))
+    return replace(loaded, model=model, device=devices_of(model.parameters()))
+
+
+def _left_on(held: LoadedModel, device: torch.device | None) -> LoadedModel:
+    """A model that is in memory already; it is not moved."""
+    if device is not None and not are_on(held.model.parameters(), device):
+        raise InputError(f"{held.spec} is in memory, on {held.device}. Move it to {device} before the call.")
+    return held
 
 
 def _loaded(text: str, path: Path, request: Request) -> LoadedModel:
@@ -316,7 +321,7 @@ def described(
         config_hash=None if config is None else config_hash(config),
         seed=seed,
         dtype=str(floating[0].dtype).removeprefix("torch.") if floating else "none",
-        device=devices_of(model),
+        device=devices_of(model.parameters()),
         attn_implementation=None if config is None else config._attn_implementation,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         notes=notes,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -42,23 +43,23 @@ def parse_device(device: torch.device | str | None) -> torch.device | None:
     return found
 
 
-def device_of(model: nn.Module) -> torch.device:
-    """The device of the first parameter; the CPU for a model without parameters."""
-    first = next(model.parameters(), None)
+def device_of(parameters: Iterable[Tensor]) -> torch.device:
+    """The device of the first parameter; the CPU if there is none."""
+    first = next(iter(parameters), None)
     return torch.device("cpu") if first is None else first.device
 
 
-def devices_of(model: nn.Module) -> str:
+def devices_of(parameters: Iterable[Tensor]) -> str:
     """The devices of the parameters, in words; parameters that are not in memory do not count."""
-    found = {str(parameter.device) for parameter in model.parameters() if not parameter.is_meta}
+    found = {str(parameter.device) for parameter in parameters if not parameter.is_meta}
     return ", ".join(sorted(found)) or "cpu"
 
 
-def is_on(model: nn.Module, device: torch.device) -> bool:
+def are_on(parameters: Iterable[Tensor], device: torch.device) -> bool:
     """Whether all parameters are on a device; one without an index, such as ``cuda``, stands for any of its type."""
     return all(
         parameter.device.type == device.type and device.index in (None, parameter.device.index)
-        for parameter in model.parameters()
+        for parameter in parameters
     )
 
 
@@ -69,10 +70,11 @@ def held_on(model: nn.Module, device: torch.device) -> Iterator[None]:
     The entries of the modules are exchanged, not the data of the parameters, so an optimizer keeps its parameters.
     """
     copies: dict[int, Tensor] = {}  # tied weights stay tied
-    exchanged: list[tuple[dict[str, Tensor | None], str, Tensor]] = []
+    exchanged: list[tuple[dict[str, Any], str, Tensor]] = []
     try:
         for module in model.modules():
-            for entries in (module._parameters, module._buffers):
+            tables: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
+            for entries in tables:
                 for name, tensor in entries.items():
                     if tensor is None or tensor.device == device:
                         continue
@@ -110,7 +112,8 @@ def set_random_state(device: torch.device, state: Tensor) -> None:
 def devices_in_use() -> list[torch.device]:
     """The CPU, and every device of the accelerator if torch has initialised it."""
     accelerator = torch.accelerator.current_accelerator()
-    module = None if accelerator is None else torch.get_device_module(accelerator)
-    if accelerator is None or not getattr(module, "is_initialized", lambda: True)():
+    if accelerator is None:
         return [torch.device("cpu")]
-    return [torch.device("cpu"), *(torch.device(accelerator.type, index) for index in range(module.device_count()))]
+    module = torch.get_device_module(accelerator)
+    count = module.device_count() if getattr(module, "is_initialized", lambda: True)() else 0
+    return [torch.device("cpu"), *(torch.device(accelerator.type, index) for index in range(count))]

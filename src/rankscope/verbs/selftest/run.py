@@ -134,7 +134,13 @@ def document(result: SelfTest) -> Document:
 
 
 def _verbs(result: SelfTest) -> Table:
-    columns = [Column("verb", align="left"), "values", "largest difference", "time ratio", Column("", align="left")]
+    columns: list[str | Column] = [
+        Column("verb", align="left"),
+        "values",
+        "largest difference",
+        "time ratio",
+        Column("", align="left"),
+    ]
     rows = [
         [entry.verb, str(entry.values), f"{entry.difference:.1e}", f"{entry.time_ratio:.2f}", "ok"]
         if entry.passed
