@@ -100,7 +100,7 @@ def test_states_of_minilm_have_the_values_of_the_model() -> None:
     with kept(model.encoder.layer) as states, torch.no_grad():
         model(ids)
     run = rankscope.measure(model, {"input_ids": ids}, metrics=METRICS, sites=["block.in@0", "block.out"])
-    assert values(rankscope.judge({**states, "token_ids": ids})) == values(run)
+    assert values(rankscope.judge({**states, "token_ids": ids}, metrics=METRICS)) == values(run)
 
 
 def as_vllm_writes(folder: Path, name: str, states: Tensor, ids: Tensor) -> None:
