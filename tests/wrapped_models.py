@@ -7,7 +7,6 @@ zero points (GPTQ, AWQ), a Parameter subclass that only its own layer understand
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -110,16 +109,11 @@ class AdaptedLinear(nn.Module):
 
 
 def _hand_made_twin(model: nn.Module) -> nn.Module:
-    """The model with each layer replaced by an ordinary one with the dequantised weights."""
-    twin = copy.deepcopy(model)
-    for name, layer in list(twin.named_modules()):
+    """The plain model with the dequantised or merged weights."""
+    twin = llama()
+    for name, layer in model.named_modules():
         if hasattr(layer, "dequantised"):
-            parent, _, key = name.rpartition(".")
-            bias = layer.base_layer.bias if hasattr(layer, "base_layer") else layer.bias
-            plain = nn.Linear(layer.in_features, layer.out_features, bias=bias is not None)
-            plain.weight = nn.Parameter(layer.dequantised())
-            plain.bias = None if bias is None else nn.Parameter(bias.detach().clone())
-            setattr(twin.get_submodule(parent), key, plain)
+            twin.get_submodule(name).weight = nn.Parameter(layer.dequantised())
     return twin
 
 

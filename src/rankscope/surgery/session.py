@@ -15,7 +15,7 @@ from rankscope.models.inputs import prepare_inputs
 from rankscope.models.loading import load, need_module
 from rankscope.models.stream import Stream, stream_of
 from rankscope.models.view import ModelView
-from rankscope.models.wrapping import uncompiled
+from rankscope.models.wrapping import uncompiled, unwrapped
 from rankscope.stream.viewing import known_view, view_of
 from rankscope.surgery.graft import Graft
 from rankscope.surgery.mode import SurgeryMode
@@ -71,6 +71,7 @@ def structure_of(
     Raises:
         InputError: the module is not from transformers, and no inputs were given on which it could run.
     """
+    model = unwrapped(model)
     under_way = _SESSIONS.get(model)
     if under_way is not None:
         return under_way.view
