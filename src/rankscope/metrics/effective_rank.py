@@ -19,6 +19,7 @@ from rankscope.metrics._spec import CHANNEL_ORDER, ROTATION, SCALE, SHIFT, TOKEN
     invariant_to=TOKEN_ORDER | CHANNEL_ORDER | ROTATION | SCALE,
     needs="spectrum",
     depends_on_length=True,
+    estimate=lambda tokens: tokens.rank_estimates.plain.effective_rank,
     cites=(Cite("roy2007effective"),),
 )
 def effective_rank(tokens: Tokens) -> Tensor:
@@ -44,6 +45,7 @@ def effective_rank(tokens: Tokens) -> Tensor:
     reads_deviation=True,
     least_count=2,
     depends_on_length=True,
+    estimate=lambda tokens: tokens.rank_estimates.centred.effective_rank,
     cites=(Cite("roy2007effective"),),
 )
 def centred_effective_rank(tokens: Tokens) -> Tensor:

@@ -19,6 +19,7 @@ from rankscope.metrics._spec import CHANNEL_ORDER, ROTATION, SCALE, SHIFT, TOKEN
     invariant_to=TOKEN_ORDER | CHANNEL_ORDER | ROTATION | SCALE,
     needs="spectrum",
     depends_on_length=True,
+    estimate=lambda tokens: tokens.rank_estimates.plain.energy_rank_99,
     cites=(Cite("jolliffe2002principal", "sec. 6.1.1"),),
 )
 def energy_rank_99(tokens: Tokens) -> Tensor:
@@ -43,6 +44,7 @@ def energy_rank_99(tokens: Tokens) -> Tensor:
     reads_deviation=True,
     least_count=2,
     depends_on_length=True,
+    estimate=lambda tokens: tokens.rank_estimates.centred.energy_rank_99,
     cites=(Cite("jolliffe2002principal", "sec. 6.1.1"),),
 )
 def centred_energy_rank_99(tokens: Tokens) -> Tensor:

@@ -18,6 +18,7 @@ from rankscope.metrics._spec import CHANNEL_ORDER, ROTATION, SCALE, SHIFT, TOKEN
     invariant_to=TOKEN_ORDER | CHANNEL_ORDER | ROTATION | SCALE,
     needs="gram",
     depends_on_length=True,
+    estimate=lambda tokens: tokens.rank_estimates.plain.participation_ratio,
     cites=(Cite("gao2017theory"),),
 )
 def participation_ratio(tokens: Tokens) -> Tensor:
@@ -43,6 +44,7 @@ def participation_ratio(tokens: Tokens) -> Tensor:
     reads_deviation=True,
     least_count=2,
     depends_on_length=True,
+    estimate=lambda tokens: tokens.rank_estimates.centred.participation_ratio,
     cites=(Cite("gao2017theory"),),
 )
 def centred_participation_ratio(tokens: Tokens) -> Tensor:

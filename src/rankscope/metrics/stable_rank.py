@@ -18,6 +18,7 @@ from rankscope.metrics._spec import CHANNEL_ORDER, ROTATION, SCALE, SHIFT, TOKEN
     invariant_to=TOKEN_ORDER | CHANNEL_ORDER | ROTATION | SCALE,
     needs="spectrum",
     depends_on_length=True,
+    estimate=lambda tokens: tokens.rank_estimates.plain.stable_rank,
     cites=(Cite("rudelson2007sampling"),),
 )
 def stable_rank(tokens: Tokens) -> Tensor:
@@ -42,6 +43,7 @@ def stable_rank(tokens: Tokens) -> Tensor:
     reads_deviation=True,
     least_count=2,
     depends_on_length=True,
+    estimate=lambda tokens: tokens.rank_estimates.centred.stable_rank,
     cites=(Cite("rudelson2007sampling"),),
 )
 def centred_stable_rank(tokens: Tokens) -> Tensor:

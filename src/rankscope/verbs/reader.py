@@ -18,9 +18,9 @@ from rankscope.linalg.attention_view import AttentionView
 from rankscope.linalg.blockwise_attention import BlockwiseAttention
 from rankscope.linalg.precision import float_floor
 from rankscope.linalg.routing import Routing
-from rankscope.linalg.tokens import Tokens
+from rankscope.linalg.tokens import LARGEST_EXACT_SIDE, Spectra, Tokens
 from rankscope.linalg.update import Update
-from rankscope.metrics import SIDES, MetricSpec, MetricValues, View, evaluate
+from rankscope.metrics import SIDES, MetricSpec, MetricValues, View, evaluate, is_left_out
 from rankscope.models.inputs import Batch, TokensPolicy
 from rankscope.runs.rows import RowWriter
 from rankscope.stream.attention_calls import AttentionCall
@@ -140,6 +140,7 @@ class SiteReader:
         at: values of the writer's further columns, for every row.
         attention: algorithm for attention probabilities; chosen by size by default.
         computed_in: format in which the values were computed, if they are stored in a finer one; it sets the floor.
+        spectra: ``"exact"`` or ``"estimated"``; None chooses by size.
     """
 
     def __init__(
@@ -150,9 +151,11 @@ class SiteReader:
         at: Mapping[str, str | int | None] | None = None,
         attention: AttentionAlgorithm = BY_SIZE,
         computed_in: torch.dtype | None = None,
+        spectra: Spectra | None = "exact",
     ) -> None:
         self._attention = attention
         self._computed_in = computed_in
+        self._spectra = spectra
         self._of_side = {side: [spec for spec in metrics if spec.side == side] for side in SIDES}
         self._policy = policy
         self._writer = writer
@@ -165,6 +168,7 @@ class SiteReader:
         self.in_parts: dict[str, str] = {}
         self.refused: dict[str, str] = {}
         self.routers: dict[tuple[str | None, int], tuple[int, int]] = {}
+        self.not_estimated: set[str] = set()
 
     def start(self, batch: Batch) -> None:
         """Announce the batch of the next forward pass."""
@@ -215,6 +219,7 @@ class SiteReader:
             "in_parts": self.in_parts,
             "refused": self.refused,
             "routers": [[*place, *sizes] for place, sizes in self.routers.items()],
+            "not_estimated": sorted(self.not_estimated),
         }
 
     def notes(self) -> list[str]:
@@ -224,6 +229,11 @@ class SiteReader:
             places = [site for site, reason in self.refused.items() if reason == why]
             more = f" and {len(places) - 2} more" if len(places) > 2 else ""
             notes.append(f"not measured at {', '.join(places[:2])}{more}: {why}")
+        if self.not_estimated:
+            notes.append(
+                f"{', '.join(sorted(self.not_estimated))} cannot be estimated and are left out: the tokens and the width "
+                f"are above {LARGEST_EXACT_SIDE}. spectra='exact' (--spectra exact) computes them"
+            )
         if self.in_parts:
             where = ", ".join(self.in_parts)
             why = next(iter(self.in_parts.values()))
@@ -238,11 +248,14 @@ class SiteReader:
             self.lengths.setdefault(stack, {})[sequence] = count
         self.in_parts |= seen.get("in_parts", {})
         self.refused |= seen.get("refused", {})
+        self.not_estimated |= set(seen.get("not_estimated", ()))
         self.routers |= {(stack, layer): (experts, k) for stack, layer, experts, k in seen.get("routers", ())}
 
     def _read_tokens(self, ref: SiteRef, specs: list[MetricSpec], x: Tensor) -> None:
         self.note(ref, x)
-        view = Tokens(x, self.kept(x))
+        view = Tokens(x, self.kept(x), spectra=self._spectra)
+        self.not_estimated |= {spec.name for spec in specs if is_left_out(spec, view)}
+        specs = [spec for spec in specs if not is_left_out(spec, view)]
         self._write(ref, specs, view, float_floor(self._format(x.dtype)), head_axis=False)
 
     def _format(self, stored: torch.dtype) -> torch.dtype:
@@ -317,7 +330,8 @@ class SiteReader:
     def _write_values(self, ref: SiteRef, specs: list[MetricSpec], reading: MetricValues, *, head_axis: bool) -> None:
         assert self._batch is not None
         values, statuses = reading.values.cpu().numpy(), reading.statuses.cpu().numpy()
-        for spec, value, status in zip(specs, values, statuses, strict=True):
+        interval = None if reading.interval is None else reading.interval.cpu().numpy()
+        for place, (spec, value, status) in enumerate(zip(specs, values, statuses, strict=True)):
             self._writer.add(
                 metric=spec.name,
                 site=ref.site,
@@ -328,6 +342,7 @@ class SiteReader:
                 statuses=status,
                 head_axis=head_axis,
                 at=self._at,
+                interval=None if interval is None else interval[:, place],
             )
 
     def _keep(self, sequences: int, tokens: int, device: torch.device) -> Tensor | None:

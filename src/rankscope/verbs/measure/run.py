@@ -15,6 +15,7 @@ from torch import nn
 from rankscope.errors import InputError
 from rankscope.execution.passes import declared_or_offloaded, executing
 from rankscope.execution.support import Parallel
+from rankscope.linalg.tokens import Spectra
 from rankscope.models.inputs import Batch, InputPlan, Padding, Prepared, TokensPolicy, prepare_planned
 from rankscope.models.stream import Stream
 from rankscope.options import renamed
@@ -66,6 +67,7 @@ def measure(
     between_inputs: str | Sequence[str] | None = None,
     blocks: str | Sequence[str] | None = None,
     attention_algorithm: str | None = None,
+    spectra: Spectra | None = None,
     parallel: Parallel | None = None,
     stream: Stream | str | bool | None = None,
     offload: bool = False,
@@ -108,6 +110,8 @@ def measure(
         attention_algorithm: ``"dense"`` keeps all probabilities of a block in memory, ``"blockwise"`` computes them
             tile by tile, ``"blockwise:20"`` with up to 20 walks per head for ``attention_contraction``; None chooses
             by size.
+        spectra: ``"exact"`` computes ranks from all singular values; ``"estimated"`` from products with a few vectors,
+            with an interval around each. None chooses by size: exact up to min(tokens, width) = 1024.
         parallel: share the work among the processes of an initialised group; all of them must make this call, and all
             get the same result. ``"data"`` distributes whole batches, ``"fsdp"`` and ``"tensor"`` shard the model.
             None for this process alone, or for the way in which your module is already sharded.
@@ -160,6 +164,7 @@ def measure(
             null=null,
             similarity=similarity,
             between_inputs=between_inputs,
+            spectra=spectra,
             progress=progress,
         )
     if model is None:
@@ -188,7 +193,7 @@ def measure(
         loaded = execution.loaded
         specs = metrics_named(metrics) if lengths is None else length_metrics(metrics)
         selection = sites_for(specs, sites, DEFAULT_SITES if lengths is None else LENGTH_SITES)
-        choice = BatteryChoice(specs, selection, tokens_policy, algorithm, similarity)
+        choice = BatteryChoice(specs, selection, tokens_policy, algorithm, similarity, spectra=spectra)
         plan = InputPlan(sequences, tokens, batch, tokens_policy, seed, random_tokens, tokenizer, padding)
         if lengths is None:
             prepared = prepare_planned(loaded, inputs, plan)
@@ -228,6 +233,7 @@ def judge(
     null: bool = False,
     similarity: bool = False,
     between_inputs: str | Sequence[str] | None = None,
+    spectra: Spectra | None = None,
     progress: bool = False,
 ) -> Run:
     """Measure hidden states that were computed elsewhere, and give a verdict.
@@ -255,6 +261,7 @@ def judge(
         null: also measure Gaussian tokens of the same shape, as a baseline.
         similarity: also store the cosines between at most 64 tokens of the first sequence after each block.
         between_inputs: also compare the sequences with each other, as in :func:`rankscope.measure`.
+        spectra: ``"exact"`` or ``"estimated"``, as in :func:`rankscope.measure`; None chooses by size.
         progress: show a progress bar.
 
     Returns:
@@ -269,7 +276,7 @@ def judge(
     specs = token_metrics_named(metrics)
     held = HeldStates.of(states, layout=layout, at=at, dtype=dtype, policy=tokens_policy, sequences=sequences)
     selection = held.selection if sites is None else SiteSelection.parse(sites)
-    choice = BatteryChoice(specs, selection, tokens_policy, None, similarity)
+    choice = BatteryChoice(specs, selection, tokens_policy, None, similarity, spectra=spectra)
     choice = choice.comparing(between_inputs, held.prepared, default=metrics is None)
     writer = RowWriter()
     reader = choice.reader(writer, held.computed_in)
@@ -317,7 +324,7 @@ def concluded(
     """The run: its rows, baseline, floor, verdict and the findings along each axis."""
     loaded, prepared, reader = about.loaded, about.prepared, passes.reader
     table = passes.table()
-    random_values = gaussian_null(choice.specs, reader.shapes, seed=seed) if null else None
+    random_values = gaussian_null(choice.specs, reader.shapes, seed=seed, spectra=choice.spectra) if null else None
     floor = floor_of(reader.dtypes)
     dim = min((width for _, width in reader.shapes), default=None)
     known = {"lengths": reader.lengths, "floor_relative": floor["relative"], "model": about.spec}
