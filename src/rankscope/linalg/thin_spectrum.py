@@ -50,6 +50,8 @@ _UNSEEN = -29.85
 # log t of the trapezoidal rule. The lower end is below the square of what float32 resolves; the upper end is above the
 # energy of the mean of tokens that agree to 16 digits.
 _LOG_T = (-42.0, 81.0, 0.5)
+# Not 0 or another number that people choose: with the seed of the tokens, the random vectors would be tokens.
+_SEED = 8_146_902_713_559
 _EXCESS = torch.logspace(-6, 0, 25, dtype=torch.float64)
 
 
@@ -115,7 +117,7 @@ def bidiagonalised(
     by_tokens = W.shape[1] <= W.shape[2]
     out = W if by_tokens else W.mT
     side = out.shape[1]
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(_SEED)
 
     def draw(vectors: int) -> Tensor:
         return torch.randn(vectors, side, generator=generator).to(W).expand(len(W), -1, -1)

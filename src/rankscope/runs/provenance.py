@@ -56,6 +56,7 @@ class Provenance:
         layout: where the user declared the residual stream to be; None if it was discovered.
         inputs: description of the inputs; None in runs of earlier versions.
         inputs_hash: SHA-256 of the token ids, or of the input tensors if the model takes no token ids.
+        spectra: ``"exact"`` or ``"estimated"``, if ranks of tokens were measured.
     """
 
     model: str
@@ -82,6 +83,7 @@ class Provenance:
     wall_seconds: float | None = None
     inputs: str | None = None
     inputs_hash: str | None = None
+    spectra: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("versions", "git", "lengths", "command", "operations"):
@@ -114,10 +116,10 @@ class Provenance:
 
 
 _WORDS = ("model", "origin", "revision", "config_hash", "weights_dtype", "arithmetic_dtype", "attention",
-          "token_policy", "python", "platform", "created", "layout", "inputs", "inputs_hash")  # fmt: skip
+          "token_policy", "python", "platform", "created", "layout", "inputs", "inputs_hash", "spectra")  # fmt: skip
 _REQUIRED = ("model", "python", "platform", "created", "versions", "schema", "lengths", "operations", "command")
 
-_LATER = ("layout", "inputs", "inputs_hash")
+_LATER = ("layout", "inputs", "inputs_hash", "spectra")
 """Fields that runs of earlier versions do not have."""
 
 

@@ -68,6 +68,12 @@ def only(table: pa.Table, **wanted: str | int | None) -> pa.Table:
     return table
 
 
+def own_columns(table: pa.Table) -> list[str]:
+    """The additional columns of a verb that have values here; with the fixed ones they tell rows apart."""
+    known = {*FIXED_COLUMNS, *INTERVAL}
+    return [name for name in table.column_names if name not in known and table[name].null_count < table.num_rows]
+
+
 def within_sequences(table: pa.Table) -> pa.Table:
     """Rows about single sequences, without those that compare inputs."""
     return table.filter(pc.invert(pc.starts_with(pc.cast(table["site"], pa.string()), BETWEEN_INPUTS)))

@@ -18,7 +18,7 @@ from rankscope.linalg.attention_view import AttentionView
 from rankscope.linalg.blockwise_attention import BlockwiseAttention
 from rankscope.linalg.precision import float_floor
 from rankscope.linalg.routing import Routing
-from rankscope.linalg.tokens import LARGEST_EXACT_SIDE, Spectra, Tokens
+from rankscope.linalg.tokens import Spectra, Tokens
 from rankscope.linalg.update import Update
 from rankscope.metrics import SIDES, MetricSpec, MetricValues, View, evaluate, is_left_out
 from rankscope.models.inputs import Batch, TokensPolicy
@@ -231,8 +231,8 @@ class SiteReader:
             notes.append(f"not measured at {', '.join(places[:2])}{more}: {why}")
         if self.not_estimated:
             notes.append(
-                f"{', '.join(sorted(self.not_estimated))} cannot be estimated and are left out: the tokens and the width "
-                f"are above {LARGEST_EXACT_SIDE}. spectra='exact' (--spectra exact) computes them"
+                f"not estimated at this size, and left out: {', '.join(sorted(self.not_estimated))}; spectra='exact' "
+                "(--spectra exact) computes them"
             )
         if self.in_parts:
             where = ", ".join(self.in_parts)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ from rankscope.verbs.measure.choosing import (
     token_metrics_named,
     whole_lengths,
 )
-from rankscope.verbs.measure.judge import notes_on_estimates
+from rankscope.verbs.measure.judge import notes_on_estimates, spectra_in
 from rankscope.verbs.measure.passes import MeasuringPasses, Observers, measured_lengths
 from rankscope.verbs.measure.states.measuring import HeldStates, StatePasses, refuse_with_states, without_inputs_hash
 from rankscope.verbs.origin import Described, about_inputs, floor_of, provenance_of, spec_of
@@ -348,7 +348,9 @@ def concluded(
     seconds = time.perf_counter() - started
     run = Run(
         kind="measure",
-        provenance=provenance_of(loaded, passes.prepared, reader, seed, seconds, about.stream),
+        provenance=replace(
+            provenance_of(loaded, passes.prepared, reader, seed, seconds, about.stream), spectra=spectra_in(table)
+        ),
         floor=floor,
         **verdict.fields(),
         table=table,
