@@ -52,6 +52,8 @@ _UNSEEN = -29.85
 _LOG_T = (-42.0, 81.0, 0.5)
 # Not 0 or another number that people choose: with the seed of the tokens, the random vectors would be tokens.
 _SEED = 8_146_902_713_559
+# Products of float32 vectors of this length are off by tens of roundings.
+_SLACK = 64.0
 _EXCESS = torch.logspace(-6, 0, 25, dtype=torch.float64)
 
 
@@ -90,16 +92,19 @@ class PlainAndCentred(NamedTuple):
 
 
 class Chains(NamedTuple):
-    """Squared coefficients of bidiagonalisations, in units of the energy of W.
+    """Squared coefficients of the bidiagonalisations of W, in units of its energy.
 
-    ``basis`` and ``probes`` start on the smaller side, ``mean`` at the unit vector along the mean; one row per
-    coefficient, then the matrices, then the start vectors.
+    ``squares`` has one row per coefficient, zero beyond the end of a chain, then the matrices, then the start vectors:
+    the random ones, the mean, the basis. All but the mean start on the smaller side, of size ``side``.
     """
 
-    basis: Float[Tensor, "coefficients matrices deflated"]
-    probes: Float[Tensor, "coefficients matrices probes"]
-    mean: Float[Tensor, "coefficients matrices 1"]
+    squares: Float[Tensor, "coefficients matrices vectors"]
     side: int
+    mean_length: int
+
+
+_MEAN = PROBES
+_BASIS = slice(PROBES + 1, None)
 
 
 def bidiagonalised(
@@ -128,38 +133,34 @@ def bidiagonalised(
     Z = draw(PROBES)
     for _ in range(2):  # once leaves float32 rounding of the strongest directions, which would count them twice
         Z = Z - (Z @ Q.mT) @ Q
-    small, _ = _unit(Z)
+    Z, _ = _unit(Z)
     mean = mean.unsqueeze(1)
+    # The mean of the tokens is a vector of channels. If the smaller side is that of the tokens, its chain starts on the
+    # larger side, one coefficient later: zero stands for what would come before.
+    small = torch.cat([Z, torch.zeros_like(Z[:, :1]) if by_tokens else mean, Q], 1)
+    large, c = _unit(small @ out)
     if by_tokens:
-        # The mean is on the larger side: it starts there, one coefficient later. Zero stands for what comes before.
-        small = torch.cat([small, torch.zeros_like(small[:, :1]), Q], 1)
-        large, c = _unit(small @ out)
-        large[:, PROBES : PROBES + 1] = mean
-    else:
-        small = torch.cat([small, mean, Q], 1)
-        large, c = _unit(small @ out)
+        large[:, _MEAN : _MEAN + 1] = mean
     found = [c]
     for step in range(1, 2 * STEPS):
         if step == 2 * BASIS_STEPS:
-            small, large, c = (part[:, : PROBES + 1] for part in (small, large, c))
+            small, large, c = (part[:, : _MEAN + 1] for part in (small, large, c))
         if step % 2:
             small, c = _unit(torch.baddbmm(-c.unsqueeze(-1) * small, large, out.mT))
         else:
             large, c = _unit(torch.baddbmm(-c.unsqueeze(-1) * large, small, out))
         found.append(c)
-    squares = [(c.double() / energy.sqrt().unsqueeze(-1)).square() for c in found]
-    return Chains(
-        basis=torch.stack([square[:, PROBES + 1 :] for square in squares[: 2 * BASIS_STEPS]]),
-        probes=torch.stack([square[:, :PROBES] for square in squares]),
-        mean=torch.stack([square[:, PROBES : PROBES + 1] for square in squares[int(by_tokens) :]]),
-        side=side,
-    )
+    early, late = torch.stack(found[: 2 * BASIS_STEPS]), torch.stack(found[2 * BASIS_STEPS :])
+    joint = torch.cat([early, torch.nn.functional.pad(late, (0, DEFLATED))])
+    if by_tokens:
+        joint[:, :, _MEAN] = torch.nn.functional.pad(joint[1:, :, _MEAN], (0, 0, 0, 1))
+    squares = (joint.double() / energy.sqrt().unsqueeze(-1)).square()
+    return Chains(squares, side, 2 * STEPS - int(by_tokens))
 
 
 def joined(parts: Sequence[Chains]) -> Chains:
     """The chains of several stacks as those of one."""
-    basis, probes, mean = (torch.cat(column, 1) for column in zip(*(part[:3] for part in parts), strict=True))
-    return Chains(basis, probes, mean, parts[0].side)
+    return parts[0]._replace(squares=torch.cat([part.squares for part in parts], 1))
 
 
 def _unit(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -168,23 +169,12 @@ def _unit(x: Tensor) -> tuple[Tensor, Tensor]:
     return x / length.clamp_min(torch.finfo(x.dtype).tiny).unsqueeze(-1), length
 
 
-class Bounds(NamedTuple):
-    """A lower and an upper bound."""
-
-    low: Tensor
-    high: Tensor
-
-    def __add__(self, other: Bounds) -> Bounds:  # type: ignore[override]
-        return Bounds(self.low + other.low, self.high + other.high)
-
-
-def remainder_bounds(squares: Tensor, t: Tensor) -> Bounds:
-    """R(t) of the continued fraction, cut after an even and after an odd number of terms."""
-    count = len(squares)
-    return Bounds(_remainder(squares[: count // 2 * 2], t), _remainder(squares[: (count - 1) // 2 * 2 + 1], t))
-
-
-def _remainder(squares: Tensor, t: Tensor) -> Tensor:
+def remainders(chains: Chains, t: Float[Tensor, "levels 1 1 1"]) -> Tensor:
+    """Lower and upper bounds on R(t), ``(levels, 2, matrices, vectors)``: cut after an even and an odd coefficient."""
+    low, high = chains.squares.clone(), chains.squares.clone()
+    for vectors, length in ((slice(PROBES), 2 * STEPS), (_MEAN, chains.mean_length), (_BASIS, 2 * BASIS_STEPS)):
+        (low if length % 2 else high)[length - 1, :, vectors] = 0.0
+    squares = torch.stack([low, high], 1)
     R = torch.zeros_like(t * squares[0])
     for i in reversed(range(len(squares))):
         R = squares[i] / (R + (t if i % 2 else 1.0))
@@ -200,43 +190,46 @@ def ranks(chains: Chains, mean_energy: Float[Tensor, " matrices"], eps: float) -
         eps: rounding unit of the format in which they were computed.
     """
     trace = _Trace(chains)
-    roots = _roots(chains, trace)
-    square = _square(chains, trace)
-    slack = _SLACK * eps + _SECTIONS**-_ROUNDS
-    top = _largest(chains, square, slack)
-    # Rounding changes W by a matrix of norm eps |W|, and the sum of its singular values by sqrt(side) times that.
-    smear = 4.0 * eps * math.sqrt(chains.side)
+    log_t = torch.arange(*_LOG_T, dtype=torch.float64, device=mean_energy.device)[:, None, None, None]
+    t = log_t.exp()
+    R = remainders(chains, t)
+    shares = R / (t + R)
+    # Upper and lower bounds change places: g falls with R.
+    g = (mean_energy / (t.squeeze(-1) + R[..., _MEAN])).flip(1)
     G, none = mean_energy, torch.zeros_like(mean_energy)
-    nothing = Bounds(none, none)
-    centred = RankEstimates(
-        stable_rank=Estimate(1.0 / top.low, (1.0 / top.high).clamp_min(1.0), 1.0 / top.low * (1.0 + slack)),
-        effective_rank=roots.rank(nothing, nothing, smear),
-        participation_ratio=_inverse(square, 1.0, slack),
-        energy_rank_99=_count_to_99(chains, trace, none, slack),
-    )
-    largest = _largest_with_mean(chains.mean, top, G, slack)
-    whole = 1.0 + G
-    mean_square = G * (G + 2.0 * chains.mean[0, :, 0])
-    plain = RankEstimates(
-        stable_rank=Estimate(
-            whole / largest.low, (whole / largest.high).clamp_min(1.0), whole / largest.low * (1.0 + slack)
+    slack = _SLACK * eps + _RESOLUTION
+    square = _square(chains, trace)
+    mean_square = G * (G + 2.0 * chains.squares[0, :, _MEAN])
+    roots = _Roots.of(shares, log_t, trace, 4.0 * eps * math.sqrt(chains.side))
+    levels = _Levels.of(chains, trace, t, shares)
+    top = _largest(chains, square.high, G, slack)
+    return PlainAndCentred(
+        plain=RankEstimates(
+            stable_rank=_stable_rank(1.0 + G, top.plain, slack),
+            effective_rank=roots.rank(*_roots_of_mean(g, log_t)),
+            participation_ratio=_participation_ratio(
+                1.0 + G, Estimate(*(part + mean_square for part in square)), slack
+            ),
+            energy_rank_99=levels.count_to_99(G, g[:, 1] / (1.0 + g[:, 1]), slack),
         ),
-        effective_rank=roots.rank(*_roots_of_mean(chains.mean, G), smear),
-        participation_ratio=_inverse(Estimate(*(part + mean_square for part in square)), whole, slack),
-        energy_rank_99=_count_to_99(chains, trace, G, slack),
+        centred=RankEstimates(
+            stable_rank=_stable_rank(1.0 + none, top.centred, slack),
+            effective_rank=roots.rank(none.expand(2, -1), none.expand(2, -1)),
+            participation_ratio=_participation_ratio(1.0 + none, square, slack),
+            energy_rank_99=levels.count_to_99(none, none, slack),
+        ),
     )
-    return PlainAndCentred(plain, centred)
 
 
-# Products of float32 vectors of this length were off by up to 20 roundings in the cases of ``scripts/thin_spectra.py``.
-_SLACK = 64.0
+def _stable_rank(whole: Tensor, largest: Bounds, slack: float) -> Estimate:
+    value = whole / largest.low
+    return Estimate(value, (whole / largest.high).clamp_min(1.0), value * (1.0 + slack))
 
 
-def _inverse(square: Estimate, whole: Tensor | float, slack: float) -> Estimate:
-    """Participation ratio from the sum of squared eigenvalues."""
-    total = whole * whole if isinstance(whole, Tensor) else torch.full_like(square.value, whole * whole)
-    value = total / square.value
-    return Estimate(value, (total / square.high * (1.0 - slack)).clamp_min(1.0), total / square.low * (1.0 + slack))
+def _participation_ratio(whole: Tensor, square: Estimate, slack: float) -> Estimate:
+    whole = whole.square()
+    low = (whole / square.high * (1.0 - slack)).clamp_min(1.0)
+    return Estimate(whole / square.value, low, whole / square.low * (1.0 + slack))
 
 
 class _Trace:
@@ -244,199 +237,192 @@ class _Trace:
 
     def __init__(self, chains: Chains) -> None:
         self._rest = chains.side - DEFLATED
-        x = chains.probes[0]
-        known = (1.0 - chains.basis[0].sum(-1, keepdim=True)).clamp_min(0.0) / self._rest
+        x, basis = chains.squares[0, :, :PROBES], chains.squares[0, :, _BASIS]
+        known = (1.0 - basis.sum(-1, keepdim=True)).clamp_min(0.0) / self._rest
         self._x = x - x.mean(-1, keepdim=True)
         self._spread = self._x.square().sum(-1, keepdim=True)
-        self._move = known - x.mean(-1, keepdim=True)
+        # The mean over the random vectors is within a few standard errors of the known one. If it is not, the basis holds
+        # all but rounding, and nothing is left to correct.
+        error = (self._spread / (PROBES * (PROBES - 1))).sqrt()
+        self._move = (known - x.mean(-1, keepdim=True)).clamp(-_STUDENT * error, _STUDENT * error)
         self._leverage = (1.0 + PROBES * self._move.square() / self._spread).nan_to_num(nan=1.0).sqrt()
 
-    def __call__(self, of_basis: Tensor, of_probes: Tensor) -> Tensor:
-        slope = self._slope(of_probes)
-        return of_basis.sum(-1) + self._rest * (of_probes.mean(-1) + (slope * self._move).squeeze(-1))
+    def __call__(self, of_vectors: Float[Tensor, "*levels matrices vectors"]) -> Float[Tensor, "*levels matrices"]:
+        of_probes = of_vectors[..., :PROBES]
+        rest = of_probes.mean(-1) + (self._slope(of_probes) * self._move).squeeze(-1)
+        return of_vectors[..., _BASIS].sum(-1) + self._rest * rest
 
-    def bounds(self, shares: _Shares) -> Bounds:
-        """Both bounds, without the error of the random vectors."""
-        return Bounds(*(self(basis, probes) for basis, probes in zip(shares.basis, shares.probes, strict=True)))
-
-    def deviations(self, of_probes: Tensor) -> Tensor:
+    def deviations(self, of_vectors: Float[Tensor, "*levels matrices vectors"]) -> Tensor:
         """How far each random vector is from the fit, in units of the trace."""
+        of_probes = of_vectors[..., :PROBES]
         y = of_probes - of_probes.mean(-1, keepdim=True)
         return self._rest * (y - self._slope(of_probes) * self._x) * self._leverage
 
     def _slope(self, of_probes: Tensor) -> Tensor:
-        y = of_probes - of_probes.mean(-1, keepdim=True)
-        return ((y * self._x).sum(-1, keepdim=True) / self._spread).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+        return ((of_probes * self._x).sum(-1, keepdim=True) / self._spread).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
 
 
 def _half_width(deviations: Tensor) -> Tensor:
     return _STUDENT * (deviations.square().sum(-1) / ((PROBES - 2) * PROBES)).sqrt()
 
 
+def _between(bounds: Tensor, axis: int = 0) -> Tensor:
+    """An estimate between the bounds: the Gauss rule is about four times as close as the Gauss-Radau rule."""
+    low, high = bounds.unbind(axis)
+    return (low + 4.0 * high) / 5.0
+
+
 def _square(chains: Chains, trace: _Trace) -> Estimate:
     """Sum of squared eigenvalues: for a start vector, |Az|^2 = s1 (s1 + s2)."""
-    basis, probes = (part[0] * (part[0] + part[1]) for part in (chains.basis, chains.probes))
-    value, width = trace(basis, probes), _half_width(trace.deviations(probes))
+    first, second = chains.squares[:2]
+    squares = first * (first + second)
+    value, width = trace(squares), _half_width(trace.deviations(squares))
     # At least what the basis holds, and by Cauchy-Schwarz what `side` equal eigenvalues would.
-    least = basis.sum(-1).clamp_min(1.0 / chains.side)
+    least = squares[..., _BASIS].sum(-1).clamp_min(1.0 / chains.side)
     return Estimate(torch.maximum(value, least), torch.maximum(value - width, least), value + width)
 
 
 @dataclass(frozen=True)
 class _Roots:
-    """Sums of the roots of the eigenvalues, and of root times -log, which the effective rank is made from."""
+    """Sums of the roots of the eigenvalues, and of root times -log, which the effective rank is made from.
 
-    root: Bounds
-    entropy: Bounds
-    root_deviations: Tensor
-    entropy_deviations: Tensor
+    Both as bounds without the error of the random vectors, and the deviation of each random vector. ``smear`` is the
+    rounding of the first sum: W is off by a matrix of norm eps |W|, and the sum of singular values by sqrt(side) times
+    that.
+    """
 
-    def rank(self, more_root: Bounds, more_entropy: Bounds, smear: float) -> Estimate:
-        """The effective rank after further eigenvalues were added."""
-        corners = torch.stack(
-            [
-                _log_rank(root + root_mean, entropy + entropy_mean)
-                for root, entropy in zip(self.root, self.entropy, strict=True)
-                for root_mean, entropy_mean in zip(more_root, more_entropy, strict=True)
-            ]
-        )
-        S, E = (_between(own + more) for own, more in ((self.root, more_root), (self.entropy, more_entropy)))
+    root: Float[Tensor, "2 matrices"]
+    entropy: Float[Tensor, "2 matrices"]
+    root_deviations: Float[Tensor, "matrices probes"]
+    entropy_deviations: Float[Tensor, "matrices probes"]
+    smear: float
+
+    @classmethod
+    def of(cls, shares: Tensor, log_t: Tensor, trace: _Trace, smear: float) -> _Roots:
+        r"""From :math:`\lambda/(\lambda + t)` at all levels t."""
+        weight = _weight(log_t)
+        root, entropy = (shares * weight).sum(0), -(shares * (weight * log_t)).sum(0)
+        deviations = (trace.deviations(_between(sums)) for sums in (root, entropy))
+        return cls(trace(root), trace(entropy), *deviations, smear)
+
+    def rank(self, more_root: Float[Tensor, "2 matrices"], more_entropy: Float[Tensor, "2 matrices"]) -> Estimate:
+        """The effective rank after the mean was added."""
+        # All four combinations of bounds, those of W with those of the mean.
+        corners = _log_rank(self.root[:, None] + more_root, self.entropy[:, None] + more_entropy).flatten(0, 1)
+        S, E = _between(self.root + more_root), _between(self.entropy + more_entropy)
         # log rank = log S + E / 2S, linearised around the estimate, one deviation per random vector.
         tilt = (1.0 - E / (2.0 * S)).unsqueeze(-1)
         width = _half_width((self.entropy_deviations / 2.0 + tilt * self.root_deviations) / S.unsqueeze(-1))
-        width = width + smear * (1.0 - math.log(smear)) / S
-        value = _log_rank(S, E).exp()
+        width = width + self.smear * (1.0 - math.log(self.smear)) / S
         low, high = (corners.amin(0) - width).exp().clamp_min(1.0), (corners.amax(0) + width).exp()
-        return Estimate(torch.maximum(value, low), low, high)
+        return Estimate(torch.maximum(_log_rank(S, E).exp(), low), low, high)
 
 
 def _log_rank(S: Tensor, E: Tensor) -> Tensor:
     return S.log() + E / (2.0 * S)
 
 
-def _between(bounds: Bounds) -> Tensor:
-    """The Gauss rule is about four times as close as the Gauss-Radau rule."""
-    return (bounds.low + 4.0 * bounds.high) / 5.0
+def _weight(log_t: Tensor) -> Tensor:
+    """Weights of the trapezoidal rule for dt / (pi sqrt t)."""
+    return _LOG_T[2] * (0.5 * log_t).exp() / math.pi
 
 
-def _grid(like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """t, and the weights of dt / (pi sqrt t) without and with a factor log t."""
-    log_t = torch.arange(*_LOG_T, dtype=torch.float64, device=like.device)[:, None, None]
-    weight = _LOG_T[2] * (0.5 * log_t).exp() / math.pi
-    return log_t.exp(), weight, weight * log_t
-
-
-class _Shares(NamedTuple):
-    """Bounds on a function of the eigenvalues for each start vector."""
-
-    basis: Bounds
-    probes: Bounds
-
-    @classmethod
-    def of(cls, chains: Chains, t: Tensor) -> _Shares:
-        r""":math:`\lambda / (\lambda + t)`, for all t."""
-        return cls(*(Bounds(*(R / (t + R) for R in remainder_bounds(part, t))) for part in chains[:2]))
-
-    def summed(self, weight: Tensor) -> _Shares:
-        """The same for a weighted sum over t."""
-        return _Shares(*(Bounds(*((part * weight).sum(0) for part in bounds)) for bounds in self))
-
-
-def _roots(chains: Chains, trace: _Trace) -> _Roots:
-    t, weight, log_weight = _grid(chains.probes)
-    shares = _Shares.of(chains, t)
-    roots, entropies = shares.summed(weight), shares.summed(-log_weight)
-    return _Roots(
-        trace.bounds(roots),
-        trace.bounds(entropies),
-        *(trace.deviations(_between(y.probes)) for y in (roots, entropies)),
-    )
-
-
-def _roots_of_mean(chain: Tensor, G: Tensor) -> tuple[Bounds, Bounds]:
+def _roots_of_mean(g: Float[Tensor, "levels 2 matrices"], log_t: Tensor) -> tuple[Tensor, Tensor]:
     """What the mean adds to both sums: the same integrals, by parts, of log(1 + g)."""
-    t, weight, log_weight = _grid(chain)
-    R = remainder_bounds(chain, t)
-    logs = [torch.log1p(G[:, None] / (t + R)) for R in (R.high, R.low)]
-    roots = [0.5 * (log * weight).sum(0).squeeze(-1) for log in logs]
-    entropies = [-(log * (weight + 0.5 * log_weight)).sum(0).squeeze(-1) for log in logs]
-    return Bounds(*roots), Bounds(*entropies)
+    logs, log_t = torch.log1p(g), log_t.squeeze(-1)
+    weight = _weight(log_t)
+    return 0.5 * (logs * weight).sum(0), -(logs * (weight * (1.0 + 0.5 * log_t))).sum(0)
 
 
-def _log_weight_bound(diagonal: Tensor, off: Tensor, x: Tensor) -> Tensor:
-    """Log of the largest weight that a start vector can have at x, beyond all its nodes (Christoffel function)."""
-    log_p, logs = torch.zeros_like(x), [torch.zeros_like(x)]
-    ratio = x - diagonal[..., 0]
-    for j in range(off.shape[-1]):
-        log_p = log_p + 2.0 * ratio.clamp_min(1e-300).log() - off[..., j].log()
-        logs.append(log_p)
-        ratio = x - diagonal[..., j + 1] - off[..., j] / ratio
-    return -torch.logsumexp(torch.stack(logs), 0)
+class Bounds(NamedTuple):
+    """A lower and an upper bound."""
+
+    low: Float[Tensor, " matrices"]
+    high: Float[Tensor, " matrices"]
+
+
+class _Largest(NamedTuple):
+    """Bounds on the largest eigenvalue of X^TX and of A."""
+
+    plain: Bounds
+    centred: Bounds
+
+
+_ROUNDS, _SECTIONS = 3, 256
+_RESOLUTION = float(_SECTIONS) ** -_ROUNDS
 
 
 def jacobi(squares: Tensor) -> tuple[Tensor, Tensor]:
-    """Diagonal and squared off-diagonal of B^TB, from the squared entries of the bidiagonal matrix B."""
+    """Diagonal and squared off-diagonal of B^TB, last axis, from the squared entries of the bidiagonal matrix B."""
     odd, even = squares[0::2], squares[1::2]
-    size = len(odd)
-    diagonal = torch.cat([odd[:1], odd[1:] + even[: size - 1]])
-    return diagonal.movedim(0, -1), (odd[: size - 1] * even[: size - 1]).movedim(0, -1)
-
-
-_ROUNDS, _SECTIONS = 5, 32
+    diagonal = torch.cat([odd[:1], odd[1:] + even[:-1]])
+    return diagonal.movedim(0, -1), (odd[:-1] * even[:-1]).movedim(0, -1)
 
 
 def largest_eigenvalue(diagonal: Tensor, off: Tensor) -> Tensor:
-    """Largest eigenvalue of small positive tridiagonal matrices, from below, to eight digits.
+    """Largest eigenvalue of small positive tridiagonal matrices, from below, to seven digits.
 
     LAPACK would do it in one call, but on an accelerator that call waits for the device.
     """
-    # Between the largest entry of the diagonal and the sum of two rows; then 32 sections five times.
-    low = diagonal.amax(-1)
-    width = 2.0 * off.amax(-1).sqrt()
+    # It is between the largest entry of the diagonal and that plus the largest two off-diagonal ones.
+    low, width = diagonal.amax(-1), 2.0 * off.amax(-1).sqrt()
     inside = torch.arange(1, _SECTIONS, dtype=low.dtype, device=low.device).reshape(-1, *(1,) * low.ndim)
     for _ in range(_ROUNDS):
         width = width / _SECTIONS
-        x = low + inside * width
-        # All pivots of x - T are positive if and only if x is above all eigenvalues.
-        pivot = x - diagonal[..., 0]
-        is_above = pivot > 0
-        for j in range(off.shape[-1]):
-            pivot = x - diagonal[..., j + 1] - off[..., j] / pivot.clamp_min(1e-300)
-            is_above &= pivot > 0
-        low = low + (~is_above).sum(0) * width
+        low = low + (~_is_above(low + inside * width, diagonal, off)).sum(0) * width
     return low
 
 
-def _largest(chains: Chains, square: Estimate, slack: float) -> Bounds:
+def _pivots(x: Tensor, diagonal: Tensor, off: Tensor) -> Tensor:
+    """Pivots of x - T, first axis; all are positive if and only if x is above all eigenvalues."""
+    shifted = x.unsqueeze(-1) - diagonal
+    found = [shifted[..., 0]]
+    for j in range(off.shape[-1]):
+        found.append(shifted[..., j + 1] - off[..., j] / found[-1].clamp_min(1e-300))
+    return torch.stack(found)
+
+
+def _is_above(x: Tensor, diagonal: Tensor, off: Tensor) -> Tensor:
+    return (_pivots(x, diagonal, off) > 0).all(0)
+
+
+def _log_weight_bound(x: Tensor, diagonal: Tensor, off: Tensor) -> Tensor:
+    """Log of the largest weight that a start vector can have at x, above all its nodes (Christoffel function)."""
+    # The orthonormal polynomials p_j of the chain at x: the j-th pivot is the ratio of two monic ones.
+    steps = 2.0 * _pivots(x, diagonal, off)[:-1].clamp_min(1e-300).log() - off.movedim(-1, 0)[:, None].log()
+    return -torch.logsumexp(torch.nn.functional.pad(steps.cumsum(0).movedim(0, -1), (1, 0)), -1)
+
+
+def _largest(chains: Chains, most_square: Tensor, G: Tensor, slack: float) -> _Largest:
     """The largest eigenvalue: at least the largest node; larger ones are excluded by what would have been seen.
 
     An eigenvector beyond the nodes has at least half of its square inside or outside the span of the basis. Inside, the
-    vectors of the basis would share a weight of 1/2 at its eigenvalue; outside, each random vector would have a
-    random one. The Christoffel function bounds the weight a vector can have there, given its coefficients.
+    vectors of the basis would share a weight of 1/2 at its eigenvalue; outside, each random vector would have a random
+    one. The Christoffel function bounds the weight a vector can have there, given its coefficients.
+
+    With the mean, :math:`A + G mm^T`: in the basis of the chain of m, A is tridiagonal up to a corner that is at most
+    its largest eigenvalue. With that corner the matrix is an upper bound, without it a lower one.
     """
-    matrices = [jacobi(part) for part in (chains.basis, chains.probes)]
-    low = torch.maximum(*(largest_eigenvalue(*matrix).amax(-1) for matrix in matrices))
-    x = (low * (1.0 + slack))[:, None] * (1.0 + _EXCESS.to(low.device)[:, None, None])
-    basis, probes = (_log_weight_bound(*matrix, x.expand(-1, -1, matrix[0].shape[1])) for matrix in matrices)
+    diagonal, off = jacobi(chains.squares)
+    first = torch.nn.functional.one_hot(torch.tensor(0), diagonal.shape[-1]).to(diagonal)
+    with_mean = diagonal[:, _MEAN] + G[:, None] * first
+    nodes = largest_eigenvalue(torch.cat([diagonal, with_mean[:, None]], 1), torch.cat([off, off[:, _MEAN, None]], 1))
+    low = nodes[:, :-1].amax(-1)
+    x = (low * (1.0 + slack)) * (1.0 + _EXCESS.to(low.device)[:, None])
+    probes = _log_weight_bound(x[..., None], diagonal[:, :PROBES], off[:, :PROBES])
+    basis = _log_weight_bound(x[..., None], diagonal[:, _BASIS, :BASIS_STEPS], off[:, _BASIS, : BASIS_STEPS - 1])
     outside = torch.erf(((chains.side - DEFLATED) * probes.exp()).sqrt()).log().sum(-1)
     excluded = (basis.exp().sum(-1) < 0.5) & (outside < _UNSEEN)
-    high = torch.where(excluded, x.squeeze(-1), torch.inf).amin(0)
     # The square of the largest is at most the sum of all squares, and it is at most the energy.
-    return Bounds(low, torch.maximum(torch.minimum(high, square.high.sqrt()).clamp_max(1.0), low * (1.0 + slack)))
+    high = torch.where(excluded, x, torch.inf).amin(0).minimum(most_square.sqrt()).clamp_max(1.0)
+    centred = Bounds(low, high.maximum(low * (1.0 + slack)))
 
-
-def _largest_with_mean(chain: Tensor, top: Bounds, G: Tensor, slack: float) -> Bounds:
-    """The largest eigenvalue of A + G mm^T for a unit vector m.
-
-    In the basis of the chain of m, A is tridiagonal up to a corner that is at most its largest eigenvalue: with that
-    corner the matrix is an upper bound, without it a lower one.
-    """
-    diagonal, off = (part.squeeze(1) for part in jacobi(chain))
-    diagonal = diagonal + torch.nn.functional.pad(G.unsqueeze(-1), (0, diagonal.shape[-1] - 1))
-    low = largest_eigenvalue(diagonal, off)
-    bordered = torch.cat([diagonal[:, :-1], top.high.unsqueeze(-1)], -1)
-    high = largest_eigenvalue(bordered, off)
-    return Bounds(torch.maximum(low, top.low), torch.maximum(high * (1.0 + slack), top.high))
+    low = nodes[:, -1].maximum(low)
+    x = (low * (1.0 + slack)) * (1.0 + _EXCESS.to(low.device)[:, None])
+    bordered = torch.cat([with_mean[:, :-1], centred.high[:, None]], -1)
+    above = _is_above(x, bordered, off[:, _MEAN])
+    high = torch.where(above, x, torch.inf).amin(0).minimum(G + centred.high)
+    return _Largest(Bounds(low, high.maximum(low * (1.0 + slack))), centred)
 
 
 # With t at this angle in the complex plane, lambda / (lambda + t) is a step in log lambda with the first three moments
@@ -444,36 +430,57 @@ def _largest_with_mean(chain: Tensor, top: Bounds, G: Tensor, slack: float) -> B
 _ANGLE = math.pi / math.sqrt(3.0)
 
 
-def _count_to_99(chains: Chains, trace: _Trace, G: Tensor, slack: float) -> Estimate:
-    r"""Fewest eigenvalues that hold 99% of the energy, from the trace K(t) of :math:`A(A + t)^{-1}`.
+@dataclass(frozen=True)
+class _Levels:
+    """By level t: bounds on the trace K(t) of A / (A + t), the number of eigenvalues above t and the energy below.
 
-    The eigenvalues beyond the first k = r - 1 still hold 1%, and none is larger than the k-th, a. So
-    :math:`K(t) (a + t) \ge ka + 0.01`, and :math:`k \le K(t)` for every t with :math:`tK(t) \le 0.01`. The first r hold
-    99%, so by concavity :math:`K(t) \le 1/(1/r + t) + 0.01/t`, which bounds r from below. The mean adds to K at most
-    :math:`g/(1+g)`.
+    ``held`` is the energy in the directions of the basis, and of the mean.
     """
-    whole, share = 1.0 + G, 0.01 * (1.0 + G)
-    t, _, _ = _grid(chains.probes)
-    shares = _Shares.of(chains, t)
-    K, width = trace.bounds(shares), _half_width(trace.deviations(_between(shares.probes)))
-    g = G[:, None] / (t + remainder_bounds(chains.mean, t).low)
-    t, g = t.squeeze(-1), g.squeeze(-1)
-    high = K.high + width + g / (1.0 + g)
-    most = 1.0 + torch.where(t * high <= share, high, torch.inf).amin(0)
-    # k orthonormal vectors hold no more than the k strongest directions: few vectors that hold 99% are a bound too.
-    held = torch.cat([G[:, None] + chains.mean[0], chains.basis[0].sort(-1, descending=True).values.cumsum(-1)], -1)
-    number = torch.arange(DEFLATED + 1, dtype=t.dtype, device=t.device).clamp_min(1.0)
-    most = torch.minimum(most, torch.where(held * (1.0 - slack) >= 0.99 * whole[:, None], number, torch.inf).amin(-1))
-    held = (K.low - width - share / t).clamp_min(0.0)
-    least = (1.0 / (1.0 / held - t / whole)).where(held > 0, 1.0).amax(0)
-    least = (least - 1e-6).ceil().clamp(1.0, float(chains.side))
-    most = torch.maximum(most.floor().clamp_max(float(chains.side)), least)
 
-    turned = torch.polar(t.unsqueeze(-1), torch.full_like(t.unsqueeze(-1), _ANGLE))
-    steps = [_between(bounds) for bounds in _Shares.of(chains, turned)]
-    count, tail = (trace(*(part.real for part in parts)) for parts in (steps, [turned * part for part in steps]))
-    last = (tail <= share).sum(0).clamp(1, len(tail) - 1)
-    pick = torch.stack([last - 1, last])
-    (t0, t1), (c0, c1) = tail.gather(0, pick), count.gather(0, pick)
-    value = c0 + (c1 - c0) * ((share - t0) / (t1 - t0)).nan_to_num(nan=0.0).clamp(0.0, 1.0) + G / whole
-    return Estimate(value.round().clamp(least, most), least, most)
+    t: Float[Tensor, "levels 1"]
+    low: Float[Tensor, "levels matrices"]
+    high: Float[Tensor, "levels matrices"]
+    count: Float[Tensor, "levels matrices"]
+    tail: Float[Tensor, "levels matrices"]
+    held: Float[Tensor, "matrices deflated"]
+    of_mean: Float[Tensor, " matrices"]
+    side: int
+
+    @classmethod
+    def of(cls, chains: Chains, trace: _Trace, t: Tensor, shares: Tensor) -> _Levels:
+        r"""From :math:`\lambda/(\lambda + t)` at all levels t."""
+        K, width = trace(shares), _half_width(trace.deviations(_between(shares, 1)))
+        turned = torch.polar(t, torch.full_like(t, _ANGLE))
+        R = remainders(chains, turned)
+        steps = _between(R / (turned + R), 1)
+        count, tail = trace(steps.real), trace((turned[:, 0] * steps).real)
+        # k orthonormal vectors hold no more than the k strongest directions.
+        held = chains.squares[0, :, _BASIS].sort(-1, descending=True).values.cumsum(-1)
+        of_mean = chains.squares[0, :, _MEAN]
+        return cls(t[:, 0, 0], K[:, 0] - width, K[:, 1] + width, count, tail, held, of_mean, chains.side)
+
+    def count_to_99(self, G: Tensor, more: Tensor, slack: float) -> Estimate:
+        r"""Fewest eigenvalues r that hold 99% of the energy, after a mean of energy G added ``more`` to K.
+
+        The eigenvalues beyond the first k = r - 1 still hold 1%, and none is larger than the k-th, a. So
+        :math:`K(t)(a + t) \ge ka + 0.01`, and :math:`k \le K(t)` for every t with :math:`tK(t) \le 0.01`. The first r
+        hold 99%, so by concavity :math:`K(t) \le 1/(1/r + t) + 0.01/t`, which bounds r from below.
+        """
+        t, whole, share = self.t, 1.0 + G, 0.01 * (1.0 + G)
+        high = self.high + more
+        most = 1.0 + torch.where(t * high <= share, high, torch.inf).amin(0)
+        held = torch.cat([(G + self.of_mean)[:, None], self.held], -1)
+        number = torch.arange(DEFLATED + 1, dtype=t.dtype, device=t.device).clamp_min(1.0)
+        enough = held * (1.0 - slack) >= 0.99 * whole[:, None]
+        most = most.minimum(torch.where(enough, number, torch.inf).amin(-1)).clamp_max(float(self.side))
+        left = (self.low - share / t).clamp_min(0.0)
+        least = torch.where(left > 0, 1.0 / (1.0 / left - t / whole), 1.0).amax(0)
+        least = (least * (1.0 - slack)).ceil().clamp(1.0, float(self.side))
+        most = most.floor().maximum(least)
+        last = (self.tail <= share).sum(0).clamp(1, len(self.tail) - 1)
+        place = torch.stack([last - 1, last])
+        (tail, next_tail), (count, next_count) = self.tail.gather(0, place), self.count.gather(0, place)
+        part = ((share - tail) / (next_tail - tail)).nan_to_num(nan=0.0).clamp(0.0, 1.0)
+        # The mean moves one eigenvalue to above the others.
+        value = count + (next_count - count) * part + G / whole
+        return Estimate(value.round().clamp(least, most), least, most)

@@ -645,7 +645,7 @@ def rank_estimates(tokens: Tokens) -> thin_spectrum.PlainAndCentred:
     scale = power_of_two_below(unit.sqrt())
     parts = []
     for group in tokens.groups():
-        W = _centred_copy(tokens, group, dtype).div_(scale[group, None, None])
+        W = _centred_copy(tokens, group, dtype).div_(scale[group, None, None].to(dtype))
         W.masked_fill_(~tokens.finite[group, None, None], 0.0)
         parts.append(thin_spectrum.bidiagonalised(W, direction[group].to(dtype), (unit / scale.square())[group]))
     found = thin_spectrum.ranks(thin_spectrum.joined(parts), mean_energy, torch.finfo(dtype).eps)
