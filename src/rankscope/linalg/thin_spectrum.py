@@ -52,8 +52,8 @@ _UNSEEN = -29.85
 _LOG_T = (-42.0, 81.0, 0.5)
 # Not 0 or another number that people choose: with the seed of the tokens, the random vectors would be tokens.
 _SEED = 8_146_902_713_559
-# Products of float32 vectors of this length are off by tens of roundings.
-_SLACK = 64.0
+# Rounding of a node, in units of eps: 140 were seen where a chain ends at once (many equal singular values).
+_SLACK = 512.0
 _EXCESS = torch.logspace(-6, 0, 25, dtype=torch.float64)
 
 
@@ -241,8 +241,8 @@ class _Trace:
         known = (1.0 - basis.sum(-1, keepdim=True)).clamp_min(0.0) / self._rest
         self._x = x - x.mean(-1, keepdim=True)
         self._spread = self._x.square().sum(-1, keepdim=True)
-        # The mean over the random vectors is within a few standard errors of the known one. If it is not, the basis holds
-        # all but rounding, and nothing is left to correct.
+        # The mean over the random vectors is within a few standard errors of the known one. If it is not, the basis
+        # holds all but rounding, and nothing is left to correct.
         error = (self._spread / (PROBES * (PROBES - 1))).sqrt()
         self._move = (known - x.mean(-1, keepdim=True)).clamp(-_STUDENT * error, _STUDENT * error)
         self._leverage = (1.0 + PROBES * self._move.square() / self._spread).nan_to_num(nan=1.0).sqrt()

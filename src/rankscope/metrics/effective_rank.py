@@ -27,6 +27,7 @@ def effective_rank(tokens: Tokens) -> Tensor:
 
     **Exact.** Singular values themselves, not their squares. 1 at rank one, rank(X) when all are equal.
     Undefined for X = 0.
+    ``measure`` estimates it, with an interval, if both n and d are above 1024.
 
     Example:
         >>> import torch
@@ -53,6 +54,7 @@ def centred_effective_rank(tokens: Tokens) -> Tensor:
 
     **Exact.** Blind to the mean token, and so to token uniformity: collapsed tokens whose differences are noise read as
     high as noise. Undefined when all tokens are equal.
+    ``measure`` estimates it, with an interval, if both n and d are above 1024.
 
     Example:
         >>> import torch

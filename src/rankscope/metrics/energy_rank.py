@@ -26,6 +26,7 @@ def energy_rank_99(tokens: Tokens) -> Tensor:
     r"""Fewest directions that hold 99% of the energy, :math:`\min\{k : \sum_{i\le k} s_i^2 \ge 0.99 \sum_i s_i^2\}`.
 
     **Exact**, and an integer, so it is not continuous. 1 at rank one. Undefined for X = 0.
+    ``measure`` estimates it, with an interval, if both n and d are above 1024.
 
     Example:
         >>> import torch
@@ -52,6 +53,7 @@ def centred_energy_rank_99(tokens: Tokens) -> Tensor:
 
     **Exact.** Blind to the mean token, and so to token uniformity: collapsed tokens whose differences are noise read as
     high as noise. Undefined when all tokens are equal.
+    ``measure`` estimates it, with an interval, if both n and d are above 1024.
 
     Example:
         >>> import torch

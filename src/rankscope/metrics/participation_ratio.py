@@ -26,6 +26,7 @@ def participation_ratio(tokens: Tokens) -> Tensor:
 
     **Exact**, from traces: :math:`\|X\|_F^4 / \|XX^T\|_F^2` needs no singular value. 1 at rank one, rank(X) when all
     are equal. Undefined for X = 0.
+    ``measure`` estimates it, with an interval, if both n and d are above 1024.
 
     Example:
         >>> import torch
@@ -52,6 +53,7 @@ def centred_participation_ratio(tokens: Tokens) -> Tensor:
 
     **Exact.** Blind to the mean token, and so to token uniformity: collapsed tokens whose differences are noise read as
     high as noise. Undefined when all tokens are equal.
+    ``measure`` estimates it, with an interval, if both n and d are above 1024.
 
     Example:
         >>> import torch

@@ -25,6 +25,7 @@ def stable_rank(tokens: Tokens) -> Tensor:
     r"""Squared Frobenius over squared spectral norm of X, :math:`\|X\|_F^2 / \|X\|_2^2` (of X, not of :math:`XX^T`).
 
     **Exact.** 1 at rank one, rank(X) when all singular values are equal. Undefined for X = 0.
+    ``measure`` estimates it, with an interval, if both n and d are above 1024.
 
     Example:
         >>> import torch
@@ -51,6 +52,7 @@ def centred_stable_rank(tokens: Tokens) -> Tensor:
 
     **Exact.** Blind to the mean token, and so to token uniformity: collapsed tokens whose differences are noise read as
     high as noise. Undefined when all tokens are equal.
+    ``measure`` estimates it, with an interval, if both n and d are above 1024.
 
     Example:
         >>> import torch
