@@ -166,3 +166,58 @@ def test_nothing_waits_for_a_device() -> None:
     energy = torch.empty(2, dtype=torch.float64, device="meta")
     found = thin_spectrum.ranks(thin_spectrum.bidiagonalised(W, mean, energy), energy, 1e-7)
     assert found.plain.effective_rank.value.shape == (2,)
+
+
+def test_a_run_says_that_ranks_are_estimates_and_what_is_not_decided() -> None:
+    import rankscope as rs
+    from rankscope.errors import InputError
+    from rankscope.runs.conditions import parse_condition
+
+    torch.manual_seed(0)
+    line = torch.randn(1, 160, 1) @ torch.randn(1, 140)
+    states = line + 0.0085 * torch.randn(1, 160, 140)
+    found, exact = (rs.judge(states, layout="layers tokens dim", spectra=way) for way in ("estimated", "exact"))
+    assert (found.provenance.spectra, exact.provenance.spectra) == ("estimated", "exact")
+    assert "low" not in exact.table.column_names
+    rows = {row["metric"]: row for row in found.table.to_pylist()}
+    true = {row["metric"]: row["value"] for row in exact.table.to_pylist()}
+    rank = rows["centred_effective_rank"]
+    assert rank["status"] == "estimated"
+    assert rank["low"] <= true["centred_effective_rank"] <= rank["high"]
+    assert rows["relative_residual"]["low"] is None
+    assert "least_singular_value" in true
+    assert "least_singular_value" not in rows
+    assert any("not estimated at this size" in note and "least_singular_value" in note for note in found.notes)
+    assert any("interval" in note for note in found.notes)
+    # A condition inside the interval is refused, one outside is decided.
+    middle = (rank["low"] + rank["high"]) / 2
+    with pytest.raises(InputError, match="--spectra exact"):
+        parse_condition(f"any centred_effective_rank@block.out < {middle}").held_in(found.table)
+    assert parse_condition(f"any centred_effective_rank@block.out < {rank['high'] + 1}").held_in(found.table)
+    # The interval of a difference contains that of the estimate.
+    two = rs.compare(found, exact, metrics=["centred_effective_rank"], paired=False).table.to_pylist()[0]
+    assert not two["high"] - two["low"] < rank["high"] - rank["low"]
+
+
+def test_a_threshold_inside_an_interval_is_said() -> None:
+    from rankscope.runs.rows import RowWriter
+    from rankscope.verdicts import judge_rows
+
+    def judged(low: float, high: float) -> str:
+        writer = RowWriter()
+        for metric, value, ends in (("relative_residual", 0.9, None), ("centred_effective_rank", 2.1, (low, high))):
+            writer.add(
+                metric=metric,
+                site="block.out",
+                stack=None,
+                layer=0,
+                first_sequence=0,
+                values=torch.tensor([value]).double().numpy(),
+                statuses=torch.tensor([0]).numpy(),
+                head_axis=False,
+                interval=None if ends is None else torch.tensor(ends).double().reshape(2, 1).numpy(),
+            )
+        return judge_rows(writer.table(), dim=64, lengths={None: {0: 64}}).sentence
+
+    assert "Not decided" in judged(1.9, 2.5)
+    assert "Not decided" not in judged(2.05, 2.5)
