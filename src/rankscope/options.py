@@ -127,6 +127,13 @@ FAIL_IF = Option(
     help="Exit with code 1 if this holds, e.g. 'relative_residual@block.out < 1e-3'; repeatable.",
 )
 
+SPECTRA = Option(
+    name="spectra",
+    choices=("exact", "estimated"),
+    in_plans=True,
+    help="Ranks from all singular values, or estimated with intervals; default: exact up to min(tokens, width) 1024.",
+)
+
 WEIGHTS_ONLY = Option(
     name="weights_only",
     kind=bool,

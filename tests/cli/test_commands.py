@@ -97,6 +97,7 @@ def test_measure_hands_over_every_option(cli, measured: Fake, tmp_path: Path) ->
         "states": None,
         "at": None,
         "attention_algorithm": None,
+        "spectra": None,
         "parallel": None,
         "offload": False,
         "memory": None,

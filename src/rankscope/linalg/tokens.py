@@ -24,19 +24,24 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from rankscope.errors import InputError
-from rankscope.linalg import spectrum, tiles
+from rankscope.linalg import spectrum, thin_spectrum, tiles
 from rankscope.linalg.joining import Joinable
 from rankscope.linalg.precision import float64_home, is_wide, may_hold, power_of_two_below
 from rankscope.linalg.triangular_factor import chunks, is_tall, triangular_factor
 
 _SLAB_ENTRIES = 1 << 21
+
+Spectra = Literal["exact", "estimated"]
+LARGEST_EXACT_SIDE = 1024
+"""Largest min(tokens, dim) whose spectra are exact by default. Here both cost about as much (a quarter of a bfloat16
+block of width 4096, a tenth of a float32 one); beyond, the exact ones grow with the cube of the side."""
 
 
 class Tokens(Joinable):
@@ -50,6 +55,7 @@ class Tokens(Joinable):
         x: any floating dtype.
         keep: which tokens count, ``(*batch, tokens)``. Padding and special tokens are excluded as if they did not
             exist, so sequences may differ in length. Omit it if every token counts, which is faster.
+        spectra: ``"exact"``; ``"estimated"``, with intervals, for sides of at least 128; None to choose by size.
 
     Raises:
         InputError: ``x`` is not a floating tensor with at least two axes, or ``keep`` does not fit it.
@@ -58,11 +64,15 @@ class Tokens(Joinable):
     activations = frozenset({"_x"})
     reductions = frozenset(
         {"scale", "directed", "_norm_sums", "column_ranges", "column_median_deviation", "gram_energies"}
-        | {"singular_values", "centred_singular_values", "pair_distances", "pairs"}
+        | {"singular_values", "centred_singular_values", "rank_estimates", "pair_distances", "pairs"}
     )
 
     def __init__(
-        self, x: Float[Tensor, "*batch tokens dim"], keep: Bool[Tensor, "*batch tokens"] | None = None
+        self,
+        x: Float[Tensor, "*batch tokens dim"],
+        keep: Bool[Tensor, "*batch tokens"] | None = None,
+        *,
+        spectra: Spectra | None = "exact",
     ) -> None:
         if not x.is_floating_point() or x.ndim < 2 or x.shape[-1] == 0:
             raise InputError(
@@ -81,6 +91,8 @@ class Tokens(Joinable):
         self._x = x.detach().reshape(sequences, *x.shape[-2:]) if x.ndim != 3 else x.detach()
         self.sequences, self.tokens, self.dim = self._x.shape
         self.fewest = self.tokens if keep is None else 0
+        least = {"exact": math.inf, "estimated": thin_spectrum.LEAST_SIDE, None: LARGEST_EXACT_SIDE + 1}[spectra]
+        self.has_estimated_spectra = self.sequences > 0 and _side(self) >= least
         self._drop = None if keep is None else ~keep.detach().to(self.device).reshape(-1, self.tokens)
 
     @cached_property
@@ -178,6 +190,11 @@ class Tokens(Joinable):
     def centred_singular_values(self) -> Float[Tensor, "sequences side"]:
         """Singular values of CX, largest first, zero beyond the rank its shape allows."""
         return singular_values(self, centred=True)
+
+    @cached_property
+    def rank_estimates(self) -> thin_spectrum.PlainAndCentred:
+        """Ranks of X and of CX without their spectra, each with an interval."""
+        return rank_estimates(self)
 
     @cached_property
     def kept_grams(self) -> list[GramBlock]:
@@ -278,6 +295,10 @@ class Tokens(Joinable):
         """One entry of each token, including dropped tokens, in the units of ``x``."""
         place = channel.unsqueeze(-1).to(self._x.device)
         return self._x.gather(-1, place).squeeze(-1).to(self.device).double()
+
+    def raw(self, group: slice) -> Tensor:
+        """All tokens of a group as they were given, including dropped ones."""
+        return self._x[group]
 
     def dropped(self, group: slice, rows: slice) -> Bool[Tensor, "group rows 1"] | None:
         """Which tokens of the piece do not count."""
@@ -639,6 +660,41 @@ def singular_values(tokens: Tokens, *, centred: bool) -> Float[Tensor, "sequence
             values = spectrum.direct_singular_values(_same_spectrum(tokens, group, centred=centred), otherwise=found[i])
             found[group] = spectrum.without_structural_zeros(values.unsqueeze(0), rank[group])
     return found
+
+
+def rank_estimates(tokens: Tokens) -> thin_spectrum.PlainAndCentred:
+    """Ranks of X and of CX, a few sequences at a time."""
+    energy = tokens.energies.centred_row.sum(-1)
+    whole = tokens.energies.row.sum(-1)
+    length = torch.linalg.vector_norm(tokens.mean, dim=-1)
+    unit = torch.where(energy > 0, energy, 1.0)
+    # Equal tokens: CX = 0 has no spectrum, and X has rank one.
+    mean_energy = (tokens.count * length.square() / energy).nan_to_num(nan=1.0).clamp_max(_MOST_MEAN_ENERGY)
+    direction = tokens.mean / torch.where(length > 0, length, 1.0).unsqueeze(-1)
+    dtype = torch.float64 if is_wide(tokens.dtype) else torch.float32
+    scale = power_of_two_below(unit.sqrt())
+    parts = []
+    for group in tokens.groups():
+        W = _centred_copy(tokens, group, dtype).div_(scale[group, None, None].to(dtype))
+        W.masked_fill_(~tokens.finite[group, None, None], 0.0)
+        parts.append(thin_spectrum.bidiagonalised(W, direction[group].to(dtype), (unit / scale.square())[group]))
+    found = thin_spectrum.ranks(thin_spectrum.joined(parts), mean_energy, torch.finfo(dtype).eps)
+    return found.where(whole > 0, energy > 0)
+
+
+# Beyond this ratio of the energy of the mean to that of CX, tokens agree to 13 digits.
+_MOST_MEAN_ENERGY = 1e26
+
+
+def _centred_copy(tokens: Tokens, group: slice, dtype: torch.dtype) -> Tensor:
+    """CX of a group in one piece; in float32 the mean is subtracted in two parts, so that an offset costs no digits."""
+    if dtype == torch.float64:
+        return tokens.centred_piece(group, slice(None))
+    mean = tokens.mean[group].unsqueeze(-2)
+    first = mean.to(dtype)
+    W = tokens.raw(group).to(tokens.device, dtype, copy=True).sub_(first).sub_((mean - first).to(dtype))
+    drop = tokens.dropped(group, slice(None))
+    return W if drop is None else W.masked_fill_(drop, 0.0)
 
 
 def _same_spectrum(tokens: Tokens, group: slice, *, centred: bool) -> Tensor:

@@ -16,6 +16,7 @@ from rankscope.metrics._evaluate import (
     PAIR_METRICS,
     MetricValues,
     evaluate,
+    is_left_out,
 )
 from rankscope.metrics._sides import SIDES, Side, View
 from rankscope.metrics._spec import (
@@ -68,6 +69,7 @@ __all__ = [
     "branch_metric",
     "depending_on_length",
     "evaluate",
+    "is_left_out",
     "metric",
     "metric_alias",
     "router_metric",

@@ -14,9 +14,10 @@ from rankscope.errors import InputError
 from rankscope.linalg.attention_view import AttentionView
 from rankscope.linalg.precision import full_precision
 from rankscope.linalg.spectrum import least_with_six_digits
+from rankscope.linalg.thin_spectrum import Estimate
 from rankscope.linalg.tokens import Tokens
 from rankscope.metrics._sides import View, side_of_view
-from rankscope.metrics._spec import MetricSpec
+from rankscope.metrics._spec import MetricSpec, where_defined
 
 NORM_METRICS: tuple[str, ...] = (
     "relative_residual",
@@ -77,10 +78,13 @@ class MetricValues:
     Attributes:
         values: float64; NaN unless the status is ``OK``, ``FLOOR`` or ``ESTIMATE``.
         statuses: index of each value's status in ``list(Status)``.
+        interval: lower and upper end of the interval around each estimate, NaN for other values; None if no value has
+            one.
     """
 
     values: Float[Tensor, " metrics *batch"]
     statuses: Int[Tensor, " metrics *batch"]
+    interval: Float[Tensor, "2 metrics *batch"] | None = None
 
 
 def evaluate(specs: Sequence[MetricSpec], view: View, floor: float) -> MetricValues:
@@ -107,10 +111,34 @@ def evaluate(specs: Sequence[MetricSpec], view: View, floor: float) -> MetricVal
         empty = view.count.new_empty((0, *view.batch_shape))
         return MetricValues(empty, empty.to(torch.int8))
     with full_precision(view.count.device):
-        values = torch.stack([spec.function(view) for spec in specs])
+        estimates = _estimates(specs, view)
+        values = torch.stack(
+            [estimates[spec.name].value if spec.name in estimates else spec.function(view) for spec in specs]
+        )
         statuses = _statuses(specs, values, view, floor)
     lost = (statuses == _CODE[Status.UNDEFINED]) | (statuses == _CODE[Status.NOT_FINITE])
-    return MetricValues(values.masked_fill_(lost, torch.nan), statuses)
+    if not estimates:
+        return MetricValues(values.masked_fill_(lost, torch.nan), statuses)
+    none = torch.full_like(values[0], torch.nan)
+    ends = [[estimates[spec.name][end] if spec.name in estimates else none for spec in specs] for end in (1, 2)]
+    interval = torch.stack([torch.stack(end) for end in ends])
+    return MetricValues(values.masked_fill_(lost, torch.nan), statuses, interval.masked_fill_(lost, torch.nan))
+
+
+def is_left_out(spec: MetricSpec, view: View) -> bool:
+    """Whether a metric needs all singular values of a large view, of which only estimates are made."""
+    return (
+        spec.needs == "spectrum" and spec.estimate is None and isinstance(view, Tokens) and view.has_estimated_spectra
+    )
+
+
+def _estimates(specs: Sequence[MetricSpec], view: View) -> dict[str, Estimate]:
+    found = {}
+    for spec in specs:
+        if spec.estimate is not None and isinstance(view, Tokens) and view.has_estimated_spectra:
+            parts = (where_defined(part, view, spec.least_count) for part in spec.estimate(view))
+            found[spec.name] = Estimate(*(part.reshape(view.batch_shape) for part in parts))
+    return found
 
 
 def _statuses(specs: Sequence[MetricSpec], values: Tensor, view: View, floor: float) -> Tensor:
@@ -126,6 +154,9 @@ def _statuses(specs: Sequence[MetricSpec], values: Tensor, view: View, floor: fl
         statuses.masked_fill_(
             declared([spec.needs == "spectrum" for spec in specs]) & estimated, _CODE[Status.ESTIMATE]
         )
+    if isinstance(view, Tokens) and view.has_estimated_spectra:
+        estimated = declared([spec.estimate is not None for spec in specs])
+        statuses.masked_fill_(estimated, _CODE[Status.ESTIMATE])
     if isinstance(view, (Tokens, AttentionView)):
         floors_itself = declared([spec.floors_itself for spec in specs])
         if isinstance(view, Tokens) and any(spec.floors_itself for spec in specs):

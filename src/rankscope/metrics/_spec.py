@@ -14,6 +14,8 @@ from torch import Tensor
 
 from rankscope._citations import Cite
 from rankscope._registry import Registry
+from rankscope.linalg.thin_spectrum import Estimate
+from rankscope.linalg.tokens import Tokens
 from rankscope.metrics._sides import ATTENTION, BRANCH, ROUTER, SCORES, TOKENS, UPDATE, Side, V, View
 
 Needs = Literal["norms", "order", "gram", "spectrum"]
@@ -69,6 +71,8 @@ class MetricSpec:
         function: takes the tensors of its side, or a view of them that shares reductions; returns float64, one value
             per sequence (and head).
         alias_of: the metric of which this is another name, or None.
+        estimate: for a metric that needs all singular values, the same from a few products with X, for large shapes;
+            None if there is no estimate.
     """
 
     name: str
@@ -86,6 +90,7 @@ class MetricSpec:
     function: MetricFunction
     alias_of: str | None = None
     depends_on_length: bool = False
+    estimate: Callable[[Tokens], Estimate] | None = None
 
 
 METRICS: Registry[MetricSpec] = Registry("metric", "rankscope.metrics")
@@ -103,6 +108,7 @@ def metric(
     floors_itself: bool = False,
     least_count: int = 1,
     depends_on_length: bool = False,
+    estimate: Callable[[Tokens], Estimate] | None = None,
     cites: tuple[Cite, ...],
 ) -> Callable[[Callable[[V], Tensor]], Callable[..., Tensor]]:
     """Register a function of a side's view; the result also accepts the tensors of which the side makes a view."""
@@ -111,12 +117,14 @@ def metric(
         @wraps(compute)
         def measured(*given: V | Tensor) -> Tensor:
             view = given[0] if isinstance(given[0], side.kind) else side.view(*given)
-            return _where_defined(compute(view), view, least_count).reshape(view.batch_shape)
+            return where_defined(compute(view), view, least_count).reshape(view.batch_shape)
 
         facts = (symbol, range, at_collapse, invariant_to, needs, reads_deviation, floors_itself, least_count, cites)
         METRICS.add(
             compute.__name__,
-            MetricSpec(compute.__name__, side.name, *facts, _summary(compute), measured, None, depends_on_length),
+            MetricSpec(
+                compute.__name__, side.name, *facts, _summary(compute), measured, None, depends_on_length, estimate
+            ),
         )
         return measured
 
@@ -166,7 +174,8 @@ def depending_on_length(names: Iterable[str]) -> list[str]:
     return [name for name in names if name in METRICS and METRICS[name].depends_on_length]
 
 
-def _where_defined(value: Tensor, view: View, least_count: int) -> Tensor:
+def where_defined(value: Tensor, view: View, least_count: int) -> Tensor:
+    """NaN for matrices with fewer tokens."""
     if view.fewest >= least_count:
         return value
     return torch.where(view.count >= least_count, value, math.nan)

@@ -18,6 +18,7 @@ from rankscope.metrics._spec import CHANNEL_ORDER, ROTATION, SCALE, SHIFT, TOKEN
     invariant_to=TOKEN_ORDER | CHANNEL_ORDER | ROTATION | SCALE,
     needs="gram",
     depends_on_length=True,
+    estimate=lambda tokens: tokens.rank_estimates.plain.participation_ratio,
     cites=(Cite("gao2017theory"),),
 )
 def participation_ratio(tokens: Tokens) -> Tensor:
@@ -25,6 +26,7 @@ def participation_ratio(tokens: Tokens) -> Tensor:
 
     **Exact**, from traces: :math:`\|X\|_F^4 / \|XX^T\|_F^2` needs no singular value. 1 at rank one, rank(X) when all
     are equal. Undefined for X = 0.
+    ``measure`` estimates it, with an interval, if both n and d are above 1024.
 
     Example:
         >>> import torch
@@ -43,6 +45,7 @@ def participation_ratio(tokens: Tokens) -> Tensor:
     reads_deviation=True,
     least_count=2,
     depends_on_length=True,
+    estimate=lambda tokens: tokens.rank_estimates.centred.participation_ratio,
     cites=(Cite("gao2017theory"),),
 )
 def centred_participation_ratio(tokens: Tokens) -> Tensor:
@@ -50,6 +53,7 @@ def centred_participation_ratio(tokens: Tokens) -> Tensor:
 
     **Exact.** Blind to the mean token, and so to token uniformity: collapsed tokens whose differences are noise read as
     high as noise. Undefined when all tokens are equal.
+    ``measure`` estimates it, with an interval, if both n and d are above 1024.
 
     Example:
         >>> import torch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from rankscope.runs.bootstrap import Resampled, resampled_differences
 from rankscope.runs.curves import USABLE, names_in
 from rankscope.runs.document import facts_line
 from rankscope.runs.provenance import SCHEMA
-from rankscope.runs.rows import FIXED_COLUMNS, only
+from rankscope.runs.rows import INTERVAL, only, own_columns
 from rankscope.runs.run import Run, load_run
 from rankscope.views import Document, Plot, number
 from rankscope.views.figures import draw
@@ -146,9 +146,10 @@ def compare(
     if pairs:
         values_a, values_b = _aligned(left, values_a, right), _aligned(right, values_b, left)
     found = resampled_differences(values_a, values_b, paired=pairs, draws=draws, level=level, seed=seed)
-    table = _table(left.columns, shared, found)
+    below, above, estimated = _reach_of_estimates(left, right, rows)
+    table = _table(left.columns, shared, replace(found, low=found.low - below, high=found.high + above))
     settings = {"draws": draws, "seed": seed, "level": level, "why": why}
-    verdict = _verdict(table, level) + _inputs_differ(first, second) + beyond
+    verdict = _verdict(table, level) + estimated + _inputs_differ(first, second) + beyond
     return Comparison(facts_line(first), facts_line(second), table, pairs, settings, verdict)
 
 
@@ -223,6 +224,21 @@ def _inputs_differ(first: Run, second: Run) -> str:
     return f" The inputs differ: {what}. Part of any difference may be theirs."
 
 
+def _reach_of_estimates(
+    left: SequenceTable, right: SequenceTable, rows: tuple[list[int], list[int]]
+) -> tuple[np.ndarray, np.ndarray, str]:
+    """How much the intervals of estimated values add to those of the differences b - a, and a sentence about it."""
+    a_below, a_above, b_below, b_above = (
+        reach[own].max(axis=1)
+        for table, own in zip((left, right), rows, strict=True)
+        for reach in (table.below, table.above)
+    )
+    below, above = b_below + a_above, b_above + a_below
+    count = int(((below > 0) | (above > 0)).sum())
+    words = f" {count} of the differences are between estimates; their intervals are wider by those of the estimates."
+    return below, above, words if count else ""
+
+
 def _aligned(mine: SequenceTable, values: np.ndarray, other: SequenceTable) -> np.ndarray:
     shared = [number for number in mine.sequences if number in set(other.sequences)]
     return values[:, [mine.sequences.index(number) for number in shared]]
@@ -279,12 +295,16 @@ class SequenceTable:
         keys: in the order of the rows.
         sequences: numbers of the sequences, ascending.
         values: shape ``(keys, sequences)``.
+        below: how far below each value the interval of an estimate reaches, else zero; same shape.
+        above: how far above it, same shape.
     """
 
     columns: tuple[str, ...]
     keys: tuple[tuple[Any, ...], ...]
     sequences: tuple[int, ...]
     values: NDArray[np.float64]
+    below: NDArray[np.float64]
+    above: NDArray[np.float64]
 
     @property
     def position(self) -> dict[tuple[Any, ...], int]:
@@ -298,7 +318,7 @@ def by_sequence(table: pa.Table, *, metrics: Sequence[str] | None = None, site: 
         table = table.filter(pc.is_in(pc.cast(table["metric"], pa.string()), value_set=pa.array(list(metrics))))
     if site is not None:
         table = only(table, site=site)
-    own = [name for name in table.column_names if name not in FIXED_COLUMNS and table[name].null_count < table.num_rows]
+    own = own_columns(table)
     columns = (*ALWAYS, *own)
     parts = [table[name].to_pylist() for name in columns]
     position: dict[tuple[Any, ...], int] = {}
@@ -308,8 +328,15 @@ def by_sequence(table: pa.Table, *, metrics: Sequence[str] | None = None, site: 
     value = table["value"].to_numpy()
     usable = listed & np.isfinite(value)
     shape = (len(position), sequences.size)
-    total, count = np.zeros(shape), np.zeros(shape)
-    np.add.at(total, (row[usable], column[usable]), value[usable])
+    count = np.zeros(shape)
     np.add.at(count, (row[usable], column[usable]), 1.0)
-    values = np.divide(total, count, out=np.full(shape, np.nan), where=count > 0)
-    return SequenceTable(columns, tuple(position), tuple(int(number) for number in sequences), values)
+
+    def mean(of: NDArray[np.float64]) -> NDArray[np.float64]:
+        total = np.zeros(shape)
+        np.add.at(total, (row[usable], column[usable]), of[usable])
+        return np.divide(total, count, out=np.full(shape, np.nan), where=count > 0)
+
+    ends = [table[end].to_numpy() if end in table.column_names else np.full(value.size, np.nan) for end in INTERVAL]
+    reaches = [np.nan_to_num(mean(np.nan_to_num(np.abs(value - end), nan=0.0)), nan=0.0) for end in ends]
+    numbers = tuple(int(number) for number in sequences)
+    return SequenceTable(columns, tuple(position), numbers, mean(value), *reaches)

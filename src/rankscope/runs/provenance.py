@@ -58,6 +58,7 @@ class Provenance:
         layout: where the user declared the residual stream to be; None if it was discovered.
         inputs: description of the inputs; None in runs of earlier versions.
         inputs_hash: SHA-256 of the token ids, or of the input tensors if the model takes no token ids.
+        spectra: ``"exact"`` or ``"estimated"``, if ranks of tokens were measured.
     """
 
     model: str
@@ -85,6 +86,7 @@ class Provenance:
     inputs: str | None = None
     inputs_hash: str | None = None
     device: str | None = None
+    spectra: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("versions", "git", "lengths", "command", "operations"):
@@ -130,11 +132,11 @@ class Provenance:
 
 
 _WORDS = ("model", "origin", "revision", "config_hash", "weights_dtype", "arithmetic_dtype", "attention",
-          "token_policy", "python", "platform", "created", "layout", "inputs", "inputs_hash",
-          "device")  # fmt: skip
+          "token_policy", "python", "platform", "created", "layout", "inputs", "inputs_hash", "device",
+          "spectra")  # fmt: skip
 _REQUIRED = ("model", "python", "platform", "created", "versions", "schema", "lengths", "operations", "command")
 
-_LATER = ("layout", "inputs", "inputs_hash", "device")
+_LATER = ("layout", "inputs", "inputs_hash", "device", "spectra")
 """Fields that runs of earlier versions do not have."""
 
 

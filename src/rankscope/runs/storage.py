@@ -19,7 +19,7 @@ from rankscope.errors import ResultError
 from rankscope.runs.locks import taking_turns
 from rankscope.runs.plain_json import parse_json
 from rankscope.runs.provenance import SCHEMA
-from rankscope.runs.rows import FIXED_COLUMNS, NAMES, STATUSES
+from rankscope.runs.rows import FIXED_COLUMNS, INTERVAL, NAMES, STATUSES
 
 SIDECAR = "run.json"
 ROWS_NAME = re.compile(r"rows-[0-9a-f]{12}\.parquet")
@@ -146,7 +146,7 @@ def _as_written(table: pa.Table, path: Path) -> pa.Table:
     if missing or len(set(table.column_names)) != len(table.column_names):
         raise ResultError(f"{path} lacks the columns {', '.join(missing) or 'that it names twice'}.")
     for column in table.schema:
-        expected = FIXED_COLUMNS.get(column.name)
+        expected = pa.float64() if column.name in INTERVAL else FIXED_COLUMNS.get(column.name)
         fits = column.type == expected if expected is not None else column.type in (NAMES, pa.int64())
         if not fits:
             raise ResultError(

@@ -145,8 +145,6 @@ def in_context(run: Run, prepared: Prepared) -> Run:
     """Add to the verdict what was changed in the model, and how the inputs differ from what the user passed."""
     changes = run.provenance.changes
     start = f"{changes[0].upper()}{changes[1:]}: " if changes else ""
-    between = "
-" if "
-" in run.verdict else " "
+    between = "\n" if "\n" in run.verdict else " "
     parts = (f"{start}{run.verdict}", *([" ".join(prepared.caveats)] if prepared.caveats else []))
     return dataclasses.replace(run, verdict=between.join(parts))

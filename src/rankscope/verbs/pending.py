@@ -15,7 +15,8 @@ from torch import Tensor
 
 from rankscope.linalg.joining import ActivationsGoneError, Joinable
 from rankscope.linalg.to_host import to_host
-from rankscope.metrics import MetricSpec, View, evaluate
+from rankscope.linalg.tokens import Tokens
+from rankscope.metrics import MetricSpec, MetricValues, View, evaluate
 
 HELD_BYTES = 1 << 25
 """Memory for the reductions of the views that wait together."""
@@ -49,7 +50,7 @@ class _Group:
         start = 0
         for view, owed in zip(self.views, self.owed, strict=True):
             stop = start + view.batch_shape[0]
-            owed.tensors, owed.columns = (reading.values, reading.statuses), slice(start, stop)
+            owed.tensors, owed.columns = _tensors_of(reading), slice(start, stop)
             start = stop
 
 
@@ -69,15 +70,16 @@ class PendingReadings:
         self._owed.append(_Owed(deliver, tensors))
 
     def evaluate(self, specs: Sequence[MetricSpec], view: View, floor: float, deliver: Deliver) -> None:
-        """Have ``deliver`` called with the values and statuses of the metrics on the CPU."""
-        kind = (tuple(spec.name for spec in specs), type(view))
+        """Have ``deliver`` called with the values, statuses and intervals of the metrics on the CPU."""
+        estimated = isinstance(view, Tokens) and view.has_estimated_spectra  # then other reductions are read
+        kind = (tuple(spec.name for spec in specs), type(view), estimated)
         joinable = view if isinstance(view, Joinable) and view.batch_shape and view.home.type != "cpu" else None
         reductions = self._reductions.get(kind)
         if joinable is None or reductions is None:
             reading = evaluate(specs, view, floor)
             self.add((reading.values, reading.statuses), deliver)
             if joinable is not None and kind not in self._reductions:
-                self._reductions[kind] = _reductions_read(specs, joinable)
+                self._reductions[kind] = _reductions_read(specs, joinable, floor)
             return
         stripped = joinable.stripped(reductions)
         key = (kind, floor, stripped.likeness)
@@ -101,12 +103,17 @@ class PendingReadings:
             one.deliver(*(found if one.columns is None else (tensor[:, one.columns] for tensor in found)))
 
 
-def _reductions_read(specs: Sequence[MetricSpec], view: Joinable) -> frozenset[str] | None:
+def _tensors_of(reading: MetricValues) -> tuple[Tensor, ...]:
+    """Values, statuses and, if there are estimates, intervals; metrics first, then the batch."""
+    ends = () if reading.interval is None else (reading.interval.movedim(0, -1),)
+    return (reading.values, reading.statuses, *ends)
+
+
+def _reductions_read(specs: Sequence[MetricSpec], view: Joinable, floor: float) -> frozenset[str] | None:
     """The reductions that these metrics read, of a view on which they were evaluated; None if one reads activations."""
-    stripped = view.stripped(view.taken())
+    stripped: Any = view.stripped(view.taken())
     try:
-        for spec in specs:
-            spec.function(stripped)
+        evaluate(specs, stripped, floor)
     except ActivationsGoneError:
         return None
     return view.taken()

@@ -18,9 +18,9 @@ from rankscope.linalg.attention_view import AttentionView
 from rankscope.linalg.blockwise_attention import BlockwiseAttention
 from rankscope.linalg.precision import float_floor, format_of
 from rankscope.linalg.routing import Routing
-from rankscope.linalg.tokens import Tokens
+from rankscope.linalg.tokens import Spectra, Tokens
 from rankscope.linalg.update import Update
-from rankscope.metrics import SIDES, MetricSpec, MetricValues, View, evaluate
+from rankscope.metrics import SIDES, MetricSpec, MetricValues, View, evaluate, is_left_out
 from rankscope.models.inputs import Batch, TokensPolicy
 from rankscope.runs.rows import RowWriter
 from rankscope.stream.attention_calls import AttentionCall
@@ -146,6 +146,7 @@ class SiteReader:
         at: values of the writer's further columns, for every row.
         attention: algorithm for attention probabilities; chosen by size by default.
         computed_in: format in which the values were computed, if they are stored in a finer one; it sets the floor.
+        spectra: ``"exact"`` or ``"estimated"``; None chooses by size.
     """
 
     def __init__(
@@ -156,9 +157,11 @@ class SiteReader:
         at: Mapping[str, str | int | None] | None = None,
         attention: AttentionAlgorithm = BY_SIZE,
         computed_in: torch.dtype | None = None,
+        spectra: Spectra | None = "exact",
     ) -> None:
         self._attention = attention
         self._computed_in = computed_in
+        self._spectra = spectra
         self._of_side = {side: [spec for spec in metrics if spec.side == side] for side in SIDES}
         self._policy = policy
         self._writer = writer
@@ -172,6 +175,7 @@ class SiteReader:
         self.in_parts: dict[str, str] = {}
         self.refused: dict[str, str] = {}
         self.routers: dict[tuple[str | None, int], tuple[int, int]] = {}
+        self.not_estimated: set[str] = set()
 
     def start(self, batch: Batch) -> None:
         """Announce the batch of the next forward pass."""
@@ -244,6 +248,7 @@ class SiteReader:
             "in_parts": self.in_parts,
             "refused": self.refused,
             "routers": [[*place, *sizes] for place, sizes in self.routers.items()],
+            "not_estimated": sorted(self.not_estimated),
         }
 
     def notes(self) -> list[str]:
@@ -253,6 +258,11 @@ class SiteReader:
             places = [site for site, reason in self.refused.items() if reason == why]
             more = f" and {len(places) - 2} more" if len(places) > 2 else ""
             notes.append(f"not measured at {', '.join(places[:2])}{more}: {why}")
+        if self.not_estimated:
+            notes.append(
+                f"not estimated at this size, and left out: {', '.join(sorted(self.not_estimated))}; spectra='exact' "
+                "(--spectra exact) computes them"
+            )
         if self.in_parts:
             where = ", ".join(self.in_parts)
             why = next(iter(self.in_parts.values()))
@@ -267,11 +277,14 @@ class SiteReader:
             self.lengths.setdefault(stack, {})[sequence] = count
         self.in_parts |= seen.get("in_parts", {})
         self.refused |= seen.get("refused", {})
+        self.not_estimated |= set(seen.get("not_estimated", ()))
         self.routers |= {(stack, layer): (experts, k) for stack, layer, experts, k in seen.get("routers", ())}
 
     def _read_tokens(self, ref: SiteRef, specs: list[MetricSpec], x: Tensor) -> None:
         self.note(ref, x)
-        view = Tokens(x, self.kept(x))
+        view = Tokens(x, self.kept(x), spectra=self._spectra)
+        self.not_estimated |= {spec.name for spec in specs if is_left_out(spec, view)}
+        specs = [spec for spec in specs if not is_left_out(spec, view)]
         self._write(ref, specs, view, self._floor(x.dtype, x.device), head_axis=False)
 
     def _format(self, stored: torch.dtype, device: torch.device) -> torch.dtype:
@@ -360,12 +373,12 @@ class SiteReader:
         self._announce()
         self._pending.evaluate(specs, view, floor, self._rows(ref, specs, head_axis=head_axis))
 
-    def _rows(self, ref: SiteRef, specs: list[MetricSpec], *, head_axis: bool) -> Callable[[Tensor, Tensor], None]:
-        """A function that writes the values and statuses of these metrics, of the current batch."""
+    def _rows(self, ref: SiteRef, specs: list[MetricSpec], *, head_axis: bool) -> Callable[..., None]:
+        """A function that writes the values, statuses and intervals of these metrics, of the current batch."""
         first_sequence = self.first_sequence
 
-        def add(values: Tensor, statuses: Tensor) -> None:
-            for spec, value, status in zip(specs, values.numpy(), statuses.numpy(), strict=True):
+        def add(values: Tensor, statuses: Tensor, intervals: Tensor | None = None) -> None:
+            for place, (spec, value, status) in enumerate(zip(specs, values.numpy(), statuses.numpy(), strict=True)):
                 self._writer.add(
                     metric=spec.name,
                     site=ref.site,
@@ -376,6 +389,7 @@ class SiteReader:
                     statuses=status,
                     head_axis=head_axis,
                     at=self._at,
+                    interval=None if intervals is None else intervals[place].movedim(-1, 0).numpy(),
                 )
 
         return add

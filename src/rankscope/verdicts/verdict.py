@@ -11,12 +11,12 @@ import pyarrow as pa
 
 from rankscope.runs._frozen import freeze, thaw
 from rankscope.runs.not_finite import CODE, first_not_finite
-from rankscope.runs.rows import within_sequences
+from rankscope.runs.rows import INTERVAL, of_stack, only, within_sequences
 from rankscope.runs.summary import stacks_of
 from rankscope.verdicts.battery import PARTS, read_battery
 from rankscope.verdicts.reading import StackReading, read
 from rankscope.verdicts.sentences import not_excluded, sentence_for
-from rankscope.verdicts.states import State
+from rankscope.verdicts.states import FEW_DIRECTIONS, NARROW_DIMENSION, State
 
 NEXT_STEPS: Mapping[State, tuple[str, ...]] = {
     State.HUGE_TOKEN: ("rankscope measure {model} --tokens-policy no-first",),
@@ -132,9 +132,33 @@ def _judge_finite(
         for stack, reading in readings.items()
     ]
     words.append(not_excluded(list(readings.values())))
+    words.append(undecided(table, readings))
     gravest = max(reading.state for reading in readings.values())
     evidence = tuple(item for stack, reading in readings.items() for item in _evidence(reading, stack))
     return Verdict(" ".join(words).strip(), evidence, gravest.code, steps_for(gravest, model))
+
+
+def undecided(table: pa.Table, readings: Mapping[str | None, StackReading]) -> str:
+    """A sentence if a threshold of the table of states lies inside the interval of an estimate; else nothing.
+
+    The estimate itself decides the state. The exact value may lie on the other side of the threshold.
+    """
+    found: dict[str, int] = {}
+    for stack, reading in readings.items() if INTERVAL[0] in table.column_names else ():
+        here = only(of_stack(table, stack), site=reading.battery.site)
+        for part, threshold in (("centred_dimension", NARROW_DIMENSION), ("directions", FEW_DIRECTIONS)):
+            name = reading.battery.played_by.get(part)
+            rows = only(here, metric=name) if name else here.slice(0, 0)
+            low, high = (rows[end].to_numpy() for end in INTERVAL)
+            words = f"{name} at {threshold:g}"
+            found[words] = found.get(words, 0) + int(((low <= threshold) & (threshold <= high)).sum())
+    open_ones = [f"{words} in {count} of the values" for words, count in found.items() if count]
+    if not open_ones:
+        return ""
+    return (
+        "Not decided, because the threshold lies inside the interval of an estimate: whether the tokens differ along a "
+        f"few directions only ({', '.join(open_ones)}); spectra='exact' decides."
+    )
 
 
 def _evidence(reading: StackReading, stack: str | None) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ from rankscope.reporting.page.charts import (
 )
 from rankscope.reporting.page.safe_text import clipped, spoken, visible
 from rankscope.runs.curves import Curve, curve
-from rankscope.runs.rows import FIXED_COLUMNS, of_stack, only
+from rankscope.runs.rows import of_stack, only, own_columns
 from rankscope.runs.run import Run
 from rankscope.runs.summary import stacks_of
 from rankscope.views import UNDEFINED, Cell, Section, Table, number
@@ -53,7 +53,7 @@ def rows_section(run: Run, detail: int) -> Section | None:
 
 def groups(table: pa.Table) -> Iterator[tuple[str, pa.Table]]:
     """The rows of each combination of the verb's additional columns, with its name in words."""
-    own = [name for name in table.column_names if name not in FIXED_COLUMNS and table[name].null_count < table.num_rows]
+    own = own_columns(table)
     for stack in stacks_of(table):
         mine = of_stack(table, stack)
         keys = dict.fromkeys(zip(*(mine[name].to_pylist() for name in own), strict=True)) if own else {(): None}

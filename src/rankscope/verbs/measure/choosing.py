@@ -11,7 +11,7 @@ import torch
 from rankscope.errors import InputError
 from rankscope.linalg.numbered_vectors import MOST_KEPT
 from rankscope.linalg.precision import float_floor
-from rankscope.linalg.tokens import Tokens
+from rankscope.linalg.tokens import Spectra, Tokens
 from rankscope.metrics import (
     DEFAULT_ATTENTION_METRICS,
     DEFAULT_ROUTER_METRICS,
@@ -20,6 +20,7 @@ from rankscope.metrics import (
     METRICS,
     MetricSpec,
     evaluate,
+    is_left_out,
 )
 from rankscope.models.inputs import Prepared, TokensPolicy
 from rankscope.models.view import ModelView
@@ -44,6 +45,7 @@ class BatteryChoice:
         similarity: whether cosines between tokens are stored.
         poolings: how inputs are pooled to be compared; empty if they are not.
         of_inputs: the metrics that compare them.
+        spectra: ``"exact"`` or ``"estimated"``, as the user wrote it; None for a choice by size.
     """
 
     specs: tuple[MetricSpec, ...]
@@ -53,8 +55,11 @@ class BatteryChoice:
     similarity: bool
     poolings: tuple[Pooling, ...] = ()
     of_inputs: tuple[MetricSpec, ...] = ()
+    spectra: Spectra | None = None
 
     def __post_init__(self) -> None:
+        if self.spectra not in (None, "exact", "estimated"):
+            raise InputError(f"spectra={self.spectra!r} is not known. Expected 'exact', 'estimated' or None (by size).")
         if self.similarity and not self.selection.wants(SITE):
             raise InputError(f"similarity is measured at {SITE}, which is not among the chosen sites: add it to sites.")
 
@@ -63,7 +68,9 @@ class BatteryChoice:
     ) -> SiteReader:
         """A reader that writes the chosen metrics to ``writer``."""
         algorithm = parse_attention_algorithm(self.attention)
-        return SiteReader(self.specs, self.policy, writer, at, attention=algorithm, computed_in=computed_in)
+        return SiteReader(
+            self.specs, self.policy, writer, at, attention=algorithm, computed_in=computed_in, spectra=self.spectra
+        )
 
     def comparing(self, asked: str | Sequence[str] | None, prepared: Prepared, *, default: bool) -> BatteryChoice:
         """The same choice with the comparison between inputs.
@@ -84,7 +91,7 @@ class BatteryChoice:
         """Everything that decides the values besides the model and its inputs."""
         names = [spec.name for spec in self.specs]
         inputs = ([str(pooling) for pooling in self.poolings], [spec.name for spec in self.of_inputs])
-        return (names, self.selection, self.policy, self.similarity, self.attention, inputs)
+        return (names, self.selection, self.policy, self.similarity, self.attention, inputs, self.spectra)
 
     def nothing_measured(self, view: ModelView) -> str:
         """Why a model of this structure gave no row."""
@@ -203,7 +210,12 @@ DRAWS = 8
 
 
 def gaussian_null(
-    specs: Sequence[MetricSpec], shapes: Collection[tuple[int, int]], *, seed: int, draws: int = DRAWS
+    specs: Sequence[MetricSpec],
+    shapes: Collection[tuple[int, int]],
+    *,
+    seed: int,
+    draws: int = DRAWS,
+    spectra: Spectra | None = "exact",
 ) -> dict[str, Any]:
     """Mean and spread of each token metric over ``draws`` matrices of independent N(0, 1) entries.
 
@@ -218,7 +230,9 @@ def gaussian_null(
     tokens, dim = max(shapes)
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(draws, tokens, dim, generator=generator, dtype=torch.float64)
-    values = evaluate(chosen, Tokens(x), float_floor(x.dtype)).values
+    view = Tokens(x, spectra=spectra)
+    chosen = [spec for spec in chosen if not is_left_out(spec, view)]
+    values = evaluate(chosen, view, float_floor(x.dtype)).values
     return {
         spec.name: {"mean": float(row.mean()), "sd": float(row.std()), "draws": draws}
         for spec, row in zip(chosen, values, strict=True)

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from rankscope._types import Status
-from rankscope.runs.rows import only
+from rankscope.runs.curves import names_in
+from rankscope.runs.rows import INTERVAL, only
+from rankscope.views import number
 
 VALUE, BOUND = "attention_contraction", "attention_contraction_bound"
 
 
 def notes_on_estimates(table: pa.Table) -> tuple[str, ...]:
-    """One sentence if a value of the table is an estimate, with the interval that contains it if that was measured."""
+    """A sentence for each kind of estimate in the table, with the interval that contains it if that was measured."""
+    return (*_notes_on_contraction(table), *_notes_on_ranks(table))
+
+
+def _notes_on_contraction(table: pa.Table) -> tuple[str, ...]:
     estimated = only(table, status=str(Status.ESTIMATE))
     lower = only(estimated, metric=VALUE)
     if lower.num_rows == 0:
@@ -30,3 +37,24 @@ def notes_on_estimates(table: pa.Table) -> tuple[str, ...]:
     else:
         said += f"; measure {BOUND} too, for an interval that contains it"
     return (f"{said}. More walks, as in attention_algorithm='blockwise:20', make it closer.",)
+
+
+def spectra_in(table: pa.Table) -> str:
+    """How the ranks of tokens were computed."""
+    return "estimated" if INTERVAL[0] in table.column_names else "exact"
+
+
+def _notes_on_ranks(table: pa.Table) -> tuple[str, ...]:
+    if spectra_in(table) == "exact":
+        return ()
+    rows = table.filter(pc.is_valid(table["low"]))
+    widest = []
+    for metric in names_in(rows, "metric"):
+        value, low, high = (only(rows, metric=metric)[name].to_numpy() for name in ("value", *INTERVAL))
+        worst = int(np.argmax(high / low))
+        ends = f"[{number(low[worst])}, {number(high[worst])}]"
+        widest.append(f"{metric} {number(value[worst])} {ends}")
+    return (
+        "ranks marked ~ are estimates (status 'estimated'); the columns low and high contain an interval around each. "
+        f"The widest: {', '.join(widest)}. spectra='exact' (--spectra exact) computes them from all singular values",
+    )

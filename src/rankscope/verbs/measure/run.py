@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch import nn
 from rankscope.errors import InputError
 from rankscope.execution.passes import declared_or_offloaded, executing
 from rankscope.execution.support import Parallel
+from rankscope.linalg.tokens import Spectra
 from rankscope.models.inputs import Batch, InputPlan, Padding, Prepared, TokensPolicy, prepare_planned
 from rankscope.models.stream import Stream
 from rankscope.options import renamed
@@ -35,7 +36,7 @@ from rankscope.verbs.measure.choosing import (
     token_metrics_named,
     whole_lengths,
 )
-from rankscope.verbs.measure.judge import notes_on_estimates
+from rankscope.verbs.measure.judge import notes_on_estimates, spectra_in
 from rankscope.verbs.measure.passes import MeasuringPasses, Observers, measured_lengths
 from rankscope.verbs.measure.states.measuring import HeldStates, StatePasses, refuse_with_states, without_inputs_hash
 from rankscope.verbs.origin import Described, floor_of, in_context, provenance_of, spec_of
@@ -67,6 +68,7 @@ def measure(
     between_inputs: str | Sequence[str] | None = None,
     blocks: str | Sequence[str] | None = None,
     attention_algorithm: str | None = None,
+    spectra: Spectra | None = None,
     parallel: Parallel | None = None,
     stream: Stream | str | bool | None = None,
     offload: bool = False,
@@ -110,6 +112,8 @@ def measure(
         attention_algorithm: ``"dense"`` keeps all probabilities of a block in memory, ``"blockwise"`` computes them
             tile by tile, ``"blockwise:20"`` with up to 20 walks per head for ``attention_contraction``; None chooses
             by size.
+        spectra: ``"exact"`` computes ranks from all singular values; ``"estimated"`` from products with a few vectors,
+            with an interval around each. None chooses by size: exact up to min(tokens, width) = 1024.
         parallel: share the work among the processes of an initialised group; all of them must make this call, and all
             get the same result. ``"data"`` distributes whole batches, ``"fsdp"`` and ``"tensor"`` shard the model.
             None for this process alone, or for the way in which your module is already sharded.
@@ -162,6 +166,7 @@ def measure(
             null=null,
             similarity=similarity,
             between_inputs=between_inputs,
+            spectra=spectra,
             progress=progress,
         )
     if model is None:
@@ -191,7 +196,7 @@ def measure(
         loaded = execution.loaded
         specs = metrics_named(metrics) if lengths is None else length_metrics(metrics)
         selection = sites_for(specs, sites, DEFAULT_SITES if lengths is None else LENGTH_SITES)
-        choice = BatteryChoice(specs, selection, tokens_policy, algorithm, similarity)
+        choice = BatteryChoice(specs, selection, tokens_policy, algorithm, similarity, spectra=spectra)
         plan = InputPlan(sequences, tokens, batch, tokens_policy, seed, random_tokens, tokenizer, padding)
         if lengths is None:
             prepared = prepare_planned(loaded, inputs, plan)
@@ -231,6 +236,7 @@ def judge(
     null: bool = False,
     similarity: bool = False,
     between_inputs: str | Sequence[str] | None = None,
+    spectra: Spectra | None = None,
     progress: bool = False,
 ) -> Run:
     """Measure hidden states that were computed elsewhere, and give a verdict.
@@ -258,6 +264,7 @@ def judge(
         null: also measure Gaussian tokens of the same shape, as a baseline.
         similarity: also store the cosines between at most 64 tokens of the first sequence after each block.
         between_inputs: also compare the sequences with each other, as in :func:`rankscope.measure`.
+        spectra: ``"exact"`` or ``"estimated"``, as in :func:`rankscope.measure`; None chooses by size.
         progress: show a progress bar.
 
     Returns:
@@ -272,7 +279,7 @@ def judge(
     specs = token_metrics_named(metrics)
     held = HeldStates.of(states, layout=layout, at=at, dtype=dtype, policy=tokens_policy, sequences=sequences)
     selection = held.selection if sites is None else SiteSelection.parse(sites)
-    choice = BatteryChoice(specs, selection, tokens_policy, None, similarity)
+    choice = BatteryChoice(specs, selection, tokens_policy, None, similarity, spectra=spectra)
     choice = choice.comparing(between_inputs, held.prepared, default=metrics is None)
     writer = RowWriter()
     reader = choice.reader(writer, held.computed_in)
@@ -320,7 +327,7 @@ def concluded(
     """The run: its rows, baseline, floor, verdict and the findings along each axis."""
     loaded, prepared, reader = about.loaded, about.prepared, passes.reader
     table = passes.table()
-    random_values = gaussian_null(choice.specs, reader.shapes, seed=seed) if null else None
+    random_values = gaussian_null(choice.specs, reader.shapes, seed=seed, spectra=choice.spectra) if null else None
     floor = floor_of(reader.dtypes)
     dim = min((width for _, width in reader.shapes), default=None)
     known = {"lengths": reader.lengths, "floor_relative": floor["relative"], "model": about.spec}
@@ -344,7 +351,9 @@ def concluded(
     seconds = time.perf_counter() - started
     run = Run(
         kind="measure",
-        provenance=provenance_of(loaded, passes.prepared, reader, seed, seconds, about.stream),
+        provenance=replace(
+            provenance_of(loaded, passes.prepared, reader, seed, seconds, about.stream), spectra=spectra_in(table)
+        ),
         floor=floor,
         **verdict.fields(),
         table=table,
