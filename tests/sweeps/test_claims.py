@@ -153,6 +153,13 @@ def test_the_examples_for_schedulers_run(tmp_path: Path) -> None:
         assert len(SweepFolder(tmp_path / folder).contents().done) == 2
 
 
+def forking() -> Any:
+    """Processes forked from one that has imported everything: the time goes to the tasks, at which they meet."""
+    server = multiprocessing.get_context("forkserver")
+    server.set_forkserver_preload(["tests.sweeps.shard_program"])
+    return server
+
+
 def shared_sweep(
     folder: Path, *, processes: int, seeds: int, kills: int, pause: float, is_tiny: bool
 ) -> tuple[Counter[str], Counter[str]]:
@@ -160,9 +167,7 @@ def shared_sweep(
     folder.mkdir()
     file, log = folder / "plan.yaml", folder / "log"
     file.write_text(yaml.safe_dump(plan(seeds)))
-    # Forked from a server that has imported everything: the time goes to the tasks, so that the processes meet at them.
-    server = multiprocessing.get_context("forkserver")
-    server.set_forkserver_preload(["tests.sweeps.shard_program"])
+    server = forking()
 
     def start(number: int) -> BaseProcess:
         words = (str(file), str(folder / "sweep"), f"{number}/{processes}", str(log))
@@ -217,9 +222,7 @@ def test_three_processes_one_of_them_killed(tmp_path: Path) -> None:
 def test_eight_processes_three_of_them_killed_ten_rounds(tmp_path: Path) -> None:
     (tmp_path / "plan.yaml").write_text(yaml.safe_dump(plan(400)))
     words = (str(tmp_path / "plan.yaml"), str(tmp_path / "serial"), None, str(tmp_path / "log"))
-    alone = multiprocessing.get_context("forkserver").Process(
-        target=shard_program.main, args=words, kwargs={"is_tiny": True}
-    )
+    alone = forking().Process(target=shard_program.main, args=words, kwargs={"is_tiny": True})
     alone.start()
     alone.join(600)
     again = [
