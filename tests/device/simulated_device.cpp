@@ -241,6 +241,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> convolution_backward(const at::Te
 // Without this, scaled_dot_product_attention would be decomposed here and fused on the processor.
 int64_t fused_attention_choice(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
     const std::optional<at::Tensor>& mask, double dropout, bool causal, std::optional<double> scale, bool grouped) {
+  constexpr int64_t decomposed = 0;  // SDPBackend::math
+  if (mask && mask->requires_grad()) return decomposed;  // as on the processor; an alias does not require gradients
   const auto host_mask = mask ? std::optional<at::Tensor>(on_host(*mask)) : std::nullopt;
   return at::_fused_sdp_choice(on_host(query), on_host(key), on_host(value), host_mask, dropout, causal, scale, grouped);
 }
