@@ -70,8 +70,10 @@ class PendingReadings:
 
     def evaluate(self, specs: Sequence[MetricSpec], view: View, floor: float, deliver: Deliver) -> None:
         """Have ``deliver`` called with the values and statuses of the metrics on the CPU."""
-        kind = (tuple(spec.name for spec in specs), type(view))
         joinable = view if isinstance(view, Joinable) and view.batch_shape and view.home.type != "cpu" else None
+        # By shape too, because a metric may read other reductions of an empty sequence.
+        shape = None if joinable is None else joinable.stripped(frozenset()).likeness
+        kind = (tuple(spec.name for spec in specs), type(view), shape)
         reductions = self._reductions.get(kind)
         if joinable is None or reductions is None:
             reading = evaluate(specs, view, floor)
