@@ -75,7 +75,8 @@ class SupportRows:
         if self._mask is None:
             every = torch.full((self._shape[2],), self._shape[3], dtype=torch.float64, device=self._device)
             if self.is_causal:
-                every = torch.minimum(every, torch.arange(1.0, self._shape[2] + 1, dtype=torch.float64).to(every))
+                place = torch.arange(1.0, self._shape[2] + 1, dtype=torch.float64, device=self._device)
+                every = torch.minimum(every, place)
             return self._by_matrix(every.expand(1, 1, -1))
         return self._by_matrix(torch.cat([seen.sum(-1) for seen in self._strips()], -1).double())
 

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from rankscope.linalg.joining import ActivationsGoneError, Joinable
 from rankscope.linalg.to_host import to_host
-from rankscope.linalg.tokens import Tokens
 from rankscope.metrics import MetricSpec, MetricValues, View, evaluate
 
 HELD_BYTES = 1 << 25
@@ -71,9 +70,10 @@ class PendingReadings:
 
     def evaluate(self, specs: Sequence[MetricSpec], view: View, floor: float, deliver: Deliver) -> None:
         """Have ``deliver`` called with the values, statuses and intervals of the metrics on the CPU."""
-        estimated = isinstance(view, Tokens) and view.has_estimated_spectra  # then other reductions are read
-        kind = (tuple(spec.name for spec in specs), type(view), estimated)
         joinable = view if isinstance(view, Joinable) and view.batch_shape and view.home.type != "cpu" else None
+        # By shape too, because a metric may read other reductions of an empty or a large sequence.
+        shape = None if joinable is None else joinable.stripped(frozenset()).likeness
+        kind = (tuple(spec.name for spec in specs), type(view), shape)
         reductions = self._reductions.get(kind)
         if joinable is None or reductions is None:
             reading = evaluate(specs, view, floor)
