@@ -4,7 +4,7 @@ CPU time of one thread; the block and the batteries run in turn in one process, 
 compared. "exact" is the battery with ``spectra="exact"``. The extra memory is the largest resident set while the
 battery runs, above that before it. Run it with::
 
-    python benchmarks/large_shapes.py --out docs/data/large_shapes.json
+    python benchmarks/large_shapes.py --out large_shapes.json
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ given a huge token or channel at random. A case is one metric of one matrix. The
 constants of ``rankscope.linalg.thin_spectrum`` were chosen on other matrices (those of its tests, and whole layers of
 the same models), before this was run. Run it with::
 
-    python scripts/thin_spectra.py --matrices 250 --out docs/data/thin_spectra.json
+    python scripts/thin_spectra.py --matrices 250 --out thin_spectra.json
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 DEFLATED, PROBES, POWERS, STEPS, BASIS_STEPS = 16, 15, 2, 16, 5
-LEAST_SIDE = 4 * (DEFLATED + PROBES)
+LEAST_SIDE = 128
 """Smallest side for which there is an estimate."""
 
 # Two-sided 99.9% of Student's t with PROBES - 2 degrees of freedom: one is taken by the control variate.
