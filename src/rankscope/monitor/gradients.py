@@ -192,7 +192,7 @@ def _row(metric: str, stack: str | None, layer: int, number: float) -> LayerValu
 def _norm(parameter: nn.Parameter, part: ParameterRows) -> float | None:
     if parameter.grad is None:
         return None
-    gradient = part.of(_gathered(parameter.grad.detach()))
+    gradient = part.of(gathered(parameter.grad.detach()))
     return float(torch.linalg.vector_norm(gradient, dtype=_widest(gradient)))
 
 
@@ -200,9 +200,10 @@ def _widest(tensor: Tensor) -> torch.dtype:
     return torch.float32 if tensor.device.type == "mps" else torch.float64
 
 
-def _gathered(gradient: Tensor) -> Tensor:
+def gathered(tensor: Tensor) -> Tensor:
+    """A tensor that may be sharded over ranks, whole; all ranks must take part."""
     if not torch.distributed.is_available():
-        return gradient
+        return tensor
     from torch.distributed.tensor import DTensor
 
-    return gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -14,7 +14,6 @@ OF_START = 0.1
 @alarm(
     metrics=("inputs_relative_residual",),
     title="Inputs collapse",
-    blames="unknown",
     cites=(Cite("chen2021simsiam"),),
 )
 def input_collapse(layer: LayerState) -> Judgement | None:
