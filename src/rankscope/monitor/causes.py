@@ -25,8 +25,10 @@ _BRANCHES = ("attention", "cross_attention", "mixer", "mlp", "both")
 _SITES = ("block.in", "attention.probs", *(f"{label}.{end}" for label in _BRANCHES for end in ("out", "sum")))
 SAME_GAIN = 0.1
 """Change of a gain that is not reported: learned gains move a little between two readings."""
-MISFIT = 0.01
-"""Share of the stream that a gain may leave unexplained; more, and the sum is not that of stream and branch."""
+ROUNDINGS = 16.0
+"""Roundings of the sum that a gain may leave unexplained; more, and it is not that of this stream and branch."""
+LARGEST_ERROR = 0.01
+"""Share of the stream that those roundings may be; more, and the branch hides the stream."""
 CARRIED = 0.5
 """Gain below which a skip no longer carries most of the stream."""
 COLLAPSED_ENTRY = 0.1
@@ -53,8 +55,8 @@ class Structure:
 
     Attributes:
         shapes: digest of the names and shapes of its parameters.
-        gains: factor on the stream where a branch is added, by stack, layer and branch (``"encoder/3/attention"``).
-            **Exact** up to rounding; a sum whose stream is not seen (after a norm) is left out.
+        gains: factor on the stream where the first branch of a block is added, by stack and layer (``"encoder/3"``).
+            **Exact** up to rounding. Later adds are left out: after a norm, their stream is not the sum before.
         sees_later: whether attention sees later tokens, by stack and layer.
         entry: relative residual of the first block's input, by stack.
     """
@@ -146,34 +148,35 @@ class _StructureReader:
             visible = torch.ones(seen.lengths, dtype=torch.bool) if support is None else support
             self.sees_later[place] = bool(visible.triu(1).any())
         elif isinstance(seen, Tensor):
-            self._take(ref, place, seen.detach().cpu().double())
+            self._take(ref, place, seen.detach().clone())
 
     def _take(self, ref: SiteRef, place: str, tensor: Tensor) -> None:
-        label, _, end = ref.site.partition(".")
         if ref.site == "block.in":
-            self._stream = tensor
+            self._stream, self._branch = tensor, None
             if ref.layer == 0:
                 residual = METRICS["relative_residual"].function
                 self.entry[ref.stack or ""] = float(residual(tensor).mean()) if tensor.ndim == 3 else math.nan
-        elif end == "out":
-            self._branch = tensor
-        else:
+        elif ref.site.endswith(".out"):
+            self._branch = tensor if self._branch is None else self._branch
+        elif self._stream is not None and self._branch is not None:
             gain = _gain(tensor, self._branch, self._stream)
             if math.isfinite(gain):
-                self.gains[f"{place}/{label}"] = gain
-            self._stream, self._branch = tensor, None
+                self.gains[place] = gain
+            self._stream = None
 
 
-def _gain(total: Tensor, branch: Tensor | None, stream: Tensor | None) -> float:
+def _gain(total: Tensor, branch: Tensor, stream: Tensor) -> float:
     """The factor g of total = g stream + branch, by least squares; NaN if they do not fit."""
-    if branch is None or stream is None or not total.shape == branch.shape == stream.shape:
+    if not total.shape == branch.shape == stream.shape:
         return math.nan
-    carried, size = total - branch, float(stream.square().sum())
-    if not (size > 0.0 and bool(torch.isfinite(carried).all())):
+    rounding = ROUNDINGS * torch.finfo(total.dtype).eps
+    total, branch, stream = (tensor.cpu().double() for tensor in (total, branch, stream))
+    carried, size = total - branch, float(stream.norm())
+    error = rounding * float(total.norm() + branch.norm() + stream.norm())
+    if not (math.isfinite(error) and error <= LARGEST_ERROR * size):
         return math.nan
-    gain = float((carried * stream).sum()) / size
-    misfit = float((carried - gain * stream).square().sum())
-    return round(gain, 6) if misfit <= MISFIT**2 * size else math.nan
+    gain = float((carried * stream).sum()) / size**2
+    return round(gain, 6) if float((carried - gain * stream).norm()) <= error else math.nan
 
 
 def read_structure(view: ModelView, batch: Batch) -> Structure:

@@ -12,7 +12,7 @@ BASE = 5
 """Readings whose median is the level before a change."""
 LEAST_HISTORY = 8
 """Changes that must be known before another one can be called large."""
-KEPT = 64
+KEPT = 24
 """Changes that are remembered."""
 RESOLVED = 0.02
 """Smallest change, as a share of the value, that earlier changes are taken to allow: what does not move at all, such as
@@ -30,14 +30,15 @@ class Series:
     Example:
         >>> series = Series()
         >>> scores = [series.take(value).score for value in [1.0, 1.1] * 10 + [2.0, 2.1, 2.0]]
-        >>> [round(score, 1) for score in scores[-4:]]
-        [0.0, 1.0, 6.8, 7.3]
+        >>> [round(score, 1) for score in scores[-3:]]
+        [1.0, 6.3, 0.9]
     """
 
     def __init__(self) -> None:
         self._values: deque[float] = deque(maxlen=BASE + 2)
         self._near: deque[float] = deque(maxlen=KEPT)
         self._far: deque[float] = deque(maxlen=KEPT)
+        self._pending: float | None = None
 
     def take(self, value: float) -> Change:
         """Add a reading; how far it and the one before are from those before them."""
@@ -50,8 +51,11 @@ class Series:
         level = median(values[:BASE])
         near, far = values[BASE] - level, values[BASE + 1] - level
         score = 0.0
-        if len(self._near) >= LEAST_HISTORY and near * far > 0.0:
+        if len(self._far) >= LEAST_HISTORY and near * far > 0.0:
             score = min(abs(near) / max(RESOLVED, *self._near), abs(far) / max(RESOLVED, *self._far))
         self._near.append(abs(near))
-        self._far.append(abs(far))
+        # The last distance is that of the reading before, which belongs to the change that is looked for.
+        if self._pending is not None:
+            self._far.append(self._pending)
+        self._pending = abs(far)
         return Change(score, math.exp(level))

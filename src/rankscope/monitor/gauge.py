@@ -33,7 +33,7 @@ from rankscope.runs.gauge_record import Record, holds_record, read_record
 from rankscope.runs.readings import LOSS, LayerValue, Reading, fact, scalar_name
 
 Where = Literal["probe", "inside"]
-STRUCTURE_EVERY = 16
+STRUCTURE_EVERY = 4
 """Readings between two looks at how the model is put together, each of which costs a pass of the probe."""
 
 
@@ -252,7 +252,7 @@ class Gauge:
     def _own(self, loss: float | Tensor | None, batch: BatchData | None) -> Iterator[LayerValue]:
         """What only this process knows: its batch, and its loss if there is no other process to disagree with."""
         if loss is not None and self._ranks.world == 1:
-            yield fact("loss_not_finite", "loss", float(not math.isfinite(float(loss))))
+            yield fact("loss_not_finite", "loss", float(not math.isfinite(_plain(loss))))
         if batch is not None and self._ranks.is_first:
             for name, value in self._batches.facts(batch).items():
                 yield fact(name, "batch", value)
@@ -391,5 +391,9 @@ def _loss_scalar(loss: float | Tensor | None) -> dict[str, float]:
     """The loss under its name; empty if there is none or it is not finite."""
     if loss is None:
         return {}
-    value = float(loss.detach()) if isinstance(loss, Tensor) else float(loss)
+    value = _plain(loss)
     return {LOSS: value} if math.isfinite(value) else {}
+
+
+def _plain(loss: float | Tensor) -> float:
+    return float(loss.detach()) if isinstance(loss, Tensor) else float(loss)

@@ -14,6 +14,7 @@ from rankscope.linalg.attention import AttentionMatrix
 from rankscope.linalg.precision import float_floor
 from rankscope.metrics import MetricSpec, evaluate
 from rankscope.monitor.alarms import ALARMS, AlarmSpec, Change, Judgement, LayerState
+from rankscope.monitor.alarms._spec import DEEP, JUMP
 from rankscope.monitor.causes import Cause
 from rankscope.monitor.changes import Series
 from rankscope.runs.readings import Alarm, LayerValue
@@ -159,6 +160,7 @@ class _Memory:
 
     active: bool = False
     in_a_row: int = 0
+    jumped: bool = False
 
 
 class AlarmWatch:
@@ -203,7 +205,7 @@ class AlarmWatch:
         worst = max(known, key=lambda layer: known[layer].severity)
         turns = known[worst].severity < spec.release if memory.active else known[worst].severity >= 1.0
         memory.in_a_row = memory.in_a_row + 1 if turns else 0
-        if memory.in_a_row < spec.confirm:
+        if memory.in_a_row < (spec.confirm if memory.active else self._needed(spec, stack, states, known[worst])):
             return
         memory.active, memory.in_a_row = not memory.active, 0
         if memory.active:
@@ -213,6 +215,14 @@ class AlarmWatch:
             yield _raised(spec, step, stack, first, worst, known, cause, advice)
         elif not spec.is_event:
             yield _cleared(spec, step, stack, worst, known[worst])
+
+    def _needed(self, spec: AlarmSpec, stack: str | None, states: Mapping[Place, LayerState], worst: Judgement) -> int:
+        """How many readings in a row raise an alarm; few if the state is deep or set in with a jump."""
+        memory = self._memory[spec.name, stack]
+        changes = [change for place, state in states.items() if place[0] == stack for change in state.changes.values()]
+        memory.jumped = memory.in_a_row > 0 and (memory.jumped or any(change.score >= JUMP for change in changes))
+        is_clear = worst.severity >= DEEP or memory.jumped
+        return spec.confirm if is_clear else max(spec.confirm, spec.patience)
 
 
 def chosen_alarms(names: Sequence[str] | None) -> tuple[AlarmSpec, ...]:

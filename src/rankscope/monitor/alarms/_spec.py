@@ -79,6 +79,8 @@ class AlarmSpec:
         title: the beginning of its sentence.
         confirm: number of consecutive readings beyond the threshold before it is raised, and below ``release``
             before it is cleared.
+        patience: number of consecutive readings, if more than ``confirm``, that a milder state has to last: one whose
+            severity stays below :data:`DEEP` and that did not set in with a jump.
         release: severity below which it is cleared; between ``release`` and 1 nothing changes.
         blames: the component to name; None if the gauge has to look for it.
         cites: its sources.
@@ -92,6 +94,7 @@ class AlarmSpec:
     metrics: tuple[str, ...]
     title: str
     confirm: int
+    patience: int
     release: float
     blames: str | None
     cites: tuple[Cite, ...]
@@ -99,6 +102,14 @@ class AlarmSpec:
     is_event: bool
     rule: Rule
 
+
+DEEP = 8.0
+"""Severity at which an alarm with patience is raised without it."""
+JUMP = 4.0
+"""Score of a :class:`Change` that is a jump."""
+TRANSIENT = 12
+"""Patience of alarms for collapse. While a model learns how frequent each token is, a common vector dominates, and
+tokens and inputs look alike for some readings, also in healthy runs (a GPT-2 from step 20 to 44 of 160)."""
 
 ALARMS: Registry[AlarmSpec] = Registry("alarm", "rankscope.monitor.alarms")
 
@@ -108,6 +119,7 @@ def alarm(
     metrics: tuple[str, ...],
     title: str,
     confirm: int = 2,
+    patience: int = 0,
     release: float = 0.5,
     blames: str | None = None,
     cites: tuple[Cite, ...] = (),
@@ -118,7 +130,7 @@ def alarm(
 
     def register(rule: Rule) -> Rule:
         summary = (rule.__doc__ or "").strip().split("\n", 1)[0]
-        facts = (metrics, title, confirm, release, blames, cites, to_do, is_event)
+        facts = (metrics, title, confirm, patience, release, blames, cites, to_do, is_event)
         ALARMS.add(rule.__name__, AlarmSpec(rule.__name__, summary, *facts, rule))
         return rule
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rankscope.monitor.alarms._spec import Judgement, LayerState, alarm, largest_change
 
-LIMIT = 2.0
+LIMIT = 3.0
 """Times the largest change that the same value made before: batches are independent draws, so that the largest of many
 is seldom exceeded by far, and two in a row seldom at all."""
 WATCHED = ("batch_surprise", "batch_padding", "batch_size")
@@ -21,6 +21,6 @@ WATCHED = ("batch_surprise", "batch_padding", "batch_size")
 def data_shift(layer: LayerState) -> Judgement | None:
     """The tokens of two batches in a row are more surprising, or more of them padding, than of any batch before.
 
-    **Heuristic.** Severity is half of the score of :class:`rankscope.monitor.changes.Series`.
+    **Heuristic.** Severity is a third of the score of :class:`rankscope.monitor.changes.Series`.
     """
     return largest_change(layer, WATCHED, LIMIT)

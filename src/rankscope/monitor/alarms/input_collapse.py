@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from rankscope._citations import Cite
-from rankscope.monitor.alarms._spec import Judgement, LayerState, alarm, fallen
+from rankscope.monitor.alarms._spec import TRANSIENT, Judgement, LayerState, alarm, fallen
 from rankscope.verdicts.states import AVERAGING, COLLAPSED_RESIDUAL, SHARED_RESIDUAL
 
 OF_START = 0.1
@@ -14,6 +14,7 @@ OF_START = 0.1
 @alarm(
     metrics=("inputs_relative_residual",),
     title="Inputs collapse",
+    patience=TRANSIENT,
     cites=(Cite("chen2021simsiam"),),
 )
 def input_collapse(layer: LayerState) -> Judgement | None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from rankscope.monitor.alarms._spec import Judgement, LayerState, alarm, largest_change
+from rankscope.monitor.alarms._spec import JUMP, Judgement, LayerState, alarm, largest_change
 
-LIMIT = 6.0
-"""Times the largest change that the same value made before."""
 WATCHED = (
     "relative_residual",
     "stable_rank",
@@ -24,9 +22,9 @@ WATCHED = (
     is_event=True,
 )
 def sudden_change(layer: LayerState) -> Judgement | None:
-    """A value left its level, in two readings in a row, by six times the largest change of the readings before.
+    """A value left its level, in two readings in a row, by four times the largest change of the readings before.
 
-    **Heuristic.** Severity is a sixth of the score of :class:`rankscope.monitor.changes.Series`, the largest over
+    **Heuristic.** Severity is a quarter of the score of :class:`rankscope.monitor.changes.Series`, the largest over
     metrics. What drifts has a score near 1, however fast it does.
     """
-    return largest_change(layer, WATCHED, LIMIT)
+    return largest_change(layer, WATCHED, JUMP)

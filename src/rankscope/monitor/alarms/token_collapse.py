@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from rankscope._citations import Cite
-from rankscope.monitor.alarms._spec import Judgement, LayerState, alarm, fallen
+from rankscope.monitor.alarms._spec import TRANSIENT, Judgement, LayerState, alarm, fallen
 from rankscope.verdicts.states import COLLAPSED_RESIDUAL, DOMINANT_SHARE
 
 OF_START = 0.1
@@ -16,6 +16,7 @@ OF_NULL_WITH_START = 0.5
 @alarm(
     metrics=("relative_residual",),
     title="Tokens collapse",
+    patience=TRANSIENT,
     cites=(Cite("dong2021attention"),),
 )
 def token_collapse(layer: LayerState) -> Judgement | None:
