@@ -50,7 +50,7 @@ class Gauge:
         actions: what to do on an alarm: ``"log"``, ``"warn"``, ``"stop"`` (sets :attr:`should_stop`), ``"raise"``
             (``CollapseError``), or functions of an ``Alarm``.
         sinks: where scalars, heatmaps and alarms go in addition to the record.
-        record: a folder for the record; None to keep none.
+        record: a folder for the record; None to keep none. If it holds one, the run is continued.
         strict: raise errors of the gauge itself instead of reporting them and disabling the gauge.
         where: ``"probe"``, or ``"inside"`` to read training forwards wrapped in :meth:`inside`. Inside, every rank of
             a DDP training reads its own batch, so :attr:`should_stop` may differ between ranks.

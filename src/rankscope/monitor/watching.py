@@ -14,7 +14,7 @@ from rankscope.linalg.attention import AttentionMatrix
 from rankscope.linalg.precision import float_floor
 from rankscope.metrics import MetricSpec, evaluate
 from rankscope.monitor.alarms import ALARMS, AlarmSpec, Change, Judgement, LayerState
-from rankscope.monitor.alarms._spec import DEEP, JUMP
+from rankscope.monitor.alarms._spec import JUMP, TRANSIENT
 from rankscope.monitor.causes import Cause
 from rankscope.monitor.changes import Series
 from rankscope.runs.readings import Alarm, LayerValue
@@ -203,13 +203,16 @@ class AlarmWatch:
             return
         memory = self._memory.setdefault((spec.name, stack), _Memory())
         worst = max(known, key=lambda layer: known[layer].severity)
-        turns = known[worst].severity < spec.release if memory.active else known[worst].severity >= 1.0
+        severity, lasts = known[worst].severity, known[worst].may_pass and memory.in_a_row > 0
+        # What has to last may fall back behind the threshold a little, as a raised alarm may.
+        turns = severity < spec.release if memory.active else severity >= (spec.release if lasts else 1.0)
         memory.in_a_row = memory.in_a_row + 1 if turns else 0
         if memory.in_a_row < (spec.confirm if memory.active else self._needed(spec, stack, states, known[worst])):
             return
         memory.active, memory.in_a_row = not memory.active, 0
         if memory.active:
-            first = min((layer for layer, judgement in known.items() if judgement.severity >= 1.0), key=depth)
+            affected = [layer for layer, judgement in known.items() if judgement.severity >= min(1.0, severity)]
+            first = min(affected, key=depth)
             cause = blame(spec, stack, first)
             advice = Advice((), spec.to_do) if spec.to_do else advise(spec, stack)
             yield _raised(spec, step, stack, first, worst, known, cause, advice)
@@ -217,12 +220,11 @@ class AlarmWatch:
             yield _cleared(spec, step, stack, worst, known[worst])
 
     def _needed(self, spec: AlarmSpec, stack: str | None, states: Mapping[Place, LayerState], worst: Judgement) -> int:
-        """How many readings in a row raise an alarm; few if the state is deep or set in with a jump."""
+        """How many readings in a row raise an alarm: many if healthy runs pass through this state without a jump."""
         memory = self._memory[spec.name, stack]
         changes = [change for place, state in states.items() if place[0] == stack for change in state.changes.values()]
         memory.jumped = memory.in_a_row > 0 and (memory.jumped or any(change.score >= JUMP for change in changes))
-        is_clear = worst.severity >= DEEP or memory.jumped
-        return spec.confirm if is_clear else max(spec.confirm, spec.patience)
+        return TRANSIENT if worst.may_pass and not memory.jumped else spec.confirm
 
 
 def chosen_alarms(names: Sequence[str] | None) -> tuple[AlarmSpec, ...]:

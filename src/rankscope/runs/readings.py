@@ -60,7 +60,9 @@ class Alarm:
         layer: the first affected layer; None if it is not about a layer.
         sentence: description with the numbers.
         evidence: the same numbers by name.
-        component: the likely cause: ``"attention"``, ``"mlp"``, ``"skip"``, ``"norm"``, ``"embedding"``, ``"unknown"``.
+        component: the cause: ``"attention"``, ``"mlp"``, ``"skip"``, ``"embedding"``, ``"shapes"``; ``"weights"``,
+            ``"gradients"``, ``"activations"``, ``"loss"`` for numbers that are not finite; ``"data"``; or
+            ``"unknown"``, if it was not found.
         remedies: names of remedies that helped when they were tried on the probe, at most two; may be empty.
     """
 

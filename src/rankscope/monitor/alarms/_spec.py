@@ -58,11 +58,14 @@ class Judgement:
         severity: 1 at the threshold; 2 is twice as far beyond it.
         evidence: the numbers it is based on, by name.
         words: the same in a few words.
+        may_pass: whether healthy runs are in this state for a while, so that it has to last for :data:`TRANSIENT`
+            readings, unless it set in with a jump.
     """
 
     severity: float
     evidence: Mapping[str, float]
     words: str
+    may_pass: bool = False
 
 
 Rule = Callable[[LayerState], "Judgement | None"]
@@ -79,8 +82,6 @@ class AlarmSpec:
         title: the beginning of its sentence.
         confirm: number of consecutive readings beyond the threshold before it is raised, and below ``release``
             before it is cleared.
-        patience: number of consecutive readings, if more than ``confirm``, that a milder state has to last: one whose
-            severity stays below :data:`DEEP` and that did not set in with a jump.
         release: severity below which it is cleared; between ``release`` and 1 nothing changes.
         blames: the component to name; None if the gauge has to look for it.
         cites: its sources.
@@ -94,7 +95,6 @@ class AlarmSpec:
     metrics: tuple[str, ...]
     title: str
     confirm: int
-    patience: int
     release: float
     blames: str | None
     cites: tuple[Cite, ...]
@@ -104,12 +104,12 @@ class AlarmSpec:
 
 
 DEEP = 8.0
-"""Severity at which an alarm with patience is raised without it."""
+"""Severity of a collapse that no healthy run was seen to pass through."""
 JUMP = 4.0
 """Score of a :class:`Change` that is a jump."""
 TRANSIENT = 12
-"""Patience of alarms for collapse. While a model learns how frequent each token is, a common vector dominates, and
-tokens and inputs look alike for some readings, also in healthy runs (a GPT-2 from step 20 to 44 of 160)."""
+"""Readings for which a mild collapse has to last. While a model learns how frequent each token is, a common vector
+dominates, and tokens look alike for some readings, also in healthy runs (a GPT-2 from step 20 to 44 of 160)."""
 
 ALARMS: Registry[AlarmSpec] = Registry("alarm", "rankscope.monitor.alarms")
 
@@ -119,7 +119,6 @@ def alarm(
     metrics: tuple[str, ...],
     title: str,
     confirm: int = 2,
-    patience: int = 0,
     release: float = 0.5,
     blames: str | None = None,
     cites: tuple[Cite, ...] = (),
@@ -130,7 +129,7 @@ def alarm(
 
     def register(rule: Rule) -> Rule:
         summary = (rule.__doc__ or "").strip().split("\n", 1)[0]
-        facts = (metrics, title, confirm, patience, release, blames, cites, to_do, is_event)
+        facts = (metrics, title, confirm, release, blames, cites, to_do, is_event)
         ALARMS.add(rule.__name__, AlarmSpec(rule.__name__, summary, *facts, rule))
         return rule
 
