@@ -10,6 +10,7 @@ Objective = Literal["next", "masked", "images", "siamese", "contrast"]
 
 TOKENS_ALARMS = ("token_collapse", "input_collapse", "vanishing_qk_gradients")
 CHANGED = "sudden_change"
+REBUILT = "model_changed"
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Declared:
 
 
 _ATTENTION, _SKIP = ("attention",), ("skip",)
-_COLLAPSE = (*TOKENS_ALARMS, CHANGED)
+_COLLAPSE = (*TOKENS_ALARMS, CHANGED, REBUILT)
 
 FAULTY: tuple[Declared, ...] = (
     Declared("post-norm, high rate", "none", 0, TOKENS_ALARMS, family="post", layers=8, rate=1e-2, warmup=0),
@@ -66,11 +67,11 @@ FAULTY: tuple[Declared, ...] = (
              rate=5e-4, warmup=40),
     Declared("branches scaled down", "small branch", ONSET, (CHANGED,), ("attention", "mlp")),
     Declared("uniform attention", "uniform", ONSET, (*_COLLAPSE,), _ATTENTION),
-    Declared("causal mask lost", "mask", ONSET, (CHANGED,), _ATTENTION),
-    Declared("one block reset", "reset block", ONSET, _COLLAPSE, ("attention", "mlp")),
+    Declared("causal mask lost", "mask", ONSET, (CHANGED, REBUILT), _ATTENTION),
+    Declared("one block reset", "reset block", ONSET, _COLLAPSE, ("attention", "mlp", "weights")),
     Declared("siamese, no stop-gradient", "none", 0, ("input_collapse", "token_collapse"), family="post-mlm",
              objective="siamese", layers=2, rate=5e-2, warmup=0, batch=32, options=frozenset({"sgd", "no stop"})),
-    Declared("weight decay too high", "decay", ONSET, (*_COLLAPSE, "channel_domination"), ()),
+    Declared("weight decay too high", "decay", ONSET, (*_COLLAPSE, "channel_domination"), ("weights",)),
     Declared("rate drifts up", "rate", ONSET, (*_COLLAPSE, "entropy_collapse", "sink_domination"), ()),
     Declared("stream overflows float16", "overflow", ONSET, ("not_finite",), ("activations",), kind="numbers",
              options=frozenset({"half"})),

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from rankscope.monitor.alarms import ALARMS, AlarmSpec, Change, LayerState
+from rankscope.monitor.alarms import ALARMS, AlarmSpec, LayerState, LevelChange
 from rankscope.monitor.alarms._spec import JUMP, TRANSIENT
 from rankscope.monitor.probing import chosen_metrics
 from rankscope.monitor.watching import START_READINGS, Advice, AlarmWatch, Cause, References, chosen_alarms, random_null
@@ -54,7 +54,7 @@ BAD = {
 def state(now: Mapping[str, float], start: Mapping[str, float] = HEALTHY) -> LayerState:
     largest = {metric: max(value, 0.1) for metric, value in start.items()}
     changes = {
-        metric: Change(10.0 if value == 9.0 else 1.0, start.get(metric, math.nan))
+        metric: LevelChange(10.0 if value == 9.0 else 1.0, start.get(metric, math.nan))
         for metric, value in now.items()
         if metric in ("weight_norm", "batch_surprise")
     }
@@ -152,7 +152,7 @@ def test_mild_collapse_that_sets_in_with_a_jump_needs_no_patience() -> None:
     watch = AlarmWatch(chosen_alarms(["token_collapse"]))
     for step, score in enumerate([1.0, JUMP]):
         state_now = LayerState(
-            {"relative_residual": 0.07}, HEALTHY, NULL, {}, changes={"weight_norm": Change(score, 1.0)}
+            {"relative_residual": 0.07}, HEALTHY, NULL, {}, changes={"weight_norm": LevelChange(score, 1.0)}
         )
         alarms = watch.look(step, {(None, 0): state_now}, lambda *of: Cause("unknown", ""), one_tried)
     assert len(alarms) == 1

@@ -30,9 +30,9 @@ def simsiam() -> Any:
 
 def test_without_stop_gradient_the_gauge_names_input_collapse_and_with_it_nothing(simsiam: Any) -> None:
     simsiam.EVERY = 1
-    collapsed = simsiam.train(1, stop_gradient=False, steps=16)
+    collapsed = simsiam.train(1, stop_gradient=False, steps=36)
     assert [(alarm["name"], alarm["state"]) for alarm in collapsed["alarms"]] == [("input_collapse", "raised")]
-    assert simsiam.train(1, stop_gradient=True, steps=16)["alarms"] == []
+    assert simsiam.train(1, stop_gradient=True, steps=36)["alarms"] == []
 
 
 def test_the_recorded_trainings_say_what_the_page_says() -> None:

@@ -34,6 +34,7 @@ CARRIED = 0.5
 COLLAPSED_ENTRY = 0.1
 """Relative residual of the first block's input below which the embedding is the cause."""
 MOST_HALVINGS = 3
+_NOT_SHOWN = "Cause not found: a pass of the probe does not show this."
 
 
 @dataclass(frozen=True)
@@ -223,15 +224,16 @@ def cause_by_experiment(
     before = severity(plain)
     what = spec.metrics[0].replace("_", " ")
     if before is None:
-        return Cause("unknown", "Cause not found: a pass of the probe does not show this.")
+        return Cause("unknown", _NOT_SHOWN)
     tried: dict[str, tuple[float, float]] = {}
     for component in ("attention", "mlp"):
         try:
             after = severity(without(component, 0, depth - 1))
         except RankscopeError:
             continue
-        if after is not None:
-            tried[component] = after
+        if after is None:
+            return Cause("unknown", _NOT_SHOWN)
+        tried[component] = after
     helped = [component for component, (left, _) in tried.items() if left < spec.release]
     if len(helped) != 1:
         ends = " and ".join(f"{value:.2g} with {name} off" for name, (_, value) in tried.items())

@@ -6,7 +6,7 @@ import math
 from collections import deque
 from statistics import median
 
-from rankscope.monitor.alarms import Change
+from rankscope.monitor.alarms import LevelChange
 
 BASE = 5
 """Readings whose median is the level before a change."""
@@ -40,13 +40,13 @@ class Series:
         self._far: deque[float] = deque(maxlen=KEPT)
         self._pending: float | None = None
 
-    def take(self, value: float) -> Change:
+    def take(self, value: float) -> LevelChange:
         """Add a reading; how far it and the one before are from those before them."""
         if not (math.isfinite(value) and value > 0.0):
-            return Change(0.0, math.nan)
+            return LevelChange(0.0, math.nan)
         self._values.append(math.log(value))
         if len(self._values) < BASE + 2:
-            return Change(0.0, math.nan)
+            return LevelChange(0.0, math.nan)
         values = list(self._values)
         level = median(values[:BASE])
         near, far = values[BASE] - level, values[BASE + 1] - level
@@ -58,4 +58,4 @@ class Series:
         if self._pending is not None:
             self._far.append(self._pending)
         self._pending = abs(far)
-        return Change(score, math.exp(level))
+        return LevelChange(score, math.exp(level))

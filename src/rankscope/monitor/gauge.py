@@ -20,6 +20,7 @@ from rankscope.models.loading import need_module
 from rankscope.models.stream import Stream, stream_of
 from rankscope.monitor.acting import LOGGER, Action, Actions, CollapseError
 from rankscope.monitor.alarms import AlarmSpec
+from rankscope.monitor.alarms._spec import JUMP
 from rankscope.monitor.batches import BatchData, BatchWatch
 from rankscope.monitor.causes import Cause, Structure, cause_by_experiment, cause_of_structure
 from rankscope.monitor.inside import InsideReader
@@ -279,7 +280,10 @@ class Gauge:
             if seen is not None:
                 return seen
             if spec.is_event:
-                return Cause("unknown", "Cause not found: skips and masks are as they were.")
+                change = self._references.states(values)[stack, layer].changes.get("weight_norm")
+                if change is not None and change.score >= JUMP:
+                    return Cause("weights", f"Cause: the weights of block {layer} themselves.")
+                return Cause("unknown", "Cause not found: weights, skips and masks are as they were.")
             return cause_by_experiment(
                 spec,
                 self._prober.depth(stack),

@@ -13,7 +13,7 @@ from rankscope._types import Status
 from rankscope.linalg.attention import AttentionMatrix
 from rankscope.linalg.precision import float_floor
 from rankscope.metrics import MetricSpec, evaluate
-from rankscope.monitor.alarms import ALARMS, AlarmSpec, Change, Judgement, LayerState
+from rankscope.monitor.alarms import ALARMS, AlarmSpec, Judgement, LayerState, LevelChange
 from rankscope.monitor.alarms._spec import JUMP, TRANSIENT
 from rankscope.monitor.causes import Cause
 from rankscope.monitor.changes import Series
@@ -52,7 +52,7 @@ class References:
         self._watched = {*ALARMS["sudden_change"].metrics, *ALARMS["data_shift"].metrics}
         self._first: dict[tuple[str, Place], list[float]] = {}
         self._series: dict[tuple[str, Place], Series] = {}
-        self._changes: dict[Place, dict[str, Change]] = {}
+        self._changes: dict[Place, dict[str, LevelChange]] = {}
 
     def take(self, table: Sequence[LayerValue]) -> None:
         """Record a reading."""

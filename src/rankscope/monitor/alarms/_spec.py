@@ -11,7 +11,7 @@ from rankscope._registry import Registry
 
 
 @dataclass(frozen=True)
-class Change:
+class LevelChange:
     """How far a value is from what it was over the last readings.
 
     Attributes:
@@ -43,7 +43,7 @@ class LayerState:
     null: Mapping[str, float]
     largest_at_start: Mapping[str, float]
     undefined: frozenset[str] = frozenset()
-    changes: Mapping[str, Change] = field(default_factory=dict)
+    changes: Mapping[str, LevelChange] = field(default_factory=dict)
 
     def has(self, *metrics: str) -> bool:
         """Whether all of these were measured now, with a finite value."""
@@ -106,10 +106,10 @@ class AlarmSpec:
 DEEP = 8.0
 """Severity of a collapse that no healthy run was seen to pass through."""
 JUMP = 4.0
-"""Score of a :class:`Change` that is a jump."""
-TRANSIENT = 12
+"""Score of a :class:`LevelChange` that is a jump."""
+TRANSIENT = 24
 """Readings for which a mild collapse has to last. While a model learns how frequent each token is, a common vector
-dominates, and tokens look alike for some readings, also in healthy runs (a GPT-2 from step 20 to 44 of 160)."""
+dominates, and tokens look alike for some readings, also in healthy runs (a GPT-2 for 13 readings of 40)."""
 
 ALARMS: Registry[AlarmSpec] = Registry("alarm", "rankscope.monitor.alarms")
 

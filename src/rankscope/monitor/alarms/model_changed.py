@@ -18,4 +18,8 @@ def model_changed(layer: LayerState) -> Judgement | None:
     if not layer.has("structure_changes"):
         return None
     number = layer.now["structure_changes"]
-    return Judgement(2.0 * number, {"structure_changes": number}, f"{number:.0f} differences")
+    return Judgement(
+        2.0 * number,
+        {"structure_changes": number},
+        f"{number:.0f} of skips, masks and shapes differ" if number else "nothing differs",
+    )
