@@ -36,7 +36,7 @@ def test_every_block_runs_and_every_host_leaves_a_record(tmp_path: Path, monkeyp
         exec(compile("\n" * line + body, str(ROOT / PAGE), "exec"), namespace)
     for host in ("plain", "trainer", "lightning", "accelerate"):
         (reading, *_) = read_record(Path("runs") / host).readings
-        assert {row.layer for row in reading.table} == {0, 1}
+        assert {row.layer for row in reading.table} == {0, 1, None}
         assert "qk_to_v_gradient" in {row.metric for row in reading.table}
     for folder in ("runs/out", "lightning_logs", "runs/accelerated", "runs/board"):
         assert any(RESIDUAL in tag for tag in events(Path(folder)).Tags()["scalars"]), os.listdir(folder)

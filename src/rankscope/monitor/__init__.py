@@ -8,7 +8,7 @@ The contract, for plain loops and for everything built on top (host callbacks, s
         loss.backward()
         gauge.after_backward(step)      # optional: Q/K against V gradient norms, read before zero_grad
         optimizer.step(); optimizer.zero_grad()
-        reading = gauge.step(step)      # a Reading when one was due, else None
+        reading = gauge.step(step, loss=loss, batch=batch)  # a Reading when one was due, else None
         if gauge.should_stop:           # the "stop" action flags; it never raises
             break
     gauge.close()                       # or `with Gauge(...) as gauge:`
@@ -20,6 +20,10 @@ strict=False, where="probe", ...)``
 - ``probe``: inputs as for ``measure``: texts, a tensor, a mapping of keyword arguments. Fixed for the whole run.
 - ``schedule``: ``"1%"`` (share of wall time), a whole number (every so many steps), ``"log"``, or a
   :class:`~rankscope.monitor.schedules.Schedule`.
+- ``loss`` and ``batch`` are optional: a loss that is not finite and faults of the data (copies, padding only, other
+  tokens than before) are alarms. With several ranks, those of the first rank are read, and do not stop the run.
+- ``record`` may hold the readings of an earlier session: they are the history of the run, and a model that is put
+  together differently is an alarm. With several ranks, a session starts anew.
 - ``step`` and ``after_backward`` are called on **every rank** with the same step numbers, also on a rank without a
   batch; sinks, record, log and warnings are used on rank 0 only; ``should_stop`` is set on every rank.
 - ``gauge.is_due(step)`` says, without side effects on the model, whether this step will be read.

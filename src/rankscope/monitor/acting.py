@@ -51,17 +51,20 @@ class Actions:
         self._speaks = speaks
         self.should_stop = False
 
-    def take(self, alarm: Alarm) -> None:
-        """Act on an alarm; a cleared alarm is only logged and passed to functions."""
+    def take(self, alarm: Alarm, *, alone: bool = False) -> None:
+        """Act on an alarm; a cleared alarm is only logged and passed to functions.
+
+        An alarm of one process ``alone`` does not end the run: the others would wait for it for ever.
+        """
         raised = alarm.state == "raised"
         for action in self._actions:
             if action == "stop":
-                self.should_stop = self.should_stop or raised
+                self.should_stop = self.should_stop or (raised and not alone)
             elif action == "log" and self._speaks:
                 LOGGER.log(logging.WARNING if raised else logging.INFO, "%s", alarm.sentence)
             elif action == "warn" and self._speaks and raised:
                 warnings.warn(alarm.sentence, CollapseWarning, stacklevel=3)
             elif not isinstance(action, str) and self._speaks:
                 action(alarm)
-        if raised and "raise" in self._actions:
+        if raised and not alone and "raise" in self._actions:
             raise CollapseError(alarm)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
@@ -20,15 +20,21 @@ from rankscope.models.loading import need_module
 from rankscope.models.stream import Stream, stream_of
 from rankscope.monitor.acting import LOGGER, Action, Actions, CollapseError
 from rankscope.monitor.alarms import AlarmSpec
+from rankscope.monitor.alarms._spec import JUMP
+from rankscope.monitor.batches import BatchData, BatchWatch
+from rankscope.monitor.causes import Cause, Structure, cause_by_experiment, cause_of_structure
 from rankscope.monitor.inside import GraphReader, InsideReader, graph_metrics
 from rankscope.monitor.outlets import Outlets, Sink
-from rankscope.monitor.probing import Given, ProbeBattery, ProbePlan, Prober, chosen_metrics, likely_component
+from rankscope.monitor.probing import Given, ProbeBattery, ProbePlan, Prober, chosen_metrics
 from rankscope.monitor.ranks import Ranks
 from rankscope.monitor.schedules import Schedule, as_schedule
-from rankscope.monitor.watching import Advice, AlarmWatch, References, advise, chosen_alarms, random_null
-from rankscope.runs.readings import LOSS, LayerValue, Reading, scalar_name
+from rankscope.monitor.watching import Advice, AlarmWatch, References, advise, chosen_alarms, random_null, worst_of
+from rankscope.runs.gauge_record import Record, holds_record, read_record
+from rankscope.runs.readings import LOSS, LayerValue, Reading, fact, scalar_name
 
 Where = Literal["probe", "inside", "graph"]
+STRUCTURE_EVERY = 4
+"""Readings between two looks at how the model is put together, each of which costs a pass of the probe."""
 
 
 class Gauge:
@@ -44,7 +50,7 @@ class Gauge:
         actions: what to do on an alarm: ``"log"``, ``"warn"``, ``"stop"`` (sets :attr:`should_stop`), ``"raise"``
             (``CollapseError``), or functions of an ``Alarm``.
         sinks: where scalars, heatmaps and alarms go in addition to the record.
-        record: a folder for the record; None to keep none.
+        record: a folder for the record; None to keep none. If it holds one, the run is continued.
         strict: raise errors of the gauge itself instead of reporting them and disabling the gauge.
         where: ``"probe"``; ``"inside"`` to read training forwards wrapped in :meth:`inside`; or ``"graph"`` to read
             two norms (``relative_residual``, ``stream_rms``) of every training forward inside the graph that
@@ -112,15 +118,22 @@ class Gauge:
             "where": where,
             "ranks": self._ranks.world,
         }
+        # Ranks that do not all see the folder would disagree about the history, so several start anew.
+        is_known = record is not None and self._ranks.world == 1 and holds_record(record)
+        self._resumes = read_record(record) if record is not None and is_known else None
         outlets = sinks if self._ranks.is_first else ()
         self._outlets = Outlets(outlets, record if self._ranks.is_first else None, facts, strict=strict)
         self._inside = InsideReader(self._prober, tokens_policy, padding if isinstance(padding, str) else None)
         self._watch, self._references = AlarmWatch(rules), References()
+        self._structure: Structure | None = None
+        self._changes: tuple[Cause, ...] = ()
+        self._batches = BatchWatch(padding if isinstance(padding, str) else None)
         self._where, self._strict = where, strict
         self._decision: tuple[int, bool] | None = None
         self._meeting: tuple[int, bool] | None = None
         self._last_read: int | None = None
         self._gradients: tuple[LayerValue, ...] = ()
+        self._finite: int | None = None
         self._spent = 0.0
         self.disabled: str | None = None
         self.last: Reading | None = None
@@ -168,20 +181,22 @@ class Gauge:
         with self._inside.reading(self._guarded, self._timed, batch):
             yield
 
-    def step(self, step: int, *, loss: float | Tensor | None = None) -> Reading | None:
+    def step(self, step: int, *, loss: float | Tensor | None = None, batch: BatchData | None = None) -> Reading | None:
         """Take a reading, if one is due. Call it once per training step, outside forward and backward, on every rank.
 
         Args:
             step: the training step.
-            loss: loss of this step, stored with the reading (``rankscope/loss``) for comparison; read only
-                when the step is due.
+            loss: loss of this step, stored with the reading (``rankscope/loss``) for comparison; an alarm is raised if
+                it is not finite. Read only when the step is due.
+            batch: the training batch, a tensor, a mapping or a sequence of tensors: alarms are raised for copies,
+                padding only, and a jump of the token distribution. Read only when the step is due.
         """
         if not self.is_due(step):
             return None
         reading: Reading | None = None
         with self._guarded():
             with self._timed():
-                values = self._values(step)
+                values = self._values(step, loss, batch)
                 found = self._conclude(step, values) if values else None
             if found is not None:
                 reading = self.last = replace(
@@ -192,7 +207,7 @@ class Gauge:
             self._schedule.was_read(step, self._spent)
             self._last_read, self._spent, self._decision = step, 0.0, (step, False)
             for alarm in () if reading is None else reading.alarms:
-                self._actions.take(alarm)
+                self._actions.take(alarm, alone=alarm.component == "data" and self._ranks.world > 1)
         return reading
 
     def close(self) -> None:
@@ -234,24 +249,56 @@ class Gauge:
                 )
         return self._meeting[1]
 
-    def _values(self, step: int) -> tuple[LayerValue, ...]:
+    def _values(self, step: int, loss: float | Tensor | None, batch: BatchData | None) -> tuple[LayerValue, ...]:
         gradients, self._gradients = self._gradients, ()
         read = self._inside.take() if self._graph is None else self._graph.take()
         if (self._where == "inside" and not read) or not self._meets(step):
             return ()
-        values = (*(read or self._prober.look()), *gradients)
-        return self._ranks.same_as_first(step, values) if self._prober.needs_all_ranks else values
+        values = (*(read or self._prober.look()), *self._prober.look_at_weights(), *gradients)
+        values = self._ranks.same_as_first(step, values) if self._prober.needs_all_ranks else values
+        return (*values, *self._own(loss, batch))
+
+    def _own(self, loss: float | Tensor | None, batch: BatchData | None) -> Iterator[LayerValue]:
+        """What only this process knows: its batch, and its loss if there is no other process to disagree with."""
+        if loss is not None and self._ranks.world == 1:
+            yield fact("loss_not_finite", "loss", float(not math.isfinite(_plain(loss))))
+        if batch is not None and self._ranks.is_first:
+            for name, value in self._batches.facts(batch).items():
+                yield fact(name, "batch", value)
 
     def _conclude(self, step: int, values: tuple[LayerValue, ...]) -> Reading:
         if not self._references.null:
             self._references.null = random_null(self._prober.battery.specs, self._prober.battery.shapes)
+        if self._resumes is not None:
+            self._resume(step, self._resumes)
+        self._changes = ()
+        if self._outlets.count % STRUCTURE_EVERY == 0:
+            values = (*values, self._compared())
         self._references.take(values)
-        ledger = None
 
-        def blame(stack: str | None, layer: int) -> str:
-            nonlocal ledger
-            ledger = self._prober.ledger() if ledger is None else ledger
-            return likely_component(ledger[stack], layer)
+        def blame(spec: AlarmSpec, stack: str | None, layer: int | None) -> Cause:
+            if spec.blames == "numbers":
+                return self._not_finite_at(values)
+            if spec.blames in (None, "structure") and self._changes:
+                words = "; ".join(change.words for change in self._changes)
+                return Cause(self._changes[0].component, f"Cause: {words}.")
+            if spec.blames is not None or layer is None:
+                return Cause(spec.blames or "unknown", "")
+            seen = cause_of_structure(self._prober.structure(), self._structure, stack, layer)
+            if seen is not None:
+                return seen
+            if spec.is_event:
+                change = self._references.states(values)[stack, layer].changes.get("weight_norm")
+                if change is not None and change.score >= JUMP:
+                    return Cause("weights", f"Cause: the weights of block {layer} themselves.")
+                return Cause("unknown", "Cause not found: weights, skips and masks are as they were.")
+            return cause_by_experiment(
+                spec,
+                self._prober.depth(stack),
+                plain(),
+                lambda found: worst_of(spec, stack, self._references.states(found)),
+                partial(self._prober.without, stack),
+            )
 
         @cache
         def trials() -> dict[str, tuple[LayerValue, ...]]:
@@ -268,9 +315,40 @@ class Gauge:
         if self._where == "probe" and self._prober.caveats:
             words = " ".join(self._prober.caveats)
             alarms = tuple(replace(alarm, sentence=f"{alarm.sentence} {words}") for alarm in alarms)
+        if not any(row.metric.endswith("not_finite") and row.mean > 0.0 for row in values):
+            self._finite = step
         active = self._watch.active
         scalars = {**_scalars(values), "rankscope/alarms": float(len(active))}
         return Reading(step, scalars, values, alarms, active, time=time.time())
+
+    def _compared(self) -> LayerValue:
+        """How the model is put together, compared with what was seen last, here or in an earlier session."""
+        now, before = self._prober.structure(), self._structure
+        self._changes = () if before is None else now.differences(before)
+        self._structure = now
+        self._outlets.describe({"structure": now.to_json()})
+        return fact("structure_changes", "structure", float(len(self._changes)))
+
+    def _resume(self, step: int, record: Record) -> None:
+        """Continue a record: the readings before this step are the history of the run."""
+        self._resumes = None
+        self._structure = Structure.from_json(record.facts.get("structure"))
+        for reading in record.readings:
+            if reading.step < step:
+                self._references.take(reading.table)
+                self._watch.look(reading.step, self._references.states(reading.table), _no_cause, _no_advice)
+                self._outlets.recall(reading)
+
+    def _not_finite_at(self, values: Sequence[LayerValue]) -> Cause:
+        """Where the first number that is not finite was seen, and when all were finite last."""
+        bad = {row.metric for row in values if row.metric.endswith("not_finite") and row.mean > 0.0}
+        since = "" if self._finite is None else f" All numbers were finite at step {self._finite}."
+        for of in ("weights", "gradients"):
+            if f"{of}_not_finite" in bad:
+                return Cause(of, f"First: {self._prober.not_finite[of]}.{since}")
+        if "not_finite" in bad:
+            return Cause("activations", f"First: the output of {self._prober.first_not_finite()}.{since}")
+        return Cause("loss", f"Weights and the activations of the probe are finite: look at the batch.{since}")
 
     @contextmanager
     def _timed(self) -> Iterator[None]:
@@ -299,13 +377,21 @@ class Gauge:
             LOGGER.error("The gauge was disabled; the run continues. Cause: %s", why, exc_info=error)
 
 
+def _no_cause(spec: AlarmSpec, stack: str | None, layer: int | None) -> Cause:
+    return Cause("unknown", "")
+
+
+def _no_advice(spec: AlarmSpec, stack: str | None) -> Advice:
+    return Advice((), "")
+
+
 def _scalars(values: Sequence[LayerValue]) -> dict[str, float]:
     """Smallest, mean and largest value over the layers, for each metric."""
     groups: dict[tuple[str, str | None], list[float]] = {}
     for row in values:
-        if math.isfinite(row.mean):
+        if math.isfinite(row.mean) and row.layer is not None:
             groups.setdefault((row.metric, row.stack), []).append(row.mean)
-    found: dict[str, float] = {}
+    found = {f"rankscope/{row.metric}": row.mean for row in values if row.layer is None and math.isfinite(row.mean)}
     for (metric, stack), means in groups.items():
         found[scalar_name(metric, stack, "least")] = min(means)
         found[scalar_name(metric, stack, "mean")] = math.fsum(means) / len(means)
@@ -317,5 +403,9 @@ def _loss_scalar(loss: float | Tensor | None) -> dict[str, float]:
     """The loss under its name; empty if there is none or it is not finite."""
     if loss is None:
         return {}
-    value = float(loss.detach()) if isinstance(loss, Tensor) else float(loss)
+    value = _plain(loss)
     return {LOSS: value} if math.isfinite(value) else {}
+
+
+def _plain(loss: float | Tensor) -> float:
+    return float(loss.detach()) if isinstance(loss, Tensor) else float(loss)

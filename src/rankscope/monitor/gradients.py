@@ -198,14 +198,15 @@ def _row(metric: str, stack: str | None, layer: int, number: float) -> LayerValu
 def _norm(parameter: nn.Parameter, part: ParameterRows) -> Tensor | None:
     if parameter.grad is None:
         return None
-    gradient = part.of(_gathered(parameter.grad.detach()))
+    gradient = part.of(gathered(parameter.grad.detach()))
     norm: Tensor = torch.linalg.vector_norm(gradient, dtype=widest(gradient.device))
     return norm
 
 
-def _gathered(gradient: Tensor) -> Tensor:
+def gathered(tensor: Tensor) -> Tensor:
+    """A tensor that may be sharded over ranks, whole; all ranks must take part."""
     if not torch.distributed.is_available():
-        return gradient
+        return tensor
     from torch.distributed.tensor import DTensor
 
-    return gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -83,6 +83,11 @@ class RecordWriter:
         """Write the last segment as Parquet; may be called again."""
         self._to_parquet()
 
+    def describe(self, facts: Mapping[str, Any]) -> None:
+        """Add to the description of the gauge; the last one in a record counts."""
+        self._facts |= thaw(facts)
+        self._append(self._facts)
+
     def _begin(self, number: int) -> None:
         self._number = number
         self._append(self._facts)
@@ -119,6 +124,9 @@ class Outlets:
         record: a folder, or None.
         facts: description of the gauge for the record.
         strict: raise when one fails.
+
+    Attributes:
+        count: number of readings of this session.
     """
 
     def __init__(
@@ -130,7 +138,7 @@ class Outlets:
         self._sinks = list(sinks)
         self._writer = None if record is None else RecordWriter(Path(record), facts)
         self._history = History() if sinks else None
-        self._count = 0
+        self.count = 0
         self._strict = strict
         self._closed = False
 
@@ -142,9 +150,21 @@ class Outlets:
                 self._writer = None
         if self._history is not None:
             self._history.take(reading)
-        self._count += 1
-        with_heatmap = self._count % HEATMAP_EVERY == 0
+        self.count += 1
+        with_heatmap = self.count % HEATMAP_EVERY == 0
         self._each(lambda sink: self._tell(sink, reading, with_heatmap=with_heatmap))
+
+    def describe(self, facts: Mapping[str, Any]) -> None:
+        """Add to the description of the gauge in the record."""
+        if self._writer is not None:
+            writer = self._writer
+            if not self._tried("The record", lambda: writer.describe(facts)):
+                self._writer = None
+
+    def recall(self, reading: Reading) -> None:
+        """A reading of an earlier session, for the heatmaps."""
+        if self._history is not None:
+            self._history.take(reading)
 
     def close(self, step: int) -> None:
         """Write the last heatmaps, then close everything; only once."""
@@ -153,7 +173,7 @@ class Outlets:
         self._closed = True
         if self._writer is not None:
             self._tried("The record", self._writer.close)
-        if self._count % HEATMAP_EVERY != 0:
+        if self.count % HEATMAP_EVERY != 0:
             self._each(lambda sink: self._draw(sink, step))
         self._each(lambda sink: sink.close())
 

@@ -23,15 +23,20 @@ from rankscope.models.spread import needs_all_ranks
 from rankscope.models.stream import Stream
 from rankscope.models.view import ModelView
 from rankscope.monitor.acting import LOGGER
+from rankscope.monitor.causes import Structure, read_structure
 from rankscope.monitor.gradients import BlockProjections, find_projections, gradient_values
 from rankscope.monitor.isolation import beside_training, full_precision
+from rankscope.monitor.parameters import ParameterNorms, parameter_norms, watching_modules
 from rankscope.remedies import REMEDIES, applied
-from rankscope.runs.readings import LayerValue
+from rankscope.runs.readings import LayerValue, fact
 from rankscope.runs.rows import RowWriter, only
 from rankscope.stream.attention_calls import AttentionCall
 from rankscope.stream.sites import SiteRef, SiteSelection, sites_of_sides
 from rankscope.stream.tracer import Observed, Unreadable, trace
 from rankscope.stream.viewing import view_of
+from rankscope.surgery import BranchGains
+from rankscope.surgery.graft import Spot
+from rankscope.surgery.operating import grafting
 from rankscope.verbs.between_inputs import SITE, Pooling
 from rankscope.verbs.reader import SiteReader
 from rankscope.verdicts.inputs import averaging_residual
@@ -107,7 +112,7 @@ class ProbeBattery:
         self.shapes |= self._reader.shapes
         compared = tuple(self._between_inputs(table))
         self._start_over()
-        return (*layer_values(table), *compared)
+        return (*layer_values(table), *not_finite_values(table), *compared)
 
     def _between_inputs(self, table: pa.Table) -> Iterator[LayerValue]:
         """How far the inputs differ, and what averaging over tokens alone would leave; of eight inputs or more."""
@@ -147,6 +152,19 @@ def layer_values(table: pa.Table) -> tuple[LayerValue, ...]:
     return tuple(_summary(key, entries) for key, entries in groups.items())
 
 
+def not_finite_values(table: pa.Table) -> Iterator[LayerValue]:
+    """The share of sequences whose stream is not finite after a block, for blocks where it is not zero."""
+    groups: dict[tuple[str | None, int], dict[int, bool]] = {}
+    columns = [only(table, site=SITE)[name].to_pylist() for name in ("stack", "layer", "sequence", "status")]
+    for stack, layer, sequence, status in zip(*columns, strict=True):
+        seen = groups.setdefault((stack, layer), {})
+        seen[sequence] = seen.get(sequence, False) or status == Status.NOT_FINITE
+    for (stack, layer), seen in groups.items():
+        if any(seen.values()):
+            share = sum(seen.values()) / len(seen)
+            yield LayerValue("not_finite", SITE, stack, layer, share, share, share)
+
+
 def _summary(key: tuple[str, str, str | None, int], entries: list[tuple[float, str]]) -> LayerValue:
     statuses = [status for _, status in entries]
     status = max(dict.fromkeys(statuses), key=statuses.count)
@@ -156,97 +174,6 @@ def _summary(key: tuple[str, str, str | None, int], entries: list[tuple[float, s
     if status not in _WORTH:
         status = str(Status.OK)
     return LayerValue(*key, float(worth.mean()), float(worth.min()), float(worth.max()), status)
-
-
-_BRANCHES = ("attention", "cross_attention", "mixer", "mlp", "both")
-_SITES = ("block.in", "block.out", *(f"{label}.{end}" for label in _BRANCHES for end in ("out", "sum")))
-COLLAPSED_ENTRY = 0.1
-"""Relative residual of the first block's input below which the embedding is the likely cause."""
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One add or norm of the stream.
-
-    Attributes:
-        layer: number of the block.
-        component: label of the branch that was added, or ``"norm"``.
-        before: relative residual of the stream before.
-        branch: relative residual of the branch; NaN for a norm.
-        after: relative residual of the stream after.
-    """
-
-    layer: int
-    component: str
-    before: float
-    branch: float
-    after: float
-
-    @property
-    def fall(self) -> float:
-        """The decrease of the natural log of the residual."""
-        return math.log(self.before / self.after) if self.before > 0.0 and self.after > 0.0 else 0.0
-
-    @property
-    def is_branch_alone(self) -> bool:
-        """Whether the sum is as collapsed as the branch although the stream was not: the skip has no effect."""
-        if not (self.branch > 0.0 and self.after > 0.0 and self.before > 0.0):
-            return False
-        return abs(math.log(self.after / self.branch)) < abs(math.log(self.after / self.before))
-
-
-def read_ledger(view: ModelView, batch: Batch, policy: TokensPolicy) -> dict[str | None, tuple[Entry, ...]]:
-    """Run the probe once more and record every add and norm, per stack."""
-    writer = RowWriter()
-    reader = SiteReader([METRICS["relative_residual"]], policy, writer)
-    reader.start(batch)
-    with trace(view, SiteSelection.parse(_SITES), reader):
-        batch.run(view.model)
-    found = {(row.stack, row.layer, row.site): row.mean for row in layer_values(writer.table())}
-    return {
-        stack.name: tuple(
-            entry
-            for layer, plan in enumerate(stack.plans)
-            for entry in _entries(layer, plan.skips, _of_layer(found, stack.name, layer))
-        )
-        for stack in view.stacks
-    }
-
-
-def _of_layer(found: Mapping[tuple[str | None, int, str], float], stack: str | None, layer: int) -> dict[str, float]:
-    return {site: value for (name, number, site), value in found.items() if (name, number) == (stack, layer)}
-
-
-def _entries(layer: int, labels: Sequence[str], residual: Mapping[str, float]) -> list[Entry]:
-    entries = []
-    before = residual.get("block.in", math.nan)
-    for label in labels:
-        after = residual.get(f"{label}.sum", math.nan)
-        entries.append(Entry(layer, label, before, residual.get(f"{label}.out", math.nan), after))
-        before = after
-    entries.append(Entry(layer, "norm", before, math.nan, residual.get("block.out", math.nan)))
-    return entries
-
-
-def likely_component(entries: Sequence[Entry], layer: int) -> str:
-    """The component in which the residual fell most, from the first block to this one.
-
-    **Heuristic.** If most adds of that branch leave the stream as collapsed as the branch itself, it is the
-    ``"skip"`` that is too weak. ``"embedding"`` if the tokens were already equal on entry,
-    ``"unknown"`` if nothing fell.
-    """
-    seen = [entry for entry in entries if entry.layer <= layer]
-    if seen and seen[0].before < COLLAPSED_ENTRY:
-        return "embedding"
-    falls: dict[str, float] = {}
-    for entry in seen:
-        falls[entry.component] = falls.get(entry.component, 0.0) + entry.fall
-    worst = max(falls, key=lambda name: falls[name], default="unknown")
-    if worst == "unknown" or not falls[worst] > 0.0:
-        return "unknown"
-    blamed = [entry for entry in seen if entry.component == worst and entry.fall > 0.0]
-    alone = sum(entry.is_branch_alone for entry in blamed)
-    return "skip" if worst != "norm" and 2 * alone > len(blamed) else worst
 
 
 Given = str | Path | Sequence[Any] | torch.Tensor | Mapping[str, Any] | None
@@ -287,12 +214,14 @@ class Prober:
 
     Attributes:
         caveats: how the probe differs from what was given: hashed, random or truncated; known once it is prepared.
+        not_finite: which weights and gradients were not finite when they were last looked at, in words.
     """
 
     def __init__(self, model: nn.Module, plan: ProbePlan, battery: ProbeBattery) -> None:
         self.model = model
         self.battery = battery
         self.caveats: tuple[str, ...] = ()
+        self.not_finite: dict[str, str] = {}
         self._plan = plan
         self._ready: tuple[ModelView, Prepared, Mapping[tuple[str | None, int], BlockProjections]] | None = None
 
@@ -335,32 +264,73 @@ class Prober:
 
     def trials(self) -> dict[str, tuple[LayerValue, ...]]:
         """The metrics on the first part of the probe with each remedy that can be applied: one pass each."""
-        view, prepared, _ = self.set_up()
+        view, _, _ = self.set_up()
         found = {}
         for name in REMEDIES:
             try:
-                with (
-                    beside_training(self.model),
-                    applied(self.model, name, view=view),
-                    self.battery.reading(view, prepared[0]),
-                ):
-                    prepared[0].run(self.model)
+                found[name] = self._look_while(applied(self.model, name, view=view))
             except RankscopeError:
-                self.battery.values()  # discard what was read before the remedy was refused
+                continue
             except Exception as error:  # noqa: BLE001  (a remedy that fails is no reason to stop watching)
-                self.battery.values()
                 LOGGER.warning("The remedy %s could not be tried: %s: %s", name, type(error).__name__, error)
-            else:
-                found[name] = self.battery.values()
         return found
+
+    def look_at_weights(self) -> tuple[LayerValue, ...]:
+        """Current norms of the weights."""
+        view, _, _ = self.set_up()
+        return self._rows(parameter_norms(view, "weight"), "weights")
 
     def look_at_gradients(self) -> tuple[LayerValue, ...]:
         """Current norms of the gradients."""
-        _, _, projections = self.set_up()
-        return gradient_values(self.model, projections)
+        view, _, projections = self.set_up()
+        norms = parameter_norms(view, "gradient")
+        return (*gradient_values(self.model, projections), *self._rows(norms, "gradients"))
 
-    def ledger(self) -> dict[str | None, tuple[Entry, ...]]:
-        """Run the first part of the probe and record every add and norm."""
+    def _rows(self, norms: ParameterNorms, of: str) -> tuple[LayerValue, ...]:
+        self.not_finite[of] = norms.words
+        return (*norms.rows, fact(f"{of}_not_finite", of, float(norms.not_finite)))
+
+    def first_not_finite(self) -> str:
+        """The first module whose output is not finite when the probe runs."""
+        _, prepared, _ = self.set_up()
+        with beside_training(self.model), watching_modules(self.model) as found:
+            for part in prepared:
+                part.run(self.model)
+        return found[0] if found else "none of the modules, so it is made between them"
+
+    def structure(self) -> Structure:
+        """Run the first part of the probe and see how the model is put together."""
         view, prepared, _ = self.set_up()
         with beside_training(self.model):
-            return read_ledger(view, prepared[0], self._plan.policy)
+            return read_structure(view, prepared[0])
+
+    def depth(self, stack: str | None) -> int:
+        """Number of blocks of a stack."""
+        view, _, _ = self.set_up()
+        return next(one.depth for one in view.stacks if one.name == stack)
+
+    def without(self, stack: str | None, component: str, first: int, last: int) -> tuple[LayerValue, ...]:
+        """The metrics on the first part of the probe with one kind of branch switched off in some blocks.
+
+        Raises:
+            UnsupportedOperationError: the model has no such branch that could be switched off.
+        """
+        view, _, _ = self.set_up()
+
+        def amount(at: Spot) -> float:
+            return 0.0 if at.stack == stack and first <= at.layer <= last else 1.0
+
+        chosen = {name: amount if name == component else 1.0 for name in ("attention", "mlp")}
+        graft = BranchGains(view, chosen["attention"], chosen["mlp"])
+        return self._look_while(grafting(self.model, graft, view=view))
+
+    def _look_while(self, changed: AbstractContextManager[Any]) -> tuple[LayerValue, ...]:
+        """The metrics on the first part of the probe while the model is changed."""
+        view, prepared, _ = self.set_up()
+        try:
+            with beside_training(self.model), changed, self.battery.reading(view, prepared[0]):
+                prepared[0].run(self.model)
+        except BaseException:
+            self.battery.values()  # discard what was read before the change was refused
+            raise
+        return self.battery.values()

@@ -13,7 +13,10 @@ from rankscope._types import Status
 from rankscope.linalg.attention import AttentionMatrix
 from rankscope.linalg.precision import float_floor
 from rankscope.metrics import MetricSpec, evaluate
-from rankscope.monitor.alarms import ALARMS, AlarmSpec, Judgement, LayerState
+from rankscope.monitor.alarms import ALARMS, AlarmSpec, Judgement, LayerState, LevelChange
+from rankscope.monitor.alarms._spec import JUMP, TRANSIENT
+from rankscope.monitor.causes import Cause
+from rankscope.monitor.changes import Series
 from rankscope.runs.readings import Alarm, LayerValue
 from rankscope.verbs.measure.choosing import DRAWS, gaussian_null
 
@@ -21,7 +24,8 @@ START_READINGS = 3
 """How many of the first readings define the start of the run: their median tolerates one outlier."""
 
 _LARGEST_NULL = 256
-Place = tuple[str | None, int]
+Place = tuple[str | None, int | None]
+"""Stack and layer; a layer of None holds the facts about the whole model and the batch."""
 
 
 def random_null(specs: Sequence[MetricSpec], shapes: Collection[tuple[int, int]], seed: int = 0) -> dict[str, float]:
@@ -41,18 +45,26 @@ def random_null(specs: Sequence[MetricSpec], shapes: Collection[tuple[int, int]]
 
 
 class References:
-    """Remembers the first readings of every metric and layer, in constant memory."""
+    """Remembers the first and the last readings of every metric and layer, in constant memory."""
 
     def __init__(self) -> None:
         self.null: Mapping[str, float] = {}
+        self._watched = {*ALARMS["sudden_change"].metrics, *ALARMS["data_shift"].metrics}
         self._first: dict[tuple[str, Place], list[float]] = {}
+        self._series: dict[tuple[str, Place], Series] = {}
+        self._changes: dict[Place, dict[str, LevelChange]] = {}
 
     def take(self, table: Sequence[LayerValue]) -> None:
-        """Record a reading, if it belongs to the start."""
+        """Record a reading."""
+        self._changes = {}
         for row in table:
-            known = self._first.setdefault((row.metric, (row.stack, row.layer)), [])
+            place = (row.stack, row.layer)
+            known = self._first.setdefault((row.metric, place), [])
             if len(known) < START_READINGS and math.isfinite(row.mean):
                 known.append(row.mean)
+            if row.metric in self._watched:
+                change = self._series.setdefault((row.metric, place), Series()).take(row.mean)
+                self._changes.setdefault(place, {})[row.metric] = change
 
     def states(self, table: Sequence[LayerValue]) -> dict[Place, LayerState]:
         """The input of the rules for every layer."""
@@ -73,8 +85,9 @@ class References:
                 null=self.null,
                 largest_at_start={metric: largest.get((metric, place[0]), math.nan) for metric in values},
                 undefined=frozenset(undefined.get(place, ())),
+                changes=self._changes.get(place, {}),
             )
-            for place, values in sorted(now.items(), key=lambda item: (str(item[0][0]), item[0][1]))
+            for place, values in sorted(now.items(), key=lambda item: (str(item[0][0]), depth(item[0][1])))
         }
 
 
@@ -114,10 +127,10 @@ def advise(
         trials: the values with each applicable remedy; called only if it can help.
         states: turns values into the input of an alarm's rule.
     """
-    before = _worst(spec, stack, states(plain))
+    before = worst_of(spec, stack, states(plain))
     if before is None:
         return Advice((), "No remedy was tried: a pass of the probe does not show this. Compare them with remedy().")
-    tried = {name: _worst(spec, stack, states(values)) for name, values in trials().items()}
+    tried = {name: worst_of(spec, stack, states(values)) for name, values in trials().items()}
     known = {name: after for name, after in tried.items() if after is not None}
     better = [name for name in known if known[name][0] < math.inf and known[name][0] <= HELPS * before[0]]
     better.sort(key=lambda name: known[name][0])
@@ -130,14 +143,14 @@ def advise(
     return Advice(tuple(better[:MOST_NAMED]), words)
 
 
-def _worst(spec: AlarmSpec, stack: str | None, states: Mapping[Place, LayerState]) -> tuple[float, float] | None:
+def worst_of(spec: AlarmSpec, stack: str | None, states: Mapping[Place, LayerState]) -> tuple[float, float] | None:
     """The largest severity, and what is measured there; None if nothing can be judged."""
     judged = [(spec.rule(state), state) for place, state in states.items() if place[0] == stack]
     known = [(judgement.severity, state.now[spec.metrics[0]]) for judgement, state in judged if judgement is not None]
     return max(known, key=lambda entry: entry[0], default=None)
 
 
-Blame = Callable[[str | None, int], str]
+Blame = Callable[[AlarmSpec, str | None, int | None], Cause]
 Advise = Callable[[AlarmSpec, str | None], Advice]
 
 
@@ -147,6 +160,7 @@ class _Memory:
 
     active: bool = False
     in_a_row: int = 0
+    jumped: bool = False
 
 
 class AlarmWatch:
@@ -189,17 +203,28 @@ class AlarmWatch:
             return
         memory = self._memory.setdefault((spec.name, stack), _Memory())
         worst = max(known, key=lambda layer: known[layer].severity)
-        turns = known[worst].severity < spec.release if memory.active else known[worst].severity >= 1.0
+        severity, lasts = known[worst].severity, known[worst].may_pass and memory.in_a_row > 0
+        # What has to last may fall back behind the threshold a little, as a raised alarm may.
+        turns = severity < spec.release if memory.active else severity >= (spec.release if lasts else 1.0)
         memory.in_a_row = memory.in_a_row + 1 if turns else 0
-        if memory.in_a_row < spec.confirm:
+        if memory.in_a_row < (spec.confirm if memory.active else self._needed(spec, stack, states, known[worst])):
             return
         memory.active, memory.in_a_row = not memory.active, 0
         if memory.active:
-            first = min(layer for layer, judgement in known.items() if judgement.severity >= 1.0)
-            component = spec.blames if spec.blames is not None else blame(stack, first)
-            yield _raised(spec, step, stack, first, worst, known, component, advise(spec, stack))
-        else:
+            affected = [layer for layer, judgement in known.items() if judgement.severity >= min(1.0, severity)]
+            first = min(affected, key=depth)
+            cause = blame(spec, stack, first)
+            advice = Advice((), spec.to_do) if spec.to_do else advise(spec, stack)
+            yield _raised(spec, step, stack, first, worst, known, cause, advice)
+        elif not spec.is_event:
             yield _cleared(spec, step, stack, worst, known[worst])
+
+    def _needed(self, spec: AlarmSpec, stack: str | None, states: Mapping[Place, LayerState], worst: Judgement) -> int:
+        """How many readings in a row raise an alarm: many if healthy runs pass through this state without a jump."""
+        memory = self._memory[spec.name, stack]
+        changes = [change for place, state in states.items() if place[0] == stack for change in state.changes.values()]
+        memory.jumped = memory.in_a_row > 0 and (memory.jumped or any(change.score >= JUMP for change in changes))
+        return TRANSIENT if worst.may_pass and not memory.jumped else spec.confirm
 
 
 def chosen_alarms(names: Sequence[str] | None) -> tuple[AlarmSpec, ...]:
@@ -211,26 +236,33 @@ def _raised(
     spec: AlarmSpec,
     step: int,
     stack: str | None,
-    first: int,
-    worst: int,
-    known: Mapping[int, Judgement],
-    component: str,
+    first: int | None,
+    worst: int | None,
+    known: Mapping[int | None, Judgement],
+    cause: Cause,
     advice: Advice,
 ) -> Alarm:
-    depth = f", worst at layer {worst}: {known[worst].words}" if worst != first else ""
-    sentence = (
-        f"{spec.title} at {_place(stack, first)}, step {step}: {known[first].words}{depth}. "
-        f"Likely component: {component}. {advice.words}"
-    )
-    evidence = {**known[first].evidence, "severity": known[first].severity, "worst_layer": float(worst)}
-    evidence |= {f"worst_{name}": value for name, value in known[worst].evidence.items()}
-    return Alarm(spec.name, "raised", step, stack, first, sentence, evidence, component, advice.remedies)
+    deepest = f", worst at layer {worst}: {known[worst].words}" if worst != first else ""
+    sentence = f"{spec.title}{_place(stack, first)}, step {step}: {known[first].words}{deepest}."
+    sentence = " ".join(part for part in (sentence, cause.words, advice.words) if part)
+    evidence = {**known[first].evidence, "severity": known[first].severity}
+    if worst is not None:
+        evidence["worst_layer"] = float(worst)
+        evidence |= {f"worst_{name}": value for name, value in known[worst].evidence.items()}
+    return Alarm(spec.name, "raised", step, stack, first, sentence, evidence, cause.component, advice.remedies)
 
 
-def _cleared(spec: AlarmSpec, step: int, stack: str | None, worst: int, judgement: Judgement) -> Alarm:
-    sentence = f"Over since step {step}: {spec.title.lower()}; now {judgement.words} at {_place(stack, worst)}."
+def _cleared(spec: AlarmSpec, step: int, stack: str | None, worst: int | None, judgement: Judgement) -> Alarm:
+    sentence = f"Over since step {step}: {spec.title.lower()}; now {judgement.words}{_place(stack, worst)}."
     return Alarm(spec.name, "cleared", step, stack, worst, sentence, judgement.evidence, "none", ())
 
 
-def _place(stack: str | None, layer: int) -> str:
-    return f"layer {layer}" if stack is None else f"layer {layer} of the {stack}"
+def depth(layer: int | None) -> int:
+    """A key by which to sort layers, the whole model first."""
+    return -1 if layer is None else layer
+
+
+def _place(stack: str | None, layer: int | None) -> str:
+    if layer is None:
+        return ""
+    return f" at layer {layer}" if stack is None else f" at layer {layer} of the {stack}"

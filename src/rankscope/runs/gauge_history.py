@@ -26,12 +26,16 @@ class History:
 
     def take(self, reading: Reading) -> None:
         """Add a reading."""
-        self._alarms += [(a.stack, a.step, a.layer, a.name) for a in reading.alarms if a.state == "raised"]
+        self._alarms += [
+            (a.stack, a.step, a.layer, a.name) for a in reading.alarms if a.state == "raised" and a.layer is not None
+        ]
         self._alarms = self._alarms[-self._columns :]
         # Keep every ``_every``-th reading, so that columns stay evenly spaced after each thinning.
         if self._count % self._every == 0:
             columns: dict[tuple[str, str | None], dict[int, float]] = {}
             for row in reading.table:
+                if row.layer is None:
+                    continue
                 columns.setdefault((row.metric, row.stack), {})[row.layer] = row.mean
             self._readings.append((reading.step, columns))
         self._count += 1

@@ -22,10 +22,11 @@ class LayerValue:
 
     Attributes:
         metric: registered name, or ``"qk_to_v_gradient"``, ``"q_gradient"``, ``"k_gradient"``, ``"v_gradient"``, or
-            ``"inputs_relative_residual"`` and ``"inputs_averaging_residual"``, which compare the inputs of the probe.
+            ``"inputs_relative_residual"`` and ``"inputs_averaging_residual"``, which compare the inputs of the probe,
+            or ``"weight_norm"``, ``"gradient_norm"``, ``"not_finite"`` (share of sequences), or a fact about the batch.
         site: where it was taken; ``"attention.weights"`` for gradients, ``"inputs.mean"`` between inputs.
         stack: ``"encoder"`` or ``"decoder"`` in a model that has both, else None.
-        layer: number of the block, from 0.
+        layer: number of the block, from 0; None for facts about the whole model, the loss and the batch.
         mean: mean over sequences and heads with a usable value; NaN if there is none.
         least: smallest of them.
         most: largest of them.
@@ -35,11 +36,16 @@ class LayerValue:
     metric: str
     site: str
     stack: str | None
-    layer: int
+    layer: int | None
     mean: float
     least: float
     most: float
     status: str = "ok"
+
+
+def fact(metric: str, site: str, value: float) -> LayerValue:
+    """A fact that belongs to no layer."""
+    return LayerValue(metric, site, None, None, value, value, value)
 
 
 @dataclass(frozen=True)
@@ -51,10 +57,12 @@ class Alarm:
         state: ``"raised"`` when it starts, ``"cleared"`` when it ends.
         step: training step of the reading.
         stack: of the layer, None in a model with one stack.
-        layer: the first affected layer.
+        layer: the first affected layer; None if it is not about a layer.
         sentence: description with the numbers.
         evidence: the same numbers by name.
-        component: the likely cause: ``"attention"``, ``"mlp"``, ``"skip"``, ``"norm"``, ``"embedding"``, ``"unknown"``.
+        component: the cause: ``"attention"``, ``"mlp"``, ``"skip"``, ``"embedding"``, ``"shapes"``; ``"weights"``,
+            ``"gradients"``, ``"activations"``, ``"loss"`` for numbers that are not finite; ``"data"``; or
+            ``"unknown"``, if it was not found.
         remedies: names of remedies that helped when they were tried on the probe, at most two; may be empty.
     """
 
@@ -62,7 +70,7 @@ class Alarm:
     state: AlarmState
     step: int
     stack: str | None
-    layer: int
+    layer: int | None
     sentence: str
     evidence: Mapping[str, float]
     component: str
@@ -107,7 +115,8 @@ class Reading:
 
     def values(self, metric: str, stack: str | None = None) -> dict[int, float]:
         """Mean of one metric by layer."""
-        return {row.layer: row.mean for row in self.table if row.metric == metric and row.stack == stack}
+        rows = [row for row in self.table if row.metric == metric and row.stack == stack]
+        return {row.layer: row.mean for row in rows if row.layer is not None}
 
     def to_json(self) -> dict[str, Any]:
         """All fields in plain JSON types; numbers that are not finite become None."""
@@ -207,7 +216,7 @@ def _duration(value: object) -> float:
 def _row(row: Sequence[Any]) -> LayerValue:
     metric, site, stack, layer, mean, least, most, status = row
     least, most = _number(least), _number(most)
-    return LayerValue(str(metric), str(site), _stack(stack), _whole(layer), _number(mean), least, most, str(status))
+    return LayerValue(str(metric), str(site), _stack(stack), _layer(layer), _number(mean), least, most, str(status))
 
 
 def _alarm(facts: Mapping[str, Any]) -> Alarm:
@@ -217,12 +226,16 @@ def _alarm(facts: Mapping[str, Any]) -> Alarm:
         state=state,
         step=_whole(facts["step"]),
         stack=_stack(facts["stack"]),
-        layer=_whole(facts["layer"]),
+        layer=_layer(facts["layer"]),
         sentence=str(facts["sentence"]),
         evidence={str(name): _number(value) for name, value in facts["evidence"].items()},
         component=str(facts["component"]),
         remedies=tuple(str(name) for name in facts["remedies"]),
     )
+
+
+def _layer(value: object) -> int | None:
+    return None if value is None else _whole(value)
 
 
 def _stack(value: object) -> str | None:

@@ -77,7 +77,7 @@ class PendingReadings:
         reductions = self._reductions.get(kind)
         if joinable is None or reductions is None:
             reading = evaluate(specs, view, floor)
-            self.add((reading.values, reading.statuses), deliver)
+            self.add(_tensors_of(reading), deliver)
             if joinable is not None and kind not in self._reductions:
                 self._reductions[kind] = _reductions_read(specs, joinable, floor)
             return

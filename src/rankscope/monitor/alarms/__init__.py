@@ -1,5 +1,5 @@
 """Alarms: one file each, found by name in ``ALARMS``."""
 
-from rankscope.monitor.alarms._spec import ALARMS, AlarmSpec, Judgement, LayerState
+from rankscope.monitor.alarms._spec import ALARMS, AlarmSpec, Judgement, LayerState, LevelChange
 
-__all__ = ["ALARMS", "AlarmSpec", "Judgement", "LayerState"]
+__all__ = ["ALARMS", "AlarmSpec", "Judgement", "LayerState", "LevelChange"]

@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 
 from rankscope._citations import Cite
 from rankscope._registry import Registry
 
 
 @dataclass(frozen=True)
+class LevelChange:
+    """How far a value is from what it was over the last readings.
+
+    Attributes:
+        score: the change divided by the largest change of the earlier readings; 0 if they are too few.
+        before: the median of the last readings before the change.
+    """
+
+    score: float
+    before: float
+
+
+@dataclass(frozen=True)
 class LayerState:
     """The input of an alarm's rule: one layer now, at the start of the run, and for random tokens.
+
+    Facts about the whole model and about the batch are in a state of their own.
 
     Attributes:
         now: means over the probe, by metric.
@@ -20,6 +35,7 @@ class LayerState:
         null: means over random tokens of the same shape.
         largest_at_start: largest ``start`` over all layers of the stack.
         undefined: metrics that were measured now but have no value in most sequences.
+        changes: how far each metric is from its last readings.
     """
 
     now: Mapping[str, float]
@@ -27,6 +43,7 @@ class LayerState:
     null: Mapping[str, float]
     largest_at_start: Mapping[str, float]
     undefined: frozenset[str] = frozenset()
+    changes: Mapping[str, LevelChange] = field(default_factory=dict)
 
     def has(self, *metrics: str) -> bool:
         """Whether all of these were measured now, with a finite value."""
@@ -41,11 +58,14 @@ class Judgement:
         severity: 1 at the threshold; 2 is twice as far beyond it.
         evidence: the numbers it is based on, by name.
         words: the same in a few words.
+        may_pass: whether healthy runs are in this state for a while, so that it has to last for :data:`TRANSIENT`
+            readings, unless it set in with a jump.
     """
 
     severity: float
     evidence: Mapping[str, float]
     words: str
+    may_pass: bool = False
 
 
 Rule = Callable[[LayerState], "Judgement | None"]
@@ -63,8 +83,10 @@ class AlarmSpec:
         confirm: number of consecutive readings beyond the threshold before it is raised, and below ``release``
             before it is cleared.
         release: severity below which it is cleared; between ``release`` and 1 nothing changes.
-        blames: whether the ledger of skip adds can identify the component.
+        blames: the component to name; None if the gauge has to look for it.
         cites: its sources.
+        to_do: what to do about it, instead of a remedy.
+        is_event: it tells of a moment, not of a state that lasts, so that it is never reported as over.
         rule: the function.
     """
 
@@ -76,8 +98,18 @@ class AlarmSpec:
     release: float
     blames: str | None
     cites: tuple[Cite, ...]
+    to_do: str
+    is_event: bool
     rule: Rule
 
+
+DEEP = 8.0
+"""Severity of a collapse that no healthy run was seen to pass through."""
+JUMP = 4.0
+"""Score of a :class:`LevelChange` that is a jump."""
+TRANSIENT = 24
+"""Readings for which a mild collapse has to last. While a model learns how frequent each token is, a common vector
+dominates, and tokens look alike for some readings, also in healthy runs (a GPT-2 for 13 readings of 40)."""
 
 ALARMS: Registry[AlarmSpec] = Registry("alarm", "rankscope.monitor.alarms")
 
@@ -90,12 +122,14 @@ def alarm(
     release: float = 0.5,
     blames: str | None = None,
     cites: tuple[Cite, ...] = (),
+    to_do: str = "",
+    is_event: bool = False,
 ) -> Callable[[Rule], Rule]:
-    """Register a rule; ``blames`` names the component if the ledger is not used."""
+    """Register a rule; see :class:`AlarmSpec`."""
 
     def register(rule: Rule) -> Rule:
         summary = (rule.__doc__ or "").strip().split("\n", 1)[0]
-        facts = (metrics, title, confirm, release, blames, cites)
+        facts = (metrics, title, confirm, release, blames, cites, to_do, is_event)
         ALARMS.add(rule.__name__, AlarmSpec(rule.__name__, summary, *facts, rule))
         return rule
 
@@ -114,3 +148,18 @@ def share_above(share: float, null: float, limit: float) -> float:
     if not math.isfinite(null) or null >= 1.0:
         return 0.0
     return max(0.0, (share - null) / (1.0 - null)) / limit
+
+
+def largest_change(layer: LayerState, metrics: Iterable[str], limit: float) -> Judgement | None:
+    """The largest change among these metrics; severity 1 at a score of ``limit``."""
+    known = {name: layer.changes[name] for name in metrics if name in layer.changes and layer.has(name)}
+    if not known:
+        return None
+    name = max(known, key=lambda name: known[name].score)
+    now, change = layer.now[name], known[name]
+    return Judgement(
+        severity=change.score / limit,
+        evidence={name: now, "before": change.before, "score": change.score},
+        words=f"{name.replace('_', ' ')} {now:.3g}, {change.before:.3g} over the readings before, {change.score:.2g} "
+        "times its largest change until then",
+    )

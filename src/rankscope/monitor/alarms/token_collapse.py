@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from rankscope._citations import Cite
-from rankscope.monitor.alarms._spec import Judgement, LayerState, alarm, fallen
+from rankscope.monitor.alarms._spec import DEEP, Judgement, LayerState, alarm, fallen
 from rankscope.verdicts.states import COLLAPSED_RESIDUAL, DOMINANT_SHARE
 
 OF_START = 0.1
@@ -22,8 +22,8 @@ def token_collapse(layer: LayerState) -> Judgement | None:
     """The tokens have collapsed as ``measure`` would say, or fallen far below the run's own start.
 
     **Heuristic.** Severity is the larger of 0.03 / r, the threshold of every verb
-    (:data:`rankscope.verdicts.states.COLLAPSED_RESIDUAL`), and min(0.1 start / r, 0.5 null / r). A healthy training may
-    pass through 0.11 in its first steps (24 layers with skips, five seeds).
+    (:data:`rankscope.verdicts.states.COLLAPSED_RESIDUAL`), and min(0.1 start / r, 0.5 null / r). Healthy trainings pass
+    through 0.07 in their first steps, so that a severity below 8 has to last, or to begin with a jump.
     """
     if {"relative_residual", "largest_token_share"} <= layer.undefined:
         # Only a zero stream has no largest token.
@@ -37,8 +37,10 @@ def token_collapse(layer: LayerState) -> Judgement | None:
     apart = max(now, layer.now.get("typical_residual", now))
     unsure = not layer.has("typical_residual") and layer.now.get("largest_channel_share", 0.0) > DOMINANT_SHARE
     caution = "; one channel dominates: add typical_residual to the metrics to see the others" if unsure else ""
+    severity = max(fallen(apart, 1.0, COLLAPSED_RESIDUAL), since_start)
     return Judgement(
-        severity=max(fallen(apart, 1.0, COLLAPSED_RESIDUAL), since_start),
+        severity=severity,
         evidence={"relative_residual": now, "at_start": start, "random_tokens": null},
         words=f"relative residual {now:.2g} (start of the run {start:.2g}, random tokens {null:.2g}){caution}",
+        may_pass=severity < DEEP,
     )

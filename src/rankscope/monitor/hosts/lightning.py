@@ -7,9 +7,10 @@ loggers, at its own step, and through ``log_dict`` only to ``callback_metrics``,
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from torch import Tensor
 from torch.optim import Optimizer
 
 from rankscope.errors import MissingExtraError
@@ -59,7 +60,9 @@ class GaugeCallback(HostedGauge, Callback):
         if self.gauge is None or trainer.global_step == self._stepped:
             return
         self._stepped = trainer.global_step
-        reading = self.gauge.step(self._stepped)
+        reading = self.gauge.step(
+            self._stepped, batch=batch if isinstance(batch, (Tensor, Mapping, Sequence)) else None
+        )
         if reading is not None:
             self._tell_host(lambda: _log(reading, trainer, pl_module))
         if self.gauge.should_stop:

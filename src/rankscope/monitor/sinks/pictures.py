@@ -143,8 +143,9 @@ def title(alarm: Alarm) -> str:
         >>> title(Alarm("token_collapse", "raised", 90, None, 7, "...", {}, "attention", ()))
         'rankscope: token collapse raised at layer 7'
     """
-    where = f"layer {alarm.layer}" if alarm.stack is None else f"layer {alarm.layer} of the {alarm.stack}"
-    return f"rankscope: {alarm.name.replace('_', ' ')} {alarm.state} at {where}"
+    where = "" if alarm.layer is None else f" at layer {alarm.layer}"
+    of = "" if alarm.stack is None else f" of the {alarm.stack}"
+    return f"rankscope: {alarm.name.replace('_', ' ')} {alarm.state}{where}{of}"
 
 
 def as_markdown(alarm: Alarm) -> str:

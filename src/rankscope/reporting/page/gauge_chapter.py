@@ -43,7 +43,11 @@ def training_chapter(record: Record, detail: int) -> Chapter:
         tiles=_tiles(record),
         sections=tuple(section for section in sections if section is not None),
         notes=_notes(record),
-        origin=[(str(key).replace("_", " "), clipped(_words(value), 400)) for key, value in record.facts.items()],
+        origin=[
+            (str(key).replace("_", " "), clipped(_words(value), 400))
+            for key, value in record.facts.items()
+            if key != "structure"
+        ],
     )
 
 
@@ -55,9 +59,10 @@ def _verdict(record: Record, raised: Sequence[Alarm]) -> tuple[str, list[str]]:
         return "No alarm", [f"{len(record.readings)} readings over {steps}, and none of them raised an alarm."]
     first, standing = raised[0], record.readings[-1].active
     after = f"standing at the end: {', '.join(map(spoken, standing))}" if standing else "none stands at the end"
+    place = "" if first.layer is None else f", block {first.layer}"
     count = f"{len(raised)} alarm{'s' if len(raised) > 1 else ''}"
     return (
-        f"{spoken(first.name).capitalize()} at step {first.step}, block {first.layer}",
+        f"{spoken(first.name).capitalize()} at step {first.step}{place}",
         [
             readable(first.sentence)[:LONGEST_SENTENCE],
             f"{count} over {steps}; {after}.",
@@ -176,7 +181,7 @@ def _alarms(alarms: Sequence[Alarm]) -> Section | None:
     rows: list[Row] = [
         [
             str(alarm.step),
-            str(alarm.layer) if alarm.stack is None else f"{clipped(alarm.stack, 20)} {alarm.layer}",
+            " ".join(str(part) for part in (clipped(alarm.stack or "", 20), alarm.layer) if part not in ("", None)),
             Cell(clipped(spoken(alarm.name), 40), ("bad",) if alarm.state == "raised" else ("good",)),
             alarm.state,
             readable(alarm.sentence)[:LONGEST_SENTENCE],

@@ -1,0 +1,191 @@
+"""Small transformers whose parts a fault can reach, and the text, images and views they are trained on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rankscope.models.inputs.text import sample_text
+
+Place = Literal["pre", "post"]
+TOKENS, HEADS = 24, 2
+SPECIAL = 2
+PAD, HIDDEN = 0, 1
+"""Ids of padding and of a masked character."""
+
+
+def text_ids() -> tuple[Tensor, int]:
+    """The built-in sample text, character by character, after the special ids."""
+    text = sample_text()
+    number = {letter: place + SPECIAL for place, letter in enumerate(sorted(set(text)))}
+    return torch.tensor([number[letter] for letter in text]), len(number) + SPECIAL
+
+
+def windows(ids: Tensor, count: int, generator: torch.Generator, tokens: int = TOKENS) -> Tensor:
+    """Random stretches of the text."""
+    starts = torch.randint(0, len(ids) - tokens, (count,), generator=generator)
+    return torch.stack([ids[start : start + tokens] for start in starts.tolist()])
+
+
+class Block(nn.Module):
+    """A transformer block. Faults change its attributes while it trains, as a faulty edit of the code would.
+
+    Attributes:
+        skip: factor on the stream at both adds.
+        branch: factor on both branches.
+        sharpness: factor on the scores.
+        causal: whether a token sees only earlier ones.
+        half: whether the stream is stored in float16 after the block.
+    """
+
+    def __init__(self, width: int, place: Place, *, causal: bool, dropout: float) -> None:
+        super().__init__()
+        self.place = place
+        self.skip, self.branch, self.sharpness, self.causal, self.half = 1.0, 1.0, 1.0, causal, False
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.q_proj, self.k_proj, self.v_proj = (nn.Linear(width, width) for _ in range(3))
+        self.out_proj = nn.Linear(width, width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.dropout = nn.Dropout(dropout)
+
+    def attend(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """Softmax attention."""
+        batch, tokens, width = x.shape
+        q, k, v = (
+            proj(x).view(batch, tokens, HEADS, -1).transpose(1, 2) for proj in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        scores = self.sharpness * (q @ k.transpose(-1, -2)) / math.sqrt(width // HEADS)
+        if self.causal:
+            scores = scores.masked_fill(torch.ones(tokens, tokens).triu(1).bool(), -1e9)
+        if mask is not None:
+            scores = scores.masked_fill(mask[:, None, None, :] == 0, -1e9)
+        return self.out_proj((scores.softmax(-1) @ v).transpose(1, 2).reshape(batch, tokens, width))
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Two branches, each added to the stream."""
+        if self.place == "pre":
+            x = self.skip * x + self.branch * self.dropout(self.attend(self.norm1(x), mask))
+            x = self.skip * x + self.branch * self.dropout(self.mlp(self.norm2(x)))
+        else:
+            x = self.norm1(self.skip * x + self.branch * self.dropout(self.attend(x, mask)))
+            x = self.norm2(self.skip * x + self.branch * self.dropout(self.mlp(x)))
+        return x.half().float() if self.half else x
+
+
+class Net(nn.Module):
+    """Embeddings, blocks and a head.
+
+    Args:
+        vocabulary: number of ids.
+        layers: number of blocks.
+        width: of the stream.
+        place: of the norms.
+        causal: whether a token sees only earlier ones.
+        dropout: on both branches.
+    """
+
+    def __init__(
+        self, vocabulary: int, layers: int, width: int, place: Place, *, causal: bool, dropout: float = 0.0
+    ) -> None:
+        super().__init__()
+        self.embed, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(TOKENS, width)
+        self.blocks = nn.ModuleList([Block(width, place, causal=causal, dropout=dropout) for _ in range(layers)])
+        self.norm = nn.LayerNorm(width) if place == "pre" else nn.Identity()
+        self.head = nn.Linear(width, vocabulary)
+
+    def encode(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        """The stream after the last block and norm."""
+        x = self.embed(input_ids) + self.positions.weight[: input_ids.shape[1]]
+        for block in self.blocks:
+            x = block(x, attention_mask)
+        return self.norm(x)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        """Logits."""
+        return self.head(self.encode(input_ids, attention_mask))
+
+
+def build(family: str, vocabulary: int, layers: int, width: int, *, dropout: float) -> nn.Module:
+    """A model of a family: four of our own, and those of transformers."""
+    own = {"pre": ("pre", True), "post": ("post", True), "pre-mlm": ("pre", False), "post-mlm": ("post", False)}
+    if family in own:
+        place, causal = own[family]
+        return Net(vocabulary, layers, width, place, causal=causal, dropout=dropout)  # type: ignore[arg-type]
+    return _from_transformers(family, vocabulary, layers, width)
+
+
+def _from_transformers(family: str, vocabulary: int, layers: int, width: int) -> nn.Module:
+    import transformers as hf
+
+    shape: dict[str, Any] = {
+        "vocab_size": vocabulary, "hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": HEADS,
+        "intermediate_size": 4 * width, "max_position_embeddings": TOKENS,
+    }  # fmt: skip
+    if family == "gpt2":
+        sizes = {"n_layer": layers, "n_embd": width, "n_head": HEADS, "n_positions": TOKENS}
+        return hf.GPT2LMHeadModel(
+            hf.GPT2Config(vocab_size=vocabulary, use_cache=False, bos_token_id=0, eos_token_id=0, **sizes)
+        )
+    if family == "llama":
+        return hf.LlamaForCausalLM(hf.LlamaConfig(**shape, use_cache=False, num_key_value_heads=1))
+    if family == "bert":
+        return hf.BertForMaskedLM(hf.BertConfig(**shape))
+    assert family == "vit", family
+    del shape["vocab_size"], shape["max_position_embeddings"]
+    return hf.ViTForImageClassification(
+        hf.ViTConfig(**shape, image_size=16, patch_size=4, num_channels=1, num_labels=8)
+    )
+
+
+def images(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Gratings of eight orientations in noise, and which one each is."""
+    kinds = torch.randint(8, (count,), generator=generator)
+    y, x = torch.meshgrid(torch.arange(16.0), torch.arange(16.0), indexing="ij")
+    angle = kinds[:, None, None] * math.pi / 8
+    phase = 6.28 * torch.rand(count, 1, 1, generator=generator)
+    wave = torch.sin((x * angle.cos() + y * angle.sin()) + phase)
+    return (wave + 0.5 * torch.randn(count, 16, 16, generator=generator))[:, None], kinds
+
+
+def masked(ids: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """A fifth of the characters hidden, and the labels of those."""
+    hidden = torch.rand(ids.shape, generator=generator) < 0.2
+    return torch.where(hidden, HIDDEN, ids), torch.where(hidden, ids, -100)
+
+
+def replaced(ids: Tensor, vocabulary: int, generator: torch.Generator) -> Tensor:
+    """A view of the sequences in which a third of the characters are drawn anew."""
+    other = torch.randint(SPECIAL, vocabulary, ids.shape, generator=generator)
+    return torch.where(torch.rand(ids.shape, generator=generator) < 1 / 3, other, ids)
+
+
+def hidden_of(model: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
+    """What the last block returns."""
+    blocks = [list(module) for module in model.modules() if isinstance(module, nn.ModuleList) and len(module)]
+    kept: list[Tensor] = []
+
+    def keep(module: nn.Module, args: Any, output: Any) -> None:
+        kept.append(output[0] if isinstance(output, tuple) else output)
+
+    handle = max(blocks, key=len)[-1].register_forward_hook(keep)
+    try:
+        with torch.no_grad():
+            model(**inputs)
+    finally:
+        handle.remove()
+    return kept[0]
+
+
+def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """Mean over labels that are not ignored."""
+    return F.cross_entropy(logits.flatten(0, -2), labels.flatten())
+
+
+def parameters_of(model: nn.Module) -> Iterator[nn.Parameter]:
+    """Those that learn."""
+    return (parameter for parameter in model.parameters() if parameter.requires_grad)

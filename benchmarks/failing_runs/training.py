@@ -1,0 +1,279 @@
+"""Train one declared run under a gauge, and store what detectors may look at."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.failing_runs.declared import Declared
+from benchmarks.failing_runs.nets import (
+    PAD,
+    TOKENS,
+    Block,
+    Net,
+    build,
+    cross_entropy,
+    hidden_of,
+    images,
+    masked,
+    parameters_of,
+    replaced,
+    text_ids,
+    windows,
+)
+from rankscope.monitor import Gauge
+
+STEPS, EVERY, PROBE, HELD_OUT = 160, 4, 8, 32
+SIZES = {"tiny": {"width": 32, "depth": 1, "steps": STEPS}, "small": {"width": 64, "depth": 2, "steps": 2 * STEPS}}
+"""Width of the stream, factor on the declared layers, steps."""
+DONE = "steps.json"
+
+
+class Training:
+    """A run in progress; faults change it.
+
+    Args:
+        declared: the run.
+        seed: of weights and data.
+        size: a key of ``SIZES``.
+    """
+
+    def __init__(self, declared: Declared, seed: int, size: str) -> None:
+        torch.manual_seed(seed)
+        self.declared, self.size = declared, SIZES[size]
+        self.generator = torch.Generator().manual_seed(seed)
+        text, self.vocabulary = text_ids()
+        self.text, self.held_out = text[: -len(text) // 5], text[-len(text) // 5 :]
+        dropout = 0.1 if "dropout" in declared.options else 0.0
+        layers, width = declared.layers * self.size["depth"], self.size["width"]
+        self.model = build(declared.family, self.vocabulary, layers, width, dropout=dropout).train()
+        self.predictor = nn.Sequential(
+            nn.Linear(width, width // 2), nn.BatchNorm1d(width // 2), nn.ReLU(), nn.Linear(width // 2, width)
+        )
+        self.rate, self.decay, self.loss_scale = declared.rate, 0.01, 1.0
+        self.change: Callable[[dict[str, Tensor]], dict[str, Tensor]] = lambda batch: batch
+        if "bfloat16" in declared.options:
+            self.model.to(torch.bfloat16)
+        if "half" in declared.options:
+            self.each_block(half=True)
+        if "frozen" in declared.options:
+            assert isinstance(self.model, Net)
+            for part in (self.model.embed, self.model.positions, *self.model.blocks[: layers // 2]):
+                part.requires_grad_(False)
+        learned = [
+            *parameters_of(self.model),
+            *(self.predictor.parameters() if declared.objective == "siamese" else ()),
+        ]
+        if "sgd" in declared.options:
+            self.optimizer: torch.optim.Optimizer = torch.optim.SGD(learned, lr=self.rate, momentum=0.9)
+        else:
+            self.optimizer = torch.optim.AdamW(learned, lr=self.rate, weight_decay=self.decay)
+
+    def each_block(self, **attributes: Any) -> None:
+        """Set attributes of every block."""
+        for block in self.model.modules():
+            if isinstance(block, Block):
+                for name, value in attributes.items():
+                    assert hasattr(block, name)
+                    setattr(block, name, value)
+
+    def batch(self, step: int) -> dict[str, Tensor]:
+        """The batch of a step, as the loader returns it."""
+        declared = self.declared
+        if declared.objective == "images":
+            pixels, labels = images(declared.batch, self.generator)
+            return {"pixel_values": pixels, "labels": labels}
+        text = self.text
+        if "domains" in declared.options:
+            half = len(text) // 2
+            text = text[:half] if step % 2 else self.vocabulary + 1 - text[half:]
+        ids = windows(text, declared.batch, self.generator)
+        if "twice" in declared.options:
+            ids = ids[: declared.batch // 2].repeat(2, 1)
+        found = {"input_ids": ids}
+        if declared.objective == "masked":
+            found["input_ids"], found["labels"] = masked(ids, self.generator)
+        if "lengths" in declared.options:
+            lengths = torch.randint(TOKENS // 3, TOKENS + 1, (len(ids), 1), generator=self.generator)
+            keep = torch.arange(TOKENS)[None] < lengths
+            found["attention_mask"] = keep.long()
+            found["input_ids"] = torch.where(keep, found["input_ids"], PAD)
+            found["labels"] = torch.where(keep, found["labels"], -100)
+        return self.change(found)
+
+    def probe(self, count: int) -> dict[str, Tensor]:
+        """Inputs from the part of the text that is not trained on."""
+        generator = torch.Generator().manual_seed(10_000)
+        if self.declared.objective == "images":
+            return {"pixel_values": images(count, generator)[0]}
+        return {"input_ids": windows(self.held_out, count, generator)}
+
+    def loss(self, batch: dict[str, Tensor]) -> Tensor:
+        """The loss of a batch."""
+        declared = self.declared
+        if declared.objective in ("siamese", "contrast"):
+            assert isinstance(self.model, Net)
+            views = [replaced(batch["input_ids"], self.vocabulary, self.generator) for _ in range(2)]
+            z = [self.model.encode(view).mean(1) for view in views]
+            if declared.objective == "contrast":
+                a, b = (torch.nn.functional.normalize(one, dim=-1) for one in z)
+                return torch.nn.functional.cross_entropy(a @ b.T / 0.1, torch.arange(len(a)))
+            target = z if "no stop" in declared.options else [one.detach() for one in z]
+            pairs = zip((self.predictor(one) for one in z), reversed(target), strict=True)
+            return -torch.stack([torch.nn.functional.cosine_similarity(p, t).mean() for p, t in pairs]).mean()
+        if declared.objective == "images":
+            return self.model(pixel_values=batch["pixel_values"], labels=batch["labels"]).loss
+        inputs = {name: value for name, value in batch.items() if name != "labels"}
+        out = self.model(**inputs)
+        logits = (out if isinstance(out, Tensor) else out.logits).float()
+        if declared.objective == "masked":
+            return cross_entropy(logits, batch["labels"])
+        return cross_entropy(logits[:, :-1], batch["input_ids"][:, 1:])
+
+    def learning_rate(self, step: int) -> float:
+        """With warm-up, and what the options say."""
+        rate = self.rate * min(1.0, (step + 1) / max(1, self.declared.warmup))
+        if "drop" in self.declared.options and step >= self.size["steps"] // 2:
+            rate /= 10
+        if "cyclic" in self.declared.options:
+            rate *= 0.5 * (1 + math.cos(2 * math.pi * (step % 40) / 40))
+        return rate
+
+
+def _sharper(training: Training, since: int) -> None:
+    training.each_block(sharpness=1.03**since)
+
+
+def _reset_block(training: Training, since: int) -> None:
+    if since == 0:
+        assert isinstance(training.model, Net)
+        for module in training.model.blocks[2].modules():
+            if isinstance(module, nn.Linear):
+                module.reset_parameters()
+                module.weight.data.mul_(3.0)
+
+
+def _identical(training: Training, since: int) -> None:
+    training.change = lambda batch: {name: value[:1].expand_as(value).clone() for name, value in batch.items()}
+
+
+def _padding(training: Training, since: int) -> None:
+    def change(batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        ids = torch.full_like(batch["input_ids"], PAD)
+        return {"input_ids": ids, "attention_mask": torch.zeros_like(ids), "labels": ids}
+
+    training.change = change
+
+
+def _inverted(training: Training, since: int) -> None:
+    training.change = lambda batch: {**batch, "attention_mask": 1 - batch["attention_mask"]}
+
+
+def _permuted(training: Training, since: int) -> None:
+    training.change = lambda batch: {name: training.vocabulary + 1 - value for name, value in batch.items()}
+
+
+def _decay(training: Training, since: int) -> None:
+    for group in training.optimizer.param_groups:
+        group["weight_decay"] = 50.0
+
+
+FAULTS: dict[str, Callable[[Training, int], None]] = {
+    "none": lambda training, since: None,
+    "sharper": _sharper,
+    "no skip": lambda training, since: training.each_block(skip=0.0),
+    "half skip": lambda training, since: training.each_block(skip=0.5),
+    "small branch": lambda training, since: training.each_block(branch=0.1),
+    "uniform": lambda training, since: training.each_block(sharpness=0.0),
+    "mask": lambda training, since: training.each_block(causal=False),
+    "reset block": _reset_block,
+    "decay": _decay,
+    "rate": lambda training, since: setattr(training, "rate", training.declared.rate * 1.05**since),
+    "overflow": lambda training, since: training.each_block(branch=2.0**since),
+    "gradient overflow": lambda training, since: setattr(training, "loss_scale", 4.0**since),
+    "identical": _identical,
+    "padding": _padding,
+    "inverted": _inverted,
+    "permuted": _permuted,
+}
+"""What each fault does before a step, given how many steps ago it set in."""
+
+
+def run(declared: Declared, seed: int, size: str, folder: Path, *, live: bool) -> None:
+    """Train, and store the gauge's record, and losses, gradient norms and RankMe, in a folder of its own.
+
+    With ``live``, the gauge raises alarms as the run goes, and looks for their causes; otherwise it only reads.
+    """
+    if (folder / DONE).exists():
+        return
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    started = time.process_time()
+    training = Training(declared, seed, size)
+    steps: dict[str, list[Any]] = {"loss": [], "gradient_norm": [], "rankme": []}
+    held_out = training.probe(HELD_OUT)
+    alarms = None if live else ()
+    probe = training.probe(PROBE)
+    with Gauge(training.model, probe, schedule=EVERY, alarms=alarms, record=folder, actions=(), strict=True) as gauge:
+        for step in range(training.size["steps"]):
+            if declared.fault is not None and step >= declared.sets_in:
+                FAULTS[declared.fault](training, step - declared.sets_in)
+            loss, norm, batch = advance(training, gauge, step)
+            steps["loss"].append(loss)
+            steps["gradient_norm"].append(norm)
+            if gauge.step(step, loss=loss, batch=batch) is not None:
+                steps["rankme"].append([step, rankme(hidden_of(training.model.eval(), held_out))])
+                training.model.train()
+    facts = {
+        "name": declared.name,
+        "seed": seed,
+        "size": size,
+        "live": live,
+        "seconds": round(time.process_time() - started, 1),
+    }
+    temporary = folder / f"{DONE}.part"
+    temporary.write_text(json.dumps({**facts, **steps}))
+    temporary.replace(folder / DONE)
+
+
+def advance(training: Training, gauge: Gauge, step: int) -> tuple[float, float, dict[str, Tensor]]:
+    """One step of training: loss, norm of the gradient, and the batch."""
+    for group in training.optimizer.param_groups:
+        group["lr"] = training.learning_rate(step)
+    batch = training.batch(step)
+    training.optimizer.zero_grad()
+    loss = training.loss(batch)
+    (training.loss_scale * loss).backward()
+    learned = [parameter for parameter in training.model.parameters() if parameter.grad is not None]
+    if training.loss_scale != 1.0:
+        for parameter in learned:  # as stored in float16, and divided by the scale again
+            assert parameter.grad is not None
+            parameter.grad = parameter.grad.half().float() / training.loss_scale
+    skipped = "scaler" in training.declared.options and step % 20 < 2
+    if skipped:
+        for parameter in learned:
+            assert parameter.grad is not None
+            parameter.grad.fill_(math.inf)
+    gauge.after_backward(step)
+    norm = float(nn.utils.clip_grad_norm_(learned, 1.0))
+    if not skipped:
+        training.optimizer.step()
+    return float(loss.detach()), norm, batch
+
+
+def rankme(hidden: Tensor) -> float:
+    """Exponential of the entropy of the singular values of the pooled inputs (Garrido et al., 2023)."""
+    pooled = hidden.float().mean(1)
+    if not bool(torch.isfinite(pooled).all()):
+        return math.nan
+    values = torch.linalg.svdvals(pooled)
+    share = values / values.sum() + 1e-7
+    return float((-(share * share.log()).sum()).exp())

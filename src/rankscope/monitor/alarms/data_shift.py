@@ -1,0 +1,26 @@
+"""Batches that are not like those before."""
+
+from __future__ import annotations
+
+from rankscope.monitor.alarms._spec import Judgement, LayerState, alarm, largest_change
+
+LIMIT = 3.0
+"""Times the largest change that the same value made before: batches are independent draws, so that the largest of many
+is seldom exceeded by far, and two in a row seldom at all."""
+WATCHED = ("batch_surprise", "batch_padding", "batch_size")
+
+
+@alarm(
+    metrics=WATCHED,
+    title="The data change",
+    confirm=1,
+    blames="data",
+    to_do="If the source was not switched on purpose, look at the tokenizer, the normalisation and the masks.",
+    is_event=True,
+)
+def data_shift(layer: LayerState) -> Judgement | None:
+    """The tokens of two batches in a row are more surprising, or more of them padding, than of any batch before.
+
+    **Heuristic.** Severity is a third of the score of :class:`rankscope.monitor.changes.Series`.
+    """
+    return largest_change(layer, WATCHED, LIMIT)

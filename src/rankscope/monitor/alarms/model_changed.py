@@ -1,0 +1,25 @@
+"""The model is put together differently than before."""
+
+from __future__ import annotations
+
+from rankscope.monitor.alarms._spec import Judgement, LayerState, alarm
+
+
+@alarm(
+    metrics=("structure_changes",),
+    title="The model is not the one before",
+    confirm=1,
+    blames="structure",
+    to_do="Compare the code and the configuration with those of the earlier steps.",
+    is_event=True,
+)
+def model_changed(layer: LayerState) -> Judgement | None:
+    """**Exact**: shapes, gains of skips or masks differ from those seen last, also in an earlier session of the run."""
+    if not layer.has("structure_changes"):
+        return None
+    number = layer.now["structure_changes"]
+    return Judgement(
+        2.0 * number,
+        {"structure_changes": number},
+        f"{number:.0f} of skips, masks and shapes differ" if number else "nothing differs",
+    )

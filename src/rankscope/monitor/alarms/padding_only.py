@@ -1,0 +1,29 @@
+"""A batch without content."""
+
+from __future__ import annotations
+
+from rankscope.monitor.alarms._spec import Judgement, LayerState, alarm
+
+LEAST_CONTENT = 0.01
+"""Share of tokens that are content, below which nothing is left to learn from."""
+
+
+@alarm(
+    metrics=("batch_padding", "batch_ignored"),
+    title="The batch is empty",
+    blames="data",
+    to_do="Look at the tokenizer, at what pads a batch, and at what masks its labels.",
+)
+def padding_only(layer: LayerState) -> Judgement | None:
+    """At least 99% of the tokens of the batch are padding, or of its labels ignored.
+
+    **Exact.** If nothing marks padding, the most common token counts as padding.
+    """
+    known = {name: layer.now[name] for name in ("batch_padding", "batch_ignored") if layer.has(name)}
+    if not known:
+        return None
+    worst = max(known, key=lambda name: known[name])
+    what = {"batch_padding": "tokens are padding, or one and the same", "batch_ignored": "labels are ignored"}[worst]
+    content = 1.0 - known[worst]
+    severity = LEAST_CONTENT / content if content > 0.0 else 1.0 / LEAST_CONTENT
+    return Judgement(severity, known, f"{known[worst]:.1%} of the {what}")

@@ -1,0 +1,30 @@
+"""A jump between two readings."""
+
+from __future__ import annotations
+
+from rankscope.monitor.alarms._spec import JUMP, Judgement, LayerState, alarm, largest_change
+
+WATCHED = (
+    "relative_residual",
+    "stable_rank",
+    "largest_channel_share",
+    "attention_entropy",
+    "inputs_relative_residual",
+    "weight_norm",
+)
+
+
+@alarm(
+    metrics=WATCHED,
+    title="The model changes suddenly",
+    confirm=1,
+    to_do="If nothing was changed on purpose at that step, compare code, settings and checkpoint with those before.",
+    is_event=True,
+)
+def sudden_change(layer: LayerState) -> Judgement | None:
+    """A value left its level, in two readings in a row, by four times the largest change of the readings before.
+
+    **Heuristic.** Severity is a quarter of the score of :class:`rankscope.monitor.changes.Series`, the largest over
+    metrics. What drifts has a score near 1, however fast it does.
+    """
+    return largest_change(layer, WATCHED, JUMP)

@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rankscope.models.inputs import prepare_inputs
+from rankscope.models.loading import load
+from rankscope.monitor import Alarm, Gauge, read_record
+from rankscope.monitor.alarms import ALARMS
+from rankscope.monitor.causes import (
+    Structure,
+    cause_by_experiment,
+    cause_of_structure,
+    read_structure,
+)
+from rankscope.monitor.isolation import beside_training
+from rankscope.runs.readings import LayerValue
+from rankscope.stream.viewing import view_of
+from rankscope.surgery.operating import operate
+from tests.monitor.trainings import bert, gpt2, probe
+
+
+def structure_of(model: Any, **operation: Any) -> Structure:
+    batch = prepare_inputs(load(model), {"input_ids": probe()["input_ids"]})[0]
+    with operate(model, **operation), beside_training(model):
+        return read_structure(view_of(model, batch), batch)
+
+
+@pytest.mark.parametrize("build", [gpt2, bert])
+def test_gains_and_masks_are_those_of_the_model(build: Any) -> None:
+    found = structure_of(build())
+    assert found.gains == {f"/{layer}": pytest.approx(1.0, abs=1e-5) for layer in (0, 1)}
+    assert found.sees_later == dict.fromkeys(("/0", "/1"), build is bert)
+
+
+def test_norm_between_two_adds_is_not_taken_for_a_gain() -> None:
+    """Hostile case: a norm of equal tokens is one factor for all of them, which is no gain of a skip."""
+    model = bert(dropout=0.0)
+    with torch.no_grad():
+        for layer in model.bert.encoder.layer:
+            layer.attention.self.query.weight.zero_()
+            layer.attention.output.dense.weight.mul_(1e4)
+    assert all(gain == pytest.approx(1.0, abs=0.01) for gain in structure_of(model).gains.values())
+
+
+def test_changed_gains_and_masks_are_named_by_block() -> None:
+    model = gpt2()
+    before = structure_of(model)
+    assert structure_of(model).differences(before) == ()
+    (halved,) = structure_of(model, skip=0.5).differences(before)
+    assert (halved.component, halved.words) == (
+        "skip",
+        "the skips carry 0.5 of the stream instead of 1 in blocks 0 to 1",
+    )
+    (one,) = structure_of(model, skip=0.0, layers=1).differences(before)
+    assert one.words.endswith("carry 0 of the stream instead of 1 in block 1")
+    (mask,) = structure_of(model, mask="complete").differences(before)
+    assert (mask.component, "which it did not in blocks 0 to 1" in mask.words) == ("attention", True)
+    (shapes,) = structure_of(bert(layers=3)).differences(structure_of(bert()))[:1]
+    assert shapes.component == "shapes"
+
+
+def test_learned_gain_that_moves_a_little_is_no_difference() -> None:
+    one = Structure("x", {"/0": 0.80}, {}, {})
+    assert Structure("x", {"/0": 0.84}, {}, {}).differences(one) == ()
+    assert Structure("x", {"/0": 0.60}, {}, {}).differences(one)
+    assert Structure.from_json(one.to_json()) == one
+    assert Structure.from_json({"shapes": 3}) is None
+
+
+def test_equal_tokens_on_entry_are_the_embeddings_doing() -> None:
+    model = bert()
+    with torch.no_grad():
+        for table in (model.bert.embeddings.word_embeddings, model.bert.embeddings.position_embeddings):
+            table.weight[:] = table.weight[:1]
+    found = cause_of_structure(structure_of(model), None, None, 1)
+    assert found is not None
+    assert found.component == "embedding"
+    assert cause_of_structure(structure_of(bert()), None, None, 1) is None
+
+
+def row(value: float) -> LayerValue:
+    return LayerValue("relative_residual", "block.out", None, 0, value, value, value)
+
+
+def found_cause(off: Mapping[tuple[str, int, int], float], depth: int = 8) -> tuple[str, str]:
+    """What is concluded if switching off these components in these blocks gives these residuals, and 0.01 otherwise."""
+
+    def severity(values: Sequence[LayerValue]) -> tuple[float, float]:
+        return 0.03 / values[0].mean, values[0].mean
+
+    cause = cause_by_experiment(
+        ALARMS["token_collapse"], depth, [row(0.01)], severity, lambda *what: [row(off.get(what, 0.01))]
+    )
+    return cause.component, cause.words
+
+
+def test_component_that_ends_the_alarm_is_the_cause_and_its_blocks_are_narrowed() -> None:
+    off = {("attention", 0, 7): 0.7, ("attention", 4, 7): 0.6, ("attention", 4, 5): 0.02, ("attention", 6, 7): 0.03}
+    component, words = found_cause(off)
+    assert component == "attention"
+    assert words == "Cause: attention in blocks 4 to 7: with it off the relative residual is 0.6 instead of 0.01."
+    assert (
+        "block 2:" in found_cause({("mlp", 0, 7): 0.7, ("mlp", 0, 3): 0.7, ("mlp", 2, 3): 0.7, ("mlp", 2, 2): 0.7})[1]
+    )
+
+
+@pytest.mark.parametrize("off", [{}, {("attention", 0, 7): 0.7, ("mlp", 0, 7): 0.7}], ids=["neither", "either"])
+def test_cause_that_cannot_be_told_apart_is_not_found(off: dict[tuple[str, int, int], float]) -> None:
+    component, words = found_cause(off)
+    assert component == "unknown"
+    assert words.startswith("Cause not found: the relative residual is 0.01, ")
+
+
+def test_attention_that_averages_all_tokens_is_found_by_switching_it_off() -> None:
+    model = bert(layers=4, dropout=0.0)
+    heard: list[Alarm] = []
+    gauge = Gauge(model, probe(), schedule=1, alarms=["token_collapse"], actions=(heard.append,), strict=True)
+    gauge.step(0)
+    with torch.no_grad():
+        for layer in model.bert.encoder.layer[2:]:
+            layer.attention.self.query.weight.zero_()
+            layer.attention.output.dense.weight.mul_(1e4)
+    for step in (1, 2):
+        gauge.step(step)
+    (alarm,) = heard
+    assert alarm.component == "attention"
+    assert "Cause: attention in blocks 2 to 3: with it off" in alarm.sentence
+
+
+def test_resumed_run_keeps_its_history_and_a_halved_skip_is_named_at_once(tmp_path: Path) -> None:
+    model = gpt2(dropout=0.0)
+    given = {"input_ids": probe()["input_ids"]}
+    with Gauge(model, given, schedule=1, record=tmp_path, actions=(), strict=True) as gauge:
+        readings = [gauge.step(step) for step in range(4)]
+    assert readings[0] is not None
+    with Gauge(model, given, schedule=1, record=tmp_path, actions=(), strict=True) as gauge:
+        same = gauge.step(4)
+    assert same is not None
+    assert same.alarms == ()
+    with operate(model, skip=0.5), Gauge(model, given, schedule=1, record=tmp_path, actions=(), strict=True) as gauge:
+        other = gauge.step(5)
+        collapsed = []
+        with operate(model, skip=0.0, mlp="drop", attention="uniform", mask="complete"):
+            collapsed += [alarm for step in (6, 7) for alarm in (gauge.step(step) or same).alarms]
+    assert other is not None
+    (alarm,) = other.alarms
+    assert (alarm.name, alarm.component, alarm.layer) == ("model_changed", "skip", None)
+    assert "the skips carry 0.5 of the stream instead of 1 in blocks 0 to 1" in alarm.sentence
+    (fallen,) = [alarm for alarm in collapsed if alarm.name == "token_collapse"]
+    start = readings[0].values("relative_residual")[fallen.layer or 0]
+    assert fallen.evidence["at_start"] == pytest.approx(start), "the start of the run, not of the session"
+    assert [reading.step for reading in read_record(tmp_path).readings] == [*range(8)]
+    assert math.isclose(read_record(tmp_path).facts["structure"]["gains"]["/0"], 0.5, rel_tol=1e-4)

@@ -1,0 +1,40 @@
+"""The benchmark of failing runs: what is declared exists, and stored readings give the alarms of the run itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from benchmarks.failing_runs import evaluating, training
+from benchmarks.failing_runs.declared import FAULTY, HEALTHY, RUNS
+
+from rankscope.monitor import ALARMS, read_record
+
+
+def test_what_is_declared_exists() -> None:
+    assert len(FAULTY) >= 16
+    assert len(HEALTHY) >= 16
+    assert all(run.fault in training.FAULTS and run.right for run in FAULTY)
+    assert {name for run in FAULTY for name in run.right} <= set(ALARMS)
+    assert all(run.fault is None and not run.right for run in HEALTHY)
+
+
+def test_stored_readings_give_the_alarms_of_the_run_and_a_stored_run_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(training.SIZES, "tiny", {"width": 8, "depth": 1, "steps": 20})
+    declared = replace(RUNS["gradients overflow float16"], sets_in=0, layers=1)
+    folder = tmp_path / "tiny" / "overflow" / "0"
+    training.run(declared, 0, "tiny", folder, live=True)
+    before = (folder / training.DONE).stat().st_mtime_ns
+    training.run(declared, 0, "tiny", folder, live=True)
+    assert (folder / training.DONE).stat().st_mtime_ns == before
+    (run,) = evaluating.stored(tmp_path, "tiny", None)
+    live = [(alarm.name, alarm.step) for alarm in read_record(folder).alarms if alarm.state == "raised"]
+    assert evaluating.gauge(run) == live
+    assert live[0][0] == "not_finite"
+    facts = evaluating.facts_of(replace(run, declared=declared))
+    assert (facts["right"], facts["cause"]) == (True, "weights")
+    # zero false alarms in 100 readings: 1 - 0.025^(1/100)
+    assert evaluating.upper_limit(0, 100) == pytest.approx(1 - 0.025**0.01)

@@ -1,0 +1,172 @@
+"""NaN, infinity, and faults of the data."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from rankscope.monitor import Alarm, Gauge
+from rankscope.monitor.batches import BatchWatch
+from rankscope.monitor.changes import BASE, LEAST_HISTORY, Series
+from tests.monitor.trainings import batches, bert, gpt2, probe
+
+
+def alarms_of(gauge: Gauge, step: int, **given: Any) -> list[Alarm]:
+    reading = gauge.step(step, **given)
+    assert reading is not None
+    return [alarm for alarm in reading.alarms if alarm.state == "raised"]
+
+
+class OverflowingLinear(nn.Module):
+    """A projection whose output is stored in float16."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner, self.factor = inner, 1.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.factor * self.inner(x)).half().float()
+
+
+def test_first_bad_weight_is_named_at_once_with_the_last_good_step() -> None:
+    model = bert()
+    gauge = Gauge(model, probe(), schedule=1, actions=(), strict=True)
+    assert not alarms_of(gauge, 3)
+    with torch.no_grad():
+        model.bert.encoder.layer[1].attention.self.key.weight[0, :2] = math.nan
+    (alarm,) = [alarm for alarm in alarms_of(gauge, 4) if alarm.name == "not_finite"]
+    assert alarm.component == "weights"
+    assert "2 of 256 entries of bert.encoder.layer.1.attention.self.key.weight" in alarm.sentence
+    assert "finite at step 3" in alarm.sentence
+
+
+def test_module_in_which_the_stream_overflows_is_named_although_all_weights_are_finite() -> None:
+    model = bert()
+    part = OverflowingLinear(model.bert.encoder.layer[1].output.dense)
+    model.bert.encoder.layer[1].output.dense = part
+    gauge = Gauge(model, probe(), schedule=1, actions=(), strict=True)
+    assert not alarms_of(gauge, 0)
+    part.factor = 1e9
+    (alarm,) = [alarm for alarm in alarms_of(gauge, 1) if alarm.name == "not_finite"]
+    assert (alarm.component, alarm.layer) == ("activations", 1)
+    assert "bert.encoder.layer.1.output.dense (OverflowingLinear)" in alarm.sentence
+
+
+def test_one_sequence_of_eight_that_is_not_finite_is_enough() -> None:
+    model = bert()
+    rows = {"input_ids": torch.arange(5, 45).view(8, 5)}
+    gauge = Gauge(model, rows, schedule=1, actions=(), strict=True)
+    gauge.step(0)
+    with torch.no_grad():
+        model.bert.embeddings.word_embeddings.weight[7] = 1e30  # finite: its variance is not
+    found = [alarm for alarm in alarms_of(gauge, 1) if alarm.name == "not_finite"]
+    assert [alarm.component for alarm in found] == ["activations"]
+    assert found[0].evidence["not_finite"] == 1 / 8
+
+
+def test_gradients_of_a_skipped_step_are_no_alarm_but_three_in_a_row_are() -> None:
+    """Hostile case: a loss scaler looks for its scale with infinite gradients and skips those steps."""
+    model = gpt2()
+    gauge = Gauge(model, {"input_ids": probe()["input_ids"]}, schedule=1, actions=(), strict=True)
+    raised = []
+    for step, is_bad in enumerate([True, True, False, True, True, True]):
+        model(**batches(1)[0]).loss.backward()
+        if is_bad:
+            model.transformer.h[1].mlp.c_fc.weight.grad[0, 0] = math.inf
+        gauge.after_backward(step)
+        model.zero_grad()
+        raised += [(step, alarm) for alarm in alarms_of(gauge, step)]
+    ((step, alarm),) = raised
+    assert (step, alarm.name, alarm.component) == (5, "not_finite_gradients", "gradients")
+    assert "transformer.h.1.mlp.c_fc.weight" in alarm.sentence
+
+
+def test_loss_that_is_not_finite_is_an_alarm_and_points_at_the_batch() -> None:
+    gauge = Gauge(bert(), probe(), schedule=1, actions=(), strict=True)
+    assert not alarms_of(gauge, 0, loss=2.0)
+    (alarm,) = alarms_of(gauge, 1, loss=torch.tensor(math.nan))
+    assert (alarm.name, alarm.component, alarm.layer) == ("not_finite", "loss", None)
+
+
+def facts_of(given: Any, watch: BatchWatch | None = None) -> dict[str, float]:
+    return (watch or BatchWatch()).facts(given)
+
+
+def test_facts_of_a_batch_are_counts() -> None:
+    ids = torch.tensor([[5, 6, 7, 0], [5, 6, 7, 0], [8, 9, 0, 0]])
+    mask = (ids != 0).long()
+    found = facts_of({"input_ids": ids, "attention_mask": mask, "labels": torch.tensor([[-100, -100, 7, 1]])})
+    assert found == {"batch_copies": 0.5, "batch_padding": pytest.approx(4 / 12), "batch_ignored": 0.5}
+    # padding differs, content does not
+    longer = torch.tensor([[5, 6, 1, 1], [5, 6, 2, 2]])
+    assert facts_of({"input_ids": longer, "attention_mask": (longer > 2).long()})["batch_copies"] == 1.0
+    # nothing marks padding: the most common token
+    assert facts_of(torch.tensor([[3, 3, 3, 4]]))["batch_padding"] == 0.75
+    assert facts_of({"pixel_values": torch.full((2, 1, 3, 3), 2.0)}) == {"batch_copies": 1.0, "batch_size": 2.0}
+    assert facts_of({"lengths": torch.tensor(3), "text": "x"}) == {}
+
+
+def test_padding_is_read_as_the_gauge_was_told() -> None:
+    ids = torch.tensor([[5, 6, 7, 8]])
+    given = {"x": ids, "pad": torch.tensor([[False, False, True, True]])}
+    assert facts_of(given, BatchWatch("pad=1"))["batch_padding"] == 0.5
+
+
+def test_surprise_is_the_cross_entropy_under_the_counts_before() -> None:
+    watch = BatchWatch()
+    facts_of(torch.tensor([[0, 0, 1]]), watch)
+    # counts 2, 1, 0 and one added to each: 3/6, 2/6, 1/6
+    found = facts_of(torch.tensor([[0, 1, 2, 2]]), watch)["batch_surprise"]
+    assert found == pytest.approx(-(math.log(3 / 6) + math.log(2 / 6) + 2 * math.log(1 / 6)) / 4)
+
+
+@pytest.mark.parametrize("fault", ["copies", "padding", "other tokens"])
+def test_data_fault_is_named_and_the_same_data_as_before_are_not(fault: str) -> None:
+    model = bert(layers=1)
+    gauge = Gauge(model, probe(), schedule=1, metrics=["relative_residual"], actions=(), strict=True)
+    good = batches(24, sequences=8)
+    for step in range(20):
+        ids = good[step]["input_ids"].clamp(max=25)
+        assert not alarms_of(gauge, step, batch={"input_ids": ids})
+    bad = {
+        "copies": {"input_ids": ids[:1].expand(8, -1)},
+        "padding": {"input_ids": ids, "attention_mask": torch.zeros_like(ids)},
+        "other tokens": {"input_ids": ids + 22},
+    }[fault]
+    raised = [alarm for step in range(20, 23) for alarm in alarms_of(gauge, step, batch=bad)]
+    expected = {"copies": "repeated_sequences", "padding": "padding_only", "other tokens": "data_shift"}[fault]
+    assert expected in {alarm.name for alarm in raised}
+    assert {alarm.component for alarm in raised} == {"data"}
+
+
+def test_two_views_of_each_input_from_the_start_are_no_fault() -> None:
+    gauge = Gauge(bert(layers=1), probe(), schedule=1, metrics=["relative_residual"], actions=(), strict=True)
+    for step, batch in enumerate(batches(6)):
+        assert not alarms_of(gauge, step, batch=batch["input_ids"].repeat(2, 1))
+
+
+def scores(values: list[float]) -> list[float]:
+    series = Series()
+    return [series.take(value).score for value in values]
+
+
+def test_jump_scores_in_its_second_reading_and_drift_does_not() -> None:
+    start = BASE + 1 + LEAST_HISTORY
+    level = [1.0, 1.1, 0.95] * 10
+    found = scores([*level, 3.0, 3.1])
+    assert max(found[:-1]) < 2.0
+    # the level is 1.0, and the largest distance from it so far was log 1.1
+    assert found[-1] == pytest.approx(math.log(3.0) / math.log(1.1))
+    assert max(scores([math.exp(0.3 * n) for n in range(40)])) == pytest.approx(1.0)
+    assert max(scores([*level, 3.0, 1.0, 1.0])) < 2.0, "one reading alone is no change of level"
+    assert not any(scores(level)[:start])
+
+
+def test_what_did_not_move_needs_a_change_that_can_be_seen() -> None:
+    assert max(scores([1.0] * 30 + [1.01] * 5)) < 1.0
+    assert max(scores([1.0] * 30 + [1.5] * 5)) > 10.0
+    assert not any(scores([math.nan] * 30 + [0.0] * 5))
