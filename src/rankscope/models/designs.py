@@ -11,7 +11,8 @@ from rankscope._types import path_of
 from rankscope.errors import LoadError, UnsupportedConfigError
 from rankscope.models.loading.config import config_from_json
 from rankscope.models.presets import PRESETS, preset
-from rankscope.models.weight_files.folders import config_in, is_remote, model_folder
+from rankscope.models.weight_files.files import is_remote
+from rankscope.models.weight_files.folders import config_in, model_folder
 from rankscope.theory.designs.design import CHOICES, Design
 
 DEFAULT_TOKENS = 512

@@ -126,7 +126,7 @@ def _by_its_action(module: nn.Module, name: str) -> LinearMap:
         with torch.no_grad():
             with _without_biases(module):
                 eye = torch.eye(width, dtype=like.dtype, device=like.device)
-                columns = torch.cat([module.forward(part) for part in eye.split(_ROWS_AT_ONCE)])
+                columns = torch.cat([module.forward(part) for part in torch.split(eye, _ROWS_AT_ONCE)])
             zero = module.forward(like.new_zeros(1, width))[0]
             sample = torch.randn(8, width, generator=torch.Generator().manual_seed(0)).to(like)
             seen = module.forward(sample)

@@ -219,7 +219,7 @@ class GraphReader:
         seen = [totals.to("cpu", copy=True).double() for totals in self._totals.values()]
         for totals in self._totals.values():
             _start_over(totals)
-        found = []
+        found: list[LayerValue] = []
         for row, (stack, layer) in enumerate(self._places):
             # A block runs on one device; the rows of the others are untouched.
             own = max((part[row] for part in seen), key=lambda entries: float(entries[-1] + entries[3] + entries[7]))

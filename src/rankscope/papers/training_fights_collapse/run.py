@@ -149,6 +149,7 @@ class Watcher:
         rows = self.rows.under(step=moment.step)
         _add(rows, "loss", moment.loss, self._last)
         for row in gradient_values(self._model, self._projections):
+            assert row.layer is not None
             _add(rows, row.metric, row.mean, row.layer, row.site)
         # How far the query, key and value maps are from where they started, relative to their size there.
         now = self._weights()
