@@ -25,7 +25,7 @@ MOST_ROWS = 8
 _SAMPLE = 4096
 DEVICE_SAMPLE = 1 << 16
 """On an accelerator the median is that of about this many evenly spaced entries: the host does not wait to learn where
-the exact one is needed, and it costs more than the block. Its standard error is half a percent."""
+the exact one is needed, and it costs more than the block. For Gaussian entries its standard error is half a percent."""
 
 Place = tuple[str | None, int, int, int]
 """Stack, sequence, token and channel."""
