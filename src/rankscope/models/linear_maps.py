@@ -185,7 +185,7 @@ def dense(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def adapters_merged(model: nn.Module) -> Iterator[None]:
+def adapters_merged(module: nn.Module) -> Iterator[None]:
     """Put one linear layer in the place of each layer with an adapter, so that its inner sums are not taken for skips.
 
     Layers that are not linear stay as they are.
@@ -197,18 +197,18 @@ def adapters_merged(model: nn.Module) -> Iterator[None]:
         except UnsupportedConfigError:
             return layer
 
-    with _replaced(model, merged):
+    with _replaced(module, merged):
         yield
 
 
 @contextmanager
-def _replaced(model: nn.Module, replacement: Callable[[nn.Module, str], nn.Module]) -> Iterator[None]:
+def _replaced(module: nn.Module, replacement: Callable[[nn.Module, str], nn.Module]) -> Iterator[None]:
     """Replace the outermost linear layers that are packed or have an adapter."""
     replaced: list[tuple[nn.Module, str, nn.Module]] = []
     known: dict[int, nn.Module] = {}  # a layer may stand in several places
 
-    def walk(parent: nn.Module, prefix: str) -> None:
-        for key, child in list(parent._modules.items()):
+    def walk(module: nn.Module, prefix: str) -> None:
+        for key, child in list(module._modules.items()):
             name = f"{prefix}{key}"
             if child is None:
                 continue
@@ -217,11 +217,11 @@ def _replaced(model: nn.Module, replacement: Callable[[nn.Module, str], nn.Modul
                 continue
             if id(child) not in known:
                 known[id(child)] = replacement(child, name)
-            replaced.append((parent, key, child))
-            parent._modules[key] = known[id(child)]
+            replaced.append((module, key, child))
+            module._modules[key] = known[id(child)]
 
     try:
-        walk(model, "")
+        walk(module, "")
         yield
     finally:
         for parent, key, child in replaced:

@@ -78,32 +78,32 @@ def is_compiled(model: nn.Module) -> bool:
 
 
 @contextmanager
-def uncompiled(model: nn.Module) -> Iterator[None]:
+def uncompiled(module: nn.Module) -> Iterator[None]:
     """Run what ``torch.compile`` wrapped as it was written; compiled code is kept, and neither run nor recompiled.
 
     Parts that were replaced by compiled wrappers (``layers[0] = torch.compile(layers[0])``) stand in their places
     themselves meanwhile, so that names, hooks and weights are those of the model as written.
     """
     replaced = [
-        (module, name, child)
-        for module in list(model.modules())
-        for name, child in module._modules.items()
-        if _is_compiled_wrapper(child) and not _is_compiled_wrapper(module)
+        (part, name, child)
+        for part in list(module.modules())
+        for name, child in part._modules.items()
+        if _is_compiled_wrapper(child) and not _is_compiled_wrapper(part)
     ]
-    compiled = [(module, module._compiled_call_impl) for module in model.modules() if module._compiled_call_impl]
+    compiled = [(part, part._compiled_call_impl) for part in module.modules() if part._compiled_call_impl]
     with ExitStack() as stack:
         if "torch._dynamo" in sys.modules:
             # Also reaches functions that were compiled, such as model.forward = torch.compile(model.forward).
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         try:
-            for module, name, child in replaced:
+            for part, name, child in replaced:
                 assert child is not None
-                module._modules[name] = unwrapped(child)
-            for module, _ in compiled:
-                module._compiled_call_impl = None
+                part._modules[name] = unwrapped(child)
+            for part, _ in compiled:
+                part._compiled_call_impl = None
             yield
         finally:
-            for module, name, child in replaced:
-                module._modules[name] = child
-            for module, call in compiled:
-                module._compiled_call_impl = call
+            for part, name, child in replaced:
+                part._modules[name] = child
+            for part, call in compiled:
+                part._compiled_call_impl = call
