@@ -302,8 +302,8 @@ class _Roots:
         r"""From :math:`\lambda/(\lambda + t)` at all levels t."""
         weight = _weight(log_t)
         root, entropy = (shares * weight).sum(0), -(shares * (weight * log_t)).sum(0)
-        deviations = (trace.deviations(_between(sums)) for sums in (root, entropy))
-        return cls(trace(root), trace(entropy), *deviations, smear)
+        of_root, of_entropy = (trace.deviations(_between(sums)) for sums in (root, entropy))
+        return cls(trace(root), trace(entropy), of_root, of_entropy, smear)
 
     def rank(self, more_root: Float[Tensor, "2 matrices"], more_entropy: Float[Tensor, "2 matrices"]) -> Estimate:
         """The effective rank after the mean was added."""

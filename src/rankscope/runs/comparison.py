@@ -334,7 +334,8 @@ def by_sequence(table: pa.Table, *, metrics: Sequence[str] | None = None, site: 
     def mean(of: NDArray[np.float64]) -> NDArray[np.float64]:
         total = np.zeros(shape)
         np.add.at(total, (row[usable], column[usable]), of[usable])
-        return np.divide(total, count, out=np.full(shape, np.nan), where=count > 0)
+        found: NDArray[np.float64] = np.divide(total, count, out=np.full(shape, np.nan), where=count > 0)
+        return found
 
     ends = [table[end].to_numpy() if end in table.column_names else np.full(value.size, np.nan) for end in INTERVAL]
     reaches = [np.nan_to_num(mean(np.nan_to_num(np.abs(value - end), nan=0.0)), nan=0.0) for end in ends]
