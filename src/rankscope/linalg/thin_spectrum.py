@@ -302,8 +302,8 @@ class _Roots:
         r"""From :math:`\lambda/(\lambda + t)` at all levels t."""
         weight = _weight(log_t)
         root, entropy = (shares * weight).sum(0), -(shares * (weight * log_t)).sum(0)
-        own, other = (trace.deviations(_between(sums)) for sums in (root, entropy))
-        return cls(trace(root), trace(entropy), own, other, smear)
+        of_root, of_entropy = (trace.deviations(_between(sums)) for sums in (root, entropy))
+        return cls(trace(root), trace(entropy), of_root, of_entropy, smear)
 
     def rank(self, more_root: Float[Tensor, "2 matrices"], more_entropy: Float[Tensor, "2 matrices"]) -> Estimate:
         """The effective rank after the mean was added."""
@@ -404,8 +404,7 @@ def _largest(chains: Chains, most_square: Tensor, G: Tensor, slack: float) -> _L
     its largest eigenvalue. With that corner the matrix is an upper bound, without it a lower one.
     """
     diagonal, off = jacobi(chains.squares)
-    first = torch.nn.functional.one_hot(torch.tensor(0), diagonal.shape[-1]).to(diagonal)
-    with_mean = diagonal[:, _MEAN] + G[:, None] * first
+    with_mean = diagonal[:, _MEAN] + torch.nn.functional.pad(G[:, None], (0, diagonal.shape[-1] - 1))
     nodes = largest_eigenvalue(torch.cat([diagonal, with_mean[:, None]], 1), torch.cat([off, off[:, _MEAN, None]], 1))
     low = nodes[:, :-1].amax(-1)
     x = (low * (1.0 + slack)) * (1.0 + _EXCESS.to(low.device)[:, None])
