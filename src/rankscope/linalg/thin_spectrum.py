@@ -57,7 +57,7 @@ _SLACK = 512.0
 _EXCESS = torch.logspace(-6, 0, 25, dtype=torch.float64)
 
 
-class Estimate(NamedTuple):
+class RankEstimate(NamedTuple):
     """A value per matrix, and the interval that contains the exact one."""
 
     value: Float[Tensor, " matrices"]
@@ -69,15 +69,15 @@ class Estimate(NamedTuple):
 class RankEstimates:
     """Ranks of a stack of matrices."""
 
-    stable_rank: Estimate
-    effective_rank: Estimate
-    participation_ratio: Estimate
-    energy_rank_99: Estimate
+    stable_rank: RankEstimate
+    effective_rank: RankEstimate
+    participation_ratio: RankEstimate
+    energy_rank_99: RankEstimate
 
     def where(self, condition: Tensor) -> RankEstimates:
         """NaN for matrices for which the condition does not hold."""
         parts = (getattr(self, part.name) for part in fields(self))
-        return RankEstimates(*(Estimate(*(end.where(condition, math.nan) for end in part)) for part in parts))
+        return RankEstimates(*(RankEstimate(*(end.where(condition, math.nan) for end in part)) for part in parts))
 
 
 class PlainAndCentred(NamedTuple):
@@ -208,7 +208,7 @@ def ranks(chains: Chains, mean_energy: Float[Tensor, " matrices"], eps: float) -
             stable_rank=_stable_rank(1.0 + G, top.plain, slack),
             effective_rank=roots.rank(*_roots_of_mean(g, log_t)),
             participation_ratio=_participation_ratio(
-                1.0 + G, Estimate(*(part + mean_square for part in square)), slack
+                1.0 + G, RankEstimate(*(part + mean_square for part in square)), slack
             ),
             energy_rank_99=levels.count_to_99(G, g[:, 1] / (1.0 + g[:, 1]), slack),
         ),
@@ -221,15 +221,15 @@ def ranks(chains: Chains, mean_energy: Float[Tensor, " matrices"], eps: float) -
     )
 
 
-def _stable_rank(whole: Tensor, largest: Bounds, slack: float) -> Estimate:
+def _stable_rank(whole: Tensor, largest: Bounds, slack: float) -> RankEstimate:
     value = whole / largest.low
-    return Estimate(value, (whole / largest.high).clamp_min(1.0), value * (1.0 + slack))
+    return RankEstimate(value, (whole / largest.high).clamp_min(1.0), value * (1.0 + slack))
 
 
-def _participation_ratio(whole: Tensor, square: Estimate, slack: float) -> Estimate:
+def _participation_ratio(whole: Tensor, square: RankEstimate, slack: float) -> RankEstimate:
     whole = whole.square()
     low = (whole / square.high * (1.0 - slack)).clamp_min(1.0)
-    return Estimate(whole / square.value, low, whole / square.low * (1.0 + slack))
+    return RankEstimate(whole / square.value, low, whole / square.low * (1.0 + slack))
 
 
 class _Trace:
@@ -272,14 +272,14 @@ def _between(bounds: Tensor, axis: int = 0) -> Tensor:
     return (low + 4.0 * high) / 5.0
 
 
-def _square(chains: Chains, trace: _Trace) -> Estimate:
+def _square(chains: Chains, trace: _Trace) -> RankEstimate:
     """Sum of squared eigenvalues: for a start vector, |Az|^2 = s1 (s1 + s2)."""
     first, second = chains.squares[:2]
     squares = first * (first + second)
     value, width = trace(squares), _half_width(trace.deviations(squares))
     # At least what the basis holds, and by Cauchy-Schwarz what `side` equal eigenvalues would.
     least = squares[..., _BASIS].sum(-1).clamp_min(1.0 / chains.side)
-    return Estimate(torch.maximum(value, least), torch.maximum(value - width, least), value + width)
+    return RankEstimate(torch.maximum(value, least), torch.maximum(value - width, least), value + width)
 
 
 @dataclass(frozen=True)
@@ -305,7 +305,7 @@ class _Roots:
         of_root, of_entropy = (trace.deviations(_between(sums)) for sums in (root, entropy))
         return cls(trace(root), trace(entropy), of_root, of_entropy, smear)
 
-    def rank(self, more_root: Float[Tensor, "2 matrices"], more_entropy: Float[Tensor, "2 matrices"]) -> Estimate:
+    def rank(self, more_root: Float[Tensor, "2 matrices"], more_entropy: Float[Tensor, "2 matrices"]) -> RankEstimate:
         """The effective rank after the mean was added."""
         # All four combinations of bounds, those of W with those of the mean.
         corners = _log_rank(self.root[:, None] + more_root, self.entropy[:, None] + more_entropy).flatten(0, 1)
@@ -315,7 +315,7 @@ class _Roots:
         width = _half_width((self.entropy_deviations / 2.0 + tilt * self.root_deviations) / S.unsqueeze(-1))
         width = width + self.smear * (1.0 - math.log(self.smear)) / S
         low, high = (corners.amin(0) - width).exp().clamp_min(1.0), (corners.amax(0) + width).exp()
-        return Estimate(torch.maximum(_log_rank(S, E).exp(), low), low, high)
+        return RankEstimate(torch.maximum(_log_rank(S, E).exp(), low), low, high)
 
 
 def _log_rank(S: Tensor, E: Tensor) -> Tensor:
@@ -458,7 +458,7 @@ class _Levels:
         of_mean = chains.squares[0, :, _MEAN]
         return cls(t[:, 0, 0], K[:, 0] - width, K[:, 1] + width, count, tail, held, of_mean, chains.side)
 
-    def count_to_99(self, G: Tensor, more: Tensor, slack: float) -> Estimate:
+    def count_to_99(self, G: Tensor, more: Tensor, slack: float) -> RankEstimate:
         r"""Fewest eigenvalues r that hold 99% of the energy, after a mean of energy G added ``more`` to K.
 
         The eigenvalues beyond the first k = r - 1 still hold 1%, and none is larger than the k-th, a. So
@@ -482,4 +482,4 @@ class _Levels:
         part = ((share - tail) / (next_tail - tail)).nan_to_num(nan=0.0).clamp(0.0, 1.0)
         # The mean moves one eigenvalue to above the others.
         value = count + (next_count - count) * part + G / whole
-        return Estimate(value.round().clamp(least, most), least, most)
+        return RankEstimate(value.round().clamp(least, most), least, most)

@@ -14,7 +14,7 @@ from rankscope.errors import InputError
 from rankscope.linalg.attention_view import AttentionView
 from rankscope.linalg.precision import full_precision
 from rankscope.linalg.spectrum import least_with_six_digits
-from rankscope.linalg.thin_spectrum import Estimate
+from rankscope.linalg.thin_spectrum import RankEstimate
 from rankscope.linalg.tokens import Tokens
 from rankscope.metrics._sides import View, side_of_view
 from rankscope.metrics._spec import MetricSpec, where_defined
@@ -132,12 +132,12 @@ def is_left_out(spec: MetricSpec, view: View) -> bool:
     )
 
 
-def _estimates(specs: Sequence[MetricSpec], view: View) -> dict[str, Estimate]:
+def _estimates(specs: Sequence[MetricSpec], view: View) -> dict[str, RankEstimate]:
     found = {}
     for spec in specs:
         if spec.estimate is not None and isinstance(view, Tokens) and view.has_estimated_spectra:
             parts = (where_defined(part, view, spec.least_count) for part in spec.estimate(view))
-            found[spec.name] = Estimate(*(part.reshape(view.batch_shape) for part in parts))
+            found[spec.name] = RankEstimate(*(part.reshape(view.batch_shape) for part in parts))
     return found
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rankscope._citations import Cite
 from rankscope._registry import Registry
-from rankscope.linalg.thin_spectrum import Estimate
+from rankscope.linalg.thin_spectrum import RankEstimate
 from rankscope.linalg.tokens import Tokens
 from rankscope.metrics._sides import ATTENTION, BRANCH, ROUTER, SCORES, TOKENS, UPDATE, Side, V, View
 
@@ -90,7 +90,7 @@ class MetricSpec:
     function: MetricFunction
     alias_of: str | None = None
     depends_on_length: bool = False
-    estimate: Callable[[Tokens], Estimate] | None = None
+    estimate: Callable[[Tokens], RankEstimate] | None = None
 
 
 METRICS: Registry[MetricSpec] = Registry("metric", "rankscope.metrics")
@@ -108,7 +108,7 @@ def metric(
     floors_itself: bool = False,
     least_count: int = 1,
     depends_on_length: bool = False,
-    estimate: Callable[[Tokens], Estimate] | None = None,
+    estimate: Callable[[Tokens], RankEstimate] | None = None,
     cites: tuple[Cite, ...],
 ) -> Callable[[Callable[[V], Tensor]], Callable[..., Tensor]]:
     """Register a function of a side's view; the result also accepts the tensors of which the side makes a view."""
