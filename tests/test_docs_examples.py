@@ -28,7 +28,11 @@ WRITTEN = ["README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / 
 PAGES = [page for page in WRITTEN if page not in (*IN_A_FRESH_PYTHON, *BY_ANOTHER_TEST)
          and ("howto/" in page or "\n```python\n" in (ROOT / page).read_text(encoding="utf-8"))]  # fmt: skip
 """Pages with code, and every how-to, which must have some."""
-EXPLAINED_ELSEWHERE = {"ls": "docs/reference/registries.md", "env": "docs/howto/selftest.md"}
+EXPLAINED_ELSEWHERE = {
+    "card": "docs/howto/report.md",
+    "ls": "docs/reference/registries.md",
+    "env": "docs/howto/selftest.md",
+}
 NOTEBOOKS = sorted((ROOT / "docs/notebooks").glob("*.md"))
 FENCE = re.compile(r"^```(?P<language>\w+)\n(?P<body>.*?)^```$", flags=re.MULTILINE | re.DOTALL)
 

@@ -69,8 +69,8 @@ def test_measure_hands_over_every_option(cli, measured: Fake, tmp_path: Path) ->
     options = (
         "--sequences 2 --tokens 16 --batch 1 --metrics stable_rank,mean_cosine --metrics mu --sites block.in@0,5,final"
     )
-    more = "--tokens-policy no-first --dtype float64 --seed 7 --null --blocks layers.* --random-tokens --quiet "
-    more += "--tokenizer gpt2"
+    more = "--tokens-policy no-first --dtype float64 --device cpu --seed 7 --null --blocks layers.* --quiet "
+    more += "--random-tokens --tokenizer gpt2"
     layout = ("--layout", "batch dim tokens")
     cli("measure", "init:tiny-bert", "--text", str(text), *options.split(), *more.split(), *layout)
     words, given = measured.given
@@ -85,6 +85,7 @@ def test_measure_hands_over_every_option(cli, measured: Fake, tmp_path: Path) ->
         "random_tokens": True,
         "tokenizer": "gpt2",
         "dtype": "float64",
+        "device": "cpu",
         "seed": 7,
         "null": True,
         "similarity": False,
@@ -145,7 +146,7 @@ def test_doctor(cli, monkeypatch: pytest.MonkeyPatch, status: str, code: int) ->
     assert "said [so]" in outcome.out
     assert fake.given == (
         ("init:tiny-bert",),
-        {"seed": 3, "dtype": None, "blocks": None, "stream": None, "tokenizer": None, "shapes": False},
+        {"seed": 3, "dtype": None, "device": None, "blocks": None, "stream": None, "tokenizer": None, "shapes": False},
     )
     outcome = cli("doctor", "init:tiny-bert", "--json")
     answer = json.loads(outcome.out)

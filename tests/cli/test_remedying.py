@@ -22,8 +22,8 @@ def test_every_option_reaches_the_verb(cli, monkeypatch: pytest.MonkeyPatch, tmp
     text = tmp_path / "text.txt"
     text.write_text("words")
     options = "--remedies deepnorm,stronger_skip=3 --variant +norm+mlp --weights init --no-gradients --repeats 0"
-    more = "--sequences 2 --tokens 16 --batch 1 --tokens-policy no-first --dtype float64 --seed 7 --blocks layers.*"
-    last = "--random-tokens --quiet"
+    more = "--sequences 2 --tokens 16 --batch 1 --tokens-policy no-first --dtype float64 --device cpu --seed 7"
+    last = "--blocks layers.* --random-tokens --quiet"
     words = [*f"{options} {more} {last}".split(), "--layout", "batch dim tokens"]
     outcome = cli("remedy", "init:tiny-bert", "--text", str(text), *words)
     assert outcome.code == 0
@@ -41,6 +41,7 @@ def test_every_option_reaches_the_verb(cli, monkeypatch: pytest.MonkeyPatch, tmp
         "random_tokens": True,
         "tokenizer": None,
         "dtype": "float64",
+        "device": "cpu",
         "seed": 7,
         "parallel": None,
         "offload": False,

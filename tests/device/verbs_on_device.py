@@ -144,7 +144,7 @@ def compared(device: SimulatedDevice, verb: str, preset: str, feature: str) -> s
     if isinstance(want, str) or want.shape != got.shape:
         return f"different: {want}"
     both = np.isfinite(want) & np.isfinite(got)
-    worst = float((np.abs(want - got)[both] / np.maximum(np.abs(want[both]), 1e-300)).max(initial=0.0))
+    worst = float((np.abs(want[both] - got[both]) / np.maximum(np.abs(want[both]), 1e-300)).max(initial=0.0))
     is_finite_alike = np.array_equal(np.isfinite(want), np.isfinite(got))
     if is_finite_alike and worst <= EQUAL:
         return "equal"

@@ -13,7 +13,7 @@ from rankscope.models.view import ModelView
 from rankscope.stream.attention_calls import AttentionCall
 from rankscope.stream.discovery import discover
 from rankscope.stream.sites import SITES, SiteRef, SiteSelection
-from rankscope.stream.tracer import trace
+from rankscope.stream.tracer import Observed, Unreadable, trace
 from tests.own_models import GPT, InlineGPT, ids
 
 EVERY_SITE = SiteSelection.parse(SITES)
@@ -28,8 +28,11 @@ def build(kind: str, **options: object) -> tuple[GPT, ModelView]:
 def observed(view: ModelView, *inputs: Tensor) -> dict[SiteRef, Tensor]:
     seen: dict[SiteRef, Tensor] = {}
 
-    def keep(ref: SiteRef, value: Tensor | tuple[Tensor, ...] | AttentionCall) -> None:
+    def keep(ref: SiteRef, value: Observed) -> None:
         assert ref not in seen
+        if isinstance(value, Unreadable):
+            assert ref.site == "attention.state"  # of models from transformers only
+            return
         if isinstance(value, tuple):
             value = torch.stack(value)
         seen[ref] = value.probs().clone() if isinstance(value, AttentionCall) else value.clone()
@@ -125,7 +128,7 @@ def test_nothing_is_left_when_something_raises(fails: str) -> None:
     assert hooks_of(model) == 0
     assert torch.overrides._get_current_function_mode() is None
     assert torch.backends.mha.get_fastpath_enabled()
-    assert len(observed(view, ids())) == 3 * 11 + 1
+    assert len(observed(view, ids())) == 3 * 12 + 1
 
 
 def test_a_block_that_does_not_run_is_named() -> None:

@@ -15,7 +15,7 @@ VISIBLE = 0.01
 
 
 @token_metric(
-    symbol=r"\#\{i : s_i(CX) > 0.01\, s_1(X)\}",
+    symbol=r"\sum_i [s_i(CX) > 0.01\, s_1(X)]",
     range=(0.0, math.inf),
     at_collapse=0.0,
     invariant_to=TOKEN_ORDER | CHANNEL_ORDER | ROTATION | SCALE,
@@ -26,7 +26,7 @@ VISIBLE = 0.01
     cites=(Cite("cirrincione2026rank"),),
 )
 def affine_rank(tokens: Tokens) -> Tensor:
-    r"""Directions in which tokens differ by more than 1% of the stream, :math:`\#\{i : s_i(CX) > 0.01\,s_1(X)\}`.
+    r"""Directions in which tokens differ by more than 1% of the stream, :math:`\sum_i [s_i(CX) > 0.01\,s_1(X)]`.
 
     **Exact**, and an integer, so it is not continuous. The affine rank of the paper is the rank of CX, the dimension of
     the smallest flat that contains all tokens. For activations that is min(n - 1, d) up to rounding, so a count needs a

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from rankscope.errors import InputError
+from rankscope.errors import InputError, ResultError
 from rankscope.models.inputs import Padding, TokensPolicy
 from rankscope.models.loading import need_module
 from rankscope.models.stream import Stream, stream_of
@@ -119,8 +119,7 @@ class Gauge:
             "ranks": self._ranks.world,
         }
         # Ranks that do not all see the folder would disagree about the history, so several start anew.
-        is_known = record is not None and self._ranks.world == 1 and holds_record(record)
-        self._resumes = read_record(record) if record is not None and is_known else None
+        self._resumes = _earlier(record) if record is not None and self._ranks.world == 1 else None
         outlets = sinks if self._ranks.is_first else ()
         self._outlets = Outlets(outlets, record if self._ranks.is_first else None, facts, strict=strict)
         self._inside = InsideReader(self._prober, tokens_policy, padding if isinstance(padding, str) else None)
@@ -375,6 +374,15 @@ class Gauge:
             self.disabled = why
             self._ranks.leave()
             LOGGER.error("The gauge was disabled; the run continues. Cause: %s", why, exc_info=error)
+
+
+def _earlier(folder: str | Path) -> Record | None:
+    """The record to continue; a damaged one costs its history, not the run."""
+    try:
+        return read_record(folder) if holds_record(folder) else None
+    except ResultError as error:
+        LOGGER.warning("The record in %s is not continued: %s", folder, error)
+        return None
 
 
 def _no_cause(spec: AlarmSpec, stack: str | None, layer: int | None) -> Cause:

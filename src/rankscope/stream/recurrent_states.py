@@ -47,8 +47,9 @@ class RecurrentStates:
 
         config = getattr(model, "config", None)
         if not isinstance(config, PreTrainedConfig):
-            return "a state is read from the cache of a transformers model, and this is none"
-        cache = DynamicCache(config=config)
+            return "a state is read from the cache of a transformers model, and this is not one"
+        keeps = hasattr(config.get_text_config(decoder=True), "num_hidden_layers")  # what a cache is made from
+        cache = DynamicCache(config=config) if keeps else DynamicCache()
         if not any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in cache.layers):
             return f"{type(model).__name__} keeps no recurrent state in transformers' cache"
         own = _cache_class_beside(model)

@@ -129,7 +129,8 @@ def _run(task: Task) -> Run:
     if "states" in facts:
         from rankscope.verbs.measure.run import judge
 
-        given = {**facts["states"], **facts["inputs"], **facts["options"]}
+        options = {name: value for name, value in facts["options"].items() if name != OFFLOAD.name}
+        given = {**facts["states"], **facts["inputs"], **options}
         return judge(task.spec, dtype=facts["dtype"], seed=facts["seed"], **given)
     function: Callable[..., Run] = function_at(verb.run)
     if verb.subject == "design":

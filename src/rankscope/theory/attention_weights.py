@@ -92,6 +92,7 @@ def head_tensors(
     r"""Heads from plain tensors, by default with scale :math:`1/\sqrt{d_{qk}}` and no biases.
 
     Example:
+        >>> import torch
         >>> one = torch.ones(2, 4, 4)
         >>> head_tensors(one, one, one, one).scale
         0.5

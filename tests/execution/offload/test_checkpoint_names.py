@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-import transformers.conversion_mapping
+from transformers import conversion_mapping
 from transformers.core_model_loading import Concatenate, MergeModulelist, Transpose, WeightConverter, WeightRenaming
 
 from rankscope.errors import LoadError
@@ -34,7 +34,7 @@ def test_experts_that_are_stored_one_by_one_are_stacked(tmp_path: Path, name: st
 
 
 def conversions(monkeypatch: pytest.MonkeyPatch, *found: object) -> None:
-    monkeypatch.setattr(transformers.conversion_mapping, "get_model_conversion_mapping", lambda model: list(found))
+    monkeypatch.setattr(conversion_mapping, "get_model_conversion_mapping", lambda model: list(found))
 
 
 def test_what_is_computed_from_stored_tensors_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,6 +70,7 @@ def cosines(x: Tensor) -> NDArray[np.float64]:
     r"""Cosine of every pair of tokens, :math:`\langle x_i, x_j\rangle / (\|x_i\|\|x_j\|)`. Exact; NaN for a zero token.
 
     Example:
+        >>> import torch
         >>> cosines(torch.tensor([[1.0, 0.0], [2.0, 0.0], [0.0, 3.0]])).tolist()
         [[1.0, 1.0, 0.0], [1.0, 1.0, 0.0], [0.0, 0.0, 1.0]]
     """
