@@ -26,6 +26,7 @@ def torchrun(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, env=environment, timeout=240)
 
 
+@pytest.mark.slow
 def test_two_processes_say_once_what_one_says(tmp_path: Path) -> None:
     words = shlex.split(VERBS["measure"].under_torchrun)
     place = tmp_path / "run"

@@ -30,6 +30,7 @@ def test_a_saved_run_comes_out_again_to_the_bit(tmp_path: Path) -> None:
     assert shown.stdout.strip() == "rankscope measure init:tiny-bert --sequences 2 --tokens 8 --seed 3"
 
 
+@pytest.mark.slow
 def test_a_changed_number_is_found(cli, tmp_path: Path) -> None:
     run, other = tmp_path / "run", tmp_path / "other"
     few = ("--sequences", "1", "--tokens", "8", "-q", "--metrics", "relative_residual")

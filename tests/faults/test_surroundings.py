@@ -150,6 +150,7 @@ def test_an_unwritable_cache(warm: Warm, tmp_path: Path) -> None:
     assert (tmp_path / "figure.png").stat().st_size > 1000
 
 
+@pytest.mark.slow
 @fault(
     "a missing extra",
     done="`masks` without scipy, `sweep` without pyyaml, from the command line",

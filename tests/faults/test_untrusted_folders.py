@@ -100,8 +100,6 @@ def test_item_12_no_command_obeys_the_folder_it_is_called_in(trap: Path) -> None
     commands = [
         ["measure", "init:tiny-bert", *SMALL, "--out", run, "--figure", figure],
         ["exact", "init:tiny-gpt2", *SMALL, "--figure", str(trap.parent / "exact.svg")],
-        ["predict", "init:tiny-bert", "--quiet"],
-        ["bound", "init:tiny-bert", *SMALL],
         ["doctor", "init:tiny-bert"],
         ["compare", run, run, "--figure", str(trap.parent / "compare.png")],
         ["report", run, "--out", str(trap.parent / "report.html")],

@@ -67,6 +67,7 @@ except LoadError as error:
 """
 
 
+@pytest.mark.slow
 def test_tokenizers_from_the_hub_pass_the_same_check(tmp_path: Path) -> None:
     from tests.fuzz.loading_targets import tokenizer_seeds
 

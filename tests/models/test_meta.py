@@ -23,6 +23,7 @@ def test_the_device_is_given_back_when_the_body_raises() -> None:
     assert not torch.empty(1).is_meta
 
 
+@pytest.mark.slow
 def test_modeling_code_may_be_imported_first_inside() -> None:
     """In a process of its own, because an import happens once."""
     code = (

@@ -141,7 +141,7 @@ def test_smollm2_knows_how_it_goes_on(beginning: str, end: str) -> None:
 @pytest.mark.parametrize(
     ("name", "model_class", "least"),
     [
-        ("antiberty", "BertForMaskedLM", 0.6),
+        pytest.param("antiberty", "BertForMaskedLM", 0.6, marks=pytest.mark.slow),
         pytest.param("reaction-bert", "BertForMaskedLM", 0.6, marks=pytest.mark.slow),
         ("reaction-albert", "AlbertForMaskedLM", 0.6),
     ],

@@ -210,7 +210,7 @@ def test_a_request_made_by_hand_does_no_harm(browser: Any, address: str) -> None
         order_shown(seen.page, 3)
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
 def test_accessible(browser: Any, address: str, scheme: str) -> None:
     if not axe_file().is_file():
         pytest.skip("axe-core is not in the cache: run ./dev axe")

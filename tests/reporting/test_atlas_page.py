@@ -156,7 +156,7 @@ def test_nothing_of_a_stranger_runs(browser: Any, tmp_path: Path) -> None:
         assert (alerts, page.said) == ([], [])
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
 def test_accessible(browser: Any, tmp_path: Path, scheme: str) -> None:
     if not axe_file().is_file():
         pytest.skip("axe-core is not in the cache: run ./dev axe")

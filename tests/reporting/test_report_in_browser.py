@@ -14,7 +14,6 @@ from tests.browser import Opened, launched, opened, serious_findings
 from tests.reporting.runs import EDGES, VERBS, run_of
 
 WIDTHS = (1280, 390)
-SCHEMES = ("light", "dark")
 PIXELS = """(canvas) => {
   const seen = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;
   let sum = 0;
@@ -189,7 +188,7 @@ def test_light_and_dark_and_paper(measured: Opened) -> None:
     assert page.pdf()[:5] == b"%PDF-"
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
 def test_accessible(browser: Any, folder: Path, axe: Path, scheme: str) -> None:
     with opened(browser, file_of("all", folder), scheme=scheme) as seen:
         seen.page.evaluate("document.querySelectorAll('details').forEach((node) => { node.open = true; })")

@@ -162,6 +162,7 @@ def test_a_theorem_on_mlps_reads_them_if_it_is_named(hub: Served) -> None:
     assert run.extra["sentences"] == local.extra["sentences"]
 
 
+@pytest.mark.slow
 def test_the_command_line(hub: Served, tmp_path: Path) -> None:
     environment = {**os.environ, "HF_ENDPOINT": hub.address, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path)}
     words = [sys.executable, "-m", "rankscope", "bound", "hub:tiny", "--weights-only", "--json"]

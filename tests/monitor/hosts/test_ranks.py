@@ -12,7 +12,7 @@ import pytest
 from rankscope.monitor import read_record
 from tests.forked import run_program
 
-pytestmark = pytest.mark.skipif(find_spec("lightning") is None, reason="needs lightning")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_spec("lightning") is None, reason="needs lightning")]
 ROOT = Path(__file__).resolve().parents[3]
 HOSTS = pytest.mark.parametrize("host", ["trainer", "lightning"])
 

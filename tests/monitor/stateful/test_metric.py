@@ -104,6 +104,7 @@ def test_causal_attention_is_held_against_what_a_row_may_see() -> None:
     assert functional.attention_entropy(uniform[None, None]).item() < 0.9
 
 
+@pytest.mark.slow
 def test_two_processes_agree_with_one(tmp_path: Path) -> None:
     from tests.monitor.stateful.sync_program import results
 
