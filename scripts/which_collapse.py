@@ -28,7 +28,7 @@ from rankscope.models.inputs.text import sample_text
 from rankscope.models.pretrained import pretrained_folder
 from rankscope.runs.rows import only
 from rankscope.verdicts.states import COLLAPSED_RESIDUAL
-from rankscope.views.palette import BLACK, BLUE, SKY, VERMILION
+from rankscope.views.palette import BLUE, VERMILION
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT / "docs" / "data" / "which_collapse.json"
@@ -39,6 +39,7 @@ LETTERS = sorted(set(sample_text()))
 TEXT = torch.tensor([LETTERS.index(letter) for letter in sample_text()])
 TOKENS, BATCH = 48, 16
 LENGTHS = [32, 128, 512]
+PROMPTED = [32, 128, 512, 2048]
 PROBE = torch.stack([TEXT[start : start + TOKENS] for start in range(0, 16 * 150, 150)])
 
 
@@ -64,14 +65,14 @@ def trained(model: nn.Module, loss: Callable[[Tensor], Tensor], steps: int, rate
     return losses
 
 
-def decoder(blocks: int) -> GPT2Model:
+def decoder(blocks: int, positions: int = TOKENS) -> GPT2Model:
     """A small GPT-2 without dropout."""
     config = GPT2Config(
         vocab_size=len(LETTERS),
         n_embd=64,
         n_layer=blocks,
         n_head=4,
-        n_positions=TOKENS,
+        n_positions=positions,
         resid_pdrop=0.0,
         embd_pdrop=0.0,
         attn_pdrop=0.0,
@@ -221,7 +222,39 @@ def lengths() -> dict[str, Any]:
         rows = only(run.table, metric="effective_rank", site="block.out", length=length)
         layers, values = rows["layer"].to_numpy(), rows["value"].to_numpy() / length
         by_length[str(length)] = [float(values[layers == layer].mean()) for layer in sorted(set(layers.tolist()))]
-    return {"sentence": finding["sentence"], "code": finding["code"], "rank": by_length}
+    pair = [two_prompts(collapsed) for collapsed in (True, False)]
+    return {"sentence": finding["sentence"], "code": finding["code"], "rank": by_length, "pair": pair}
+
+
+def two_prompts(collapsed: bool) -> dict[str, Any]:
+    """How far two prompts are apart after the same text, for a decoder without positions.
+
+    It learns the next letter from windows of 48, and unless ``collapsed`` also the first letter of the window. Measured
+    in bfloat16, as models are served.
+    """
+    torch.manual_seed(0)
+    model, head, first = decoder(4, positions=PROMPTED[-1]), nn.Linear(64, len(LETTERS)), nn.Linear(64, len(LETTERS))
+    model.wpe.weight.requires_grad_(False).zero_()
+
+    def loss(ids: Tensor) -> Tensor:
+        states = model(input_ids=ids[:, :-1]).last_hidden_state
+        value = F.cross_entropy(head(states).flatten(0, 1), ids[:, 1:].flatten())
+        if not collapsed:
+            wanted = ids[:, :1].expand(-1, TOKENS - 2).flatten()
+            value = value + F.cross_entropy(first(states[:, 1:]).flatten(0, 1), wanted)
+        return value
+
+    losses = trained(nn.ModuleList([model, head, first]), loss, 250, 2e-3)
+    run = rs.measure(model.bfloat16(), lengths=PROMPTED, sequences=1, pair=("cat", "dog"))
+    finding = next(entry for entry in run.extra["axes"] if entry["axis"] == "length")
+    return {
+        "collapsed": collapsed,
+        "what": "next letter only" if collapsed else "and the first letter",
+        "loss": [losses[0], losses[-1]],
+        "distances": dict(run.extra["pair"]["distances"]),
+        "code": finding["code"],
+        "sentence": finding["sentence"],
+    }
 
 
 def draw(stored: dict[str, Any]) -> None:
@@ -237,11 +270,14 @@ def draw(stored: dict[str, Any]) -> None:
         _axes_of(panel, axis)
         panel.legend(fontsize=8, loc="best")
     panel = axes[0, 4]
-    for colour, (length, values) in zip((SKY, BLUE, BLACK), stored["length"]["rank"].items(), strict=True):
-        panel.plot(values, color=colour, label=f"{length} tokens")
-    panel.set_title("length: effective rank / tokens", fontsize=10)
-    panel.set_ylim(0, None)
-    panel.legend(fontsize=8, title="SmolLM2-135M", title_fontsize=8)
+    for example in stored["length"]["pair"]:
+        colour, marker = (VERMILION, "s") if example["collapsed"] else (BLUE, "o")
+        shared = [int(count) for count in example["distances"]]
+        panel.loglog(
+            shared, list(example["distances"].values()), color=colour, marker=marker, ms=3, label=example["what"]
+        )
+    panel.set_title("length: distance of two prompts", fontsize=10)
+    panel.legend(fontsize=8, loc="best")
     for panel, axis in zip(axes[1], PANELS, strict=True):
         layers, values = stored["one model"]["lines"][axis]
         panel.plot(layers, values, color=BLUE, marker="o", ms=3)
@@ -250,6 +286,9 @@ def draw(stored: dict[str, Any]) -> None:
     axes[0, 0].set_ylabel("one example of each\nvalue by block")
     axes[1, 0].set_ylabel("all axes of one model\nvalue by block")
     for panel in axes.flat:
+        if panel is axes[0, 4]:
+            panel.set_xlabel("tokens that follow both")
+            continue
         panel.set_xlabel("block")
         panel.xaxis.get_major_locator().set_params(integer=True)
     FIGURE.parent.mkdir(parents=True, exist_ok=True)
