@@ -13,12 +13,16 @@ import torch
 from torch import Tensor, nn
 
 from rankscope._types import Status
+from rankscope.linalg.to_host import to_host
 from rankscope.models.view import ModelView
 from rankscope.monitor.gradients import gathered
 from rankscope.runs.readings import LayerValue
+from rankscope.stream.frames import tensors_in
 
 Of = Literal["weight", "gradient"]
 SITE = "block.weights"
+_DEEPEST = 8
+"""Levels of tuples and mappings of a module's output that are looked into."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +77,7 @@ def watching_modules(model: nn.Module) -> Iterator[list[str]]:
     found: list[str] = []
 
     def look(name: str, module: nn.Module, args: object, output: object) -> None:
-        for tensor in _tensors_in(output):
+        for tensor in tensors_in(output, _DEEPEST):
             if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
                 found.append(f"{name or 'the model'} ({type(module).__name__})")
                 return
@@ -84,17 +88,6 @@ def watching_modules(model: nn.Module) -> Iterator[list[str]]:
     finally:
         for handle in handles:
             handle.remove()
-
-
-def _tensors_in(output: object) -> Iterator[Tensor]:
-    if isinstance(output, Tensor):
-        yield output
-    elif isinstance(output, Mapping):
-        for value in output.values():
-            yield from _tensors_in(value)
-    elif isinstance(output, (tuple, list)):
-        for value in output:
-            yield from _tensors_in(value)
 
 
 def _tensors(model: nn.Module, of: Of) -> Iterator[tuple[str, Tensor]]:
@@ -110,15 +103,8 @@ def _is_readable(tensor: Tensor) -> bool:
 
 def _norms(tensors: Sequence[Tensor]) -> list[float]:
     """Frobenius norms, with one transfer per device."""
-    lazy = [gathered(torch.linalg.vector_norm(_values(tensor), dtype=_wide(tensor))) for tensor in tensors]
-    places: dict[torch.device, list[int]] = {}
-    for place, norm in enumerate(lazy):
-        places.setdefault(norm.device, []).append(place)
-    found = [math.nan] * len(lazy)
-    for members in places.values():
-        for place, value in zip(members, torch.stack([lazy[m].float() for m in members]).tolist(), strict=True):
-            found[place] = value
-    return found
+    norms = (gathered(torch.linalg.vector_norm(_values(tensor), dtype=_wide(tensor))) for tensor in tensors)
+    return [float(norm) for norm in to_host([norm.float() for norm in norms])]
 
 
 def _wide(tensor: Tensor) -> torch.dtype:

@@ -45,11 +45,11 @@ class _Group:
     def evaluate(self) -> None:
         """All metrics of all views."""
         joined: Any = type(self.views[0]).joined(self.views)
-        reading = evaluate(self.specs, joined, self.floor)
+        tensors = _tensors_of(evaluate(self.specs, joined, self.floor))  # the same objects for all, so copied once
         start = 0
         for view, owed in zip(self.views, self.owed, strict=True):
             stop = start + view.batch_shape[0]
-            owed.tensors, owed.columns = _tensors_of(reading), slice(start, stop)
+            owed.tensors, owed.columns = tensors, slice(start, stop)
             start = stop
 
 
