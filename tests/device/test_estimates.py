@@ -1,0 +1,32 @@
+"""Estimated ranks of several blocks, evaluated together on a device: the values and intervals of the processor."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from rankscope.linalg.precision import float_floor
+from rankscope.linalg.tokens import Tokens
+from rankscope.metrics import METRICS, evaluate
+from rankscope.verbs.pending import PendingReadings
+from tests.device.simulated import SimulatedDevice
+
+SPECS = [METRICS[name] for name in ("relative_residual", "stable_rank", "centred_effective_rank")]
+
+
+def test_intervals_of_joined_blocks_are_those_of_the_processor(device: SimulatedDevice) -> None:
+    blocks = [torch.randn(2, 140, 150, generator=torch.Generator().manual_seed(block)) for block in range(3)]
+    floor = float_floor(torch.float32)
+    pending, found = PendingReadings(), []
+    for block in blocks:
+        view = Tokens(block.to(str(device)), spectra="estimated")
+        pending.evaluate(SPECS, view, floor, lambda *tensors: found.append(tensors))
+    pending.settle()
+    for block, (values, statuses, interval) in zip(blocks, found, strict=True):
+        want = evaluate(SPECS, Tokens(block, spectra="estimated"), floor)
+        assert want.interval is not None
+        assert values.tolist() == [pytest.approx(row, rel=1e-9) for row in want.values.tolist()]
+        assert torch.equal(statuses, want.statuses)
+        ends = want.interval.movedim(0, -1)
+        assert torch.equal(interval.isnan(), ends.isnan())
+        torch.testing.assert_close(interval.nan_to_num(), ends.nan_to_num(), rtol=1e-5, atol=0.0)
