@@ -40,6 +40,7 @@ TEXT = torch.tensor([LETTERS.index(letter) for letter in sample_text()])
 TOKENS, BATCH = 48, 16
 LENGTHS = [32, 128, 512]
 PROMPTED = [32, 128, 512, 2048]
+COUNTED = [8, 32, 128, 512, 2048]
 PROBE = torch.stack([TEXT[start : start + TOKENS] for start in range(0, 16 * 150, 150)])
 
 
@@ -222,8 +223,46 @@ def lengths() -> dict[str, Any]:
         rows = only(run.table, metric="effective_rank", site="block.out", length=length)
         layers, values = rows["layer"].to_numpy(), rows["value"].to_numpy() / length
         by_length[str(length)] = [float(values[layers == layer].mean()) for layer in sorted(set(layers.tolist()))]
-    pair = [two_prompts(collapsed) for collapsed in (True, False)]
-    return {"sentence": finding["sentence"], "code": finding["code"], "rank": by_length, "pair": pair}
+    return {
+        "sentence": finding["sentence"],
+        "code": finding["code"],
+        "rank": by_length,
+        "pair": [two_prompts(collapsed) for collapsed in (True, False)],
+        "examples": [share_of_vowels(collapsed) for collapsed in (True, False)],
+    }
+
+
+def share_of_vowels(collapsed: bool) -> dict[str, Any]:
+    """The share of vowels among the letters read so far, by one block without positions.
+
+    With skip connections each token keeps its own letter beside the average. If ``collapsed`` there are none, and all
+    that is left of a token is an average over what came before it, which changes less and less.
+    """
+    torch.manual_seed(0)
+    model, head = decoder(1, positions=COUNTED[-1]), nn.Linear(64, 1)
+    model.wpe.weight.requires_grad_(False).zero_()
+    vowels = torch.tensor([letter.lower() in "aeiou" for letter in LETTERS])
+
+    def loss(ids: Tensor) -> Tensor:
+        share = vowels[ids].float().cumsum(1) / torch.arange(1, TOKENS + 1)
+        return 30 * F.mse_loss(head(model(input_ids=ids).last_hidden_state)[..., 0], share)
+
+    with rs.operate(model, skip=0) if collapsed else nullcontext():
+        losses = trained(nn.ModuleList([model, head]), loss, 250, 2e-3)
+        texts = torch.stack([TEXT[start : start + COUNTED[-1]] for start in range(0, len(TEXT) - COUNTED[-1], 740)])
+        run = rs.measure(model, {"input_ids": texts}, lengths=COUNTED)
+    finding = next(entry for entry in run.extra["axes"] if entry["axis"] == "length")
+    slopes = run.extra["lengths"]["slopes"]
+    means = next(one["means"] for one in slopes if (one["metric"], one["site"]) == ("relative_residual", "block.out"))
+    return {
+        "collapsed": collapsed,
+        "what": "trained without skips" if collapsed else "trained with skips",
+        "loss": [losses[0], losses[-1]],
+        "residual": dict(zip(map(str, COUNTED), means, strict=True)),
+        "tokens": run.code,
+        "code": finding["code"],
+        "sentence": finding["sentence"],
+    }
 
 
 def two_prompts(collapsed: bool) -> dict[str, Any]:
@@ -270,13 +309,12 @@ def draw(stored: dict[str, Any]) -> None:
         _axes_of(panel, axis)
         panel.legend(fontsize=8, loc="best")
     panel = axes[0, 4]
-    for example in stored["length"]["pair"]:
+    for example in stored["length"]["examples"]:
         colour, marker = (VERMILION, "s") if example["collapsed"] else (BLUE, "o")
-        shared = [int(count) for count in example["distances"]]
-        panel.loglog(
-            shared, list(example["distances"].values()), color=colour, marker=marker, ms=3, label=example["what"]
-        )
-    panel.set_title("length: distance of two prompts", fontsize=10)
+        counts, values = [int(count) for count in example["residual"]], list(example["residual"].values())
+        panel.loglog(counts, values, color=colour, marker=marker, ms=3, label=example["what"])
+    panel.axhline(COLLAPSED_RESIDUAL, color="0.6", linewidth=0.8)
+    panel.set_title("length: relative residual", fontsize=10)
     panel.legend(fontsize=8, loc="best")
     for panel, axis in zip(axes[1], PANELS, strict=True):
         layers, values = stored["one model"]["lines"][axis]
@@ -287,7 +325,7 @@ def draw(stored: dict[str, Any]) -> None:
     axes[1, 0].set_ylabel("all axes of one model\nvalue by block")
     for panel in axes.flat:
         if panel is axes[0, 4]:
-            panel.set_xlabel("tokens that follow both")
+            panel.set_xlabel("tokens of the input")
             continue
         panel.set_xlabel("block")
         panel.xaxis.get_major_locator().set_params(integer=True)
@@ -318,15 +356,17 @@ def _axes_of(panel: Any, axis: str) -> None:
 def table(stored: dict[str, Any]) -> str:
     """What the page includes: the examples with their verdicts along each axis."""
     rows = ["| axis | example | loss | " + " | ".join(SHOWN) + " |", "|---" * (3 + len(SHOWN)) + "|"]
-    for one in stored["examples"]:
+    by_length = [{**one, "axis": "length", "codes": {"tokens": one["tokens"], "length": one["code"]}}
+                 for one in stored["length"]["examples"]]  # fmt: skip
+    for one in [*stored["examples"], *by_length]:
         codes = [one["codes"].get(axis, "") for axis in SHOWN]
-        marked = [f"**{code}**" if code in ("collapsed", "floor") else code for code in codes]
+        marked = [f"**{code}**" if code in ("collapsed", "collapsing", "floor") else code for code in codes]
         loss = f"{one['loss'][0]:.2f} to {one['loss'][1]:.2f}"
         rows.append(f"| {one['axis']} | {one['what']} | {loss} | " + " | ".join(marked) + " |")
     return "\n".join(rows) + "\n"
 
 
-SHOWN = ("tokens", "inputs", "streams", "experts")
+SHOWN = ("tokens", "inputs", "streams", "experts", "length")
 
 
 def main() -> None:

@@ -94,7 +94,7 @@ def test_slope_is_that_of_a_straight_line_and_its_interval_covers_it() -> None:
     """v = a + b log2 n has slope b exactly; with noise over sequences, the interval is that of their mean."""
     lengths, random = [16, 64, 128], np.random.default_rng(0)
     offset, slope = random.uniform(size=6), 0.05 + 0.01 * random.normal(size=6)
-    table = rows({n: offset + slope * math.log2(n) for n in lengths}).table()
+    table = rows({n: offset + slope * math.log2(n) for n in lengths}, "stable_rank").table()
     (found,) = length_slopes(table, {n: n for n in lengths})
     assert found.slope == pytest.approx(slope.mean(), rel=1e-12)
     assert found.low < slope.mean() < found.high
@@ -133,6 +133,15 @@ def test_finding_along_the_length(case: str) -> None:
         (16, pytest.approx(short)),
         (256, pytest.approx(long)),
     ]
+
+
+def test_a_fall_that_all_sequences_share_is_a_trend_although_their_sizes_differ() -> None:
+    """Each falls as n^-1/2. The intervals of plain slopes, whose sizes differ tenfold, reach beyond zero."""
+    sizes = np.array([0.09, 0.011, 0.014, 0.089])
+    table = rows({n: sizes * (n / 32) ** -0.5 for n in (32, 2048)}).table()
+    (slope,) = length_slopes(table, {32: 32, 2048: 2048})
+    assert (slope.slope, slope.low, slope.high) == pytest.approx((-0.5, -0.5, -0.5), rel=1e-12)
+    assert length_finding([slope], [32, 2048], {32: "healthy", 2048: "healthy"}).code == "collapsing"
 
 
 def test_a_fall_that_sequences_do_not_share_is_no_trend() -> None:

@@ -23,6 +23,8 @@ DRAWS, LEVEL = 2000, 0.95
 VARIANCE = "attention_output_variance"
 """Name of the variance of the attention output per token, which is derived from ``residual`` at ``attention.out``."""
 SPREAD, STREAM = "relative_residual", "block.out"
+EXPONENTS = (VARIANCE, SPREAD)
+"""Metrics whose slope is the exponent of n. Sequences differ in size by a factor, which an exponent does not see."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class LengthSlope:
     r"""One metric at one block against the length of the inputs.
 
     **Estimate.** Per sequence the least-squares slope on :math:`\log_2 n`, so the change per doubling; then the mean
-    over sequences with a bootstrap interval. For :data:`VARIANCE` the logarithm of the value is used, so the slope
+    over sequences with a bootstrap interval. For :data:`EXPONENTS` the logarithm of the value is used, so the slope
     is the exponent :math:`p` of :math:`n^p`.
     """
 
@@ -47,7 +49,8 @@ class LengthSlope:
         """The entry of a run."""
         plain = {name: getattr(self, name) for name in ("metric", "site", "stack", "layer")}
         numbers = {name: _plain(getattr(self, name)) for name in ("slope", "low", "high")}
-        return {**plain, "means": [_plain(value) for value in self.means], **numbers}
+        means = [_plain(value) for value in self.means]
+        return {**plain, "means": means, **numbers, "exponent": self.metric in EXPONENTS}
 
 
 def lengths_in(table: pa.Table) -> list[int]:
@@ -103,7 +106,7 @@ def _slopes(
     x = np.log2(np.array(lengths, dtype=np.float64))
     x -= x.mean()
     with np.errstate(divide="ignore", invalid="ignore"):
-        y = np.log2(values) if metric == VARIANCE else values
+        y = np.log2(values) if metric in EXPONENTS else values
         slopes = np.tensordot(x, np.where(np.isfinite(y), y, np.nan), axes=(0, 0)) / (x @ x)
     none = np.zeros_like(slopes)
     interval = resampled_differences(none, slopes, paired=True, draws=DRAWS, level=LEVEL, seed=seed)
@@ -153,7 +156,7 @@ def length_finding(
         code = State.HEALTHY
         sentence = (
             f"Length: from {short} to {long} tokens the relative residual changes most at block {steepest.layer}, from "
-            f"{number(steepest.means[0])} to {number(steepest.means[-1])} ({_per_doubling(steepest)})."
+            f"{number(steepest.means[0])} to {number(steepest.means[-1])} ({_exponent(steepest)})."
         )
     if falling:
         code = State.COLLAPSING
@@ -184,9 +187,9 @@ def _change(slope: LengthSlope) -> float:
     return math.inf if min(first, last) <= 0 < max(first, last) else abs(math.log(last / first)) if first > 0 else 0.0
 
 
-def _per_doubling(slope: LengthSlope) -> str:
-    words = f"{slope.slope:+.3g} per doubling"
-    return words if math.isnan(slope.low) else f"{words} [{slope.low:.3g}, {slope.high:.3g}]"
+def _exponent(slope: LengthSlope) -> str:
+    words = f"as n^{slope.slope:.2f}"
+    return words if math.isnan(slope.low) else f"{words} [{slope.low:.2f}, {slope.high:.2f}]"
 
 
 def _known(means: Sequence[float]) -> bool:

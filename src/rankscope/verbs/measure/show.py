@@ -13,6 +13,7 @@ from rankscope.runs.curves import Curve, curve, names_in
 from rankscope.runs.document import facts_line, run_document
 from rankscope.runs.rows import BETWEEN_INPUTS, of_stack, only
 from rankscope.runs.summary import Summary, headline, main_site, shown_lines, stacks_of, summarise
+from rankscope.verdicts.length import VARIANCE
 from rankscope.views import Cell, Column, Document, Guide, Line, LineChart, Plot, Row, Table, number, spans_decades
 from rankscope.views.figures import floor_words
 
@@ -60,13 +61,15 @@ def length_table(run: Run) -> Table | None:
         stack, layer = blocks[place]
         label = f"{stack} {layer}" if stack else str(layer)
         rows.append([label, *(_slope_cell(cells.get((name, stack, layer))) for name in shown)])
-    names = [f"{metric} exponent" if metric.endswith("variance") else metric for metric, _ in shown]
+    # Runs of earlier versions have no such entry: there only the variance is an exponent.
+    exponents = {one["metric"] for one in entry["slopes"] if one.get("exponent", one["metric"] == VARIANCE)}
+    names = [f"{metric} exponent" if metric in exponents else metric for metric, _ in shown]
     span = ", ".join(str(length) for length in entry["lengths"])
     return Table(
         ["block", *(Column(name, term=metric) for name, (metric, _) in zip(names, shown, strict=True))],
         rows,
-        caption=f"change per doubling of the length ({span} tokens), 95% interval over sequences; of the variance, "
-        "the exponent of n",
+        caption=f"change per doubling of the length ({span} tokens), 95% interval over sequences; an exponent is "
+        "the p of n^p",
     )
 
 
