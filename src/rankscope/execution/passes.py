@@ -40,15 +40,16 @@ from rankscope.execution.support import PARALLEL_MODES, ExecutionSupport, Parall
 from rankscope.linalg.precision import has_float64, lowered_products
 from rankscope.models.inputs import Batch, Prepared
 from rankscope.models.linear_maps import absence_of
-from rankscope.models.loading import LoadedModel
+from rankscope.models.loading import LoadedModel, load
 from rankscope.models.loading.devices import device_of, held_on
 from rankscope.models.loading.quiet import quiet_transformers
 from rankscope.models.stream import Stream, stream_of
 from rankscope.models.view import ModelView
 from rankscope.models.weight_files.files import Traffic
+from rankscope.models.wrapping import spread_of
 from rankscope.runs.rows import Piece
 from rankscope.stream.tracer import Observer
-from rankscope.stream.viewing import undisturbed
+from rankscope.stream.viewing import undisturbed, view_of
 
 
 class Stage(Protocol):
@@ -220,7 +221,8 @@ class InMemory(Execution):
         if plan.reads_weights:
             _need_weights(model, self._support)
         with undisturbed(model), quiet_transformers():
-            self._view = self._share.view(model, self.prepared, plan.blocks, plan.stream)
+            self._share.before_discovery(self.prepared)
+            self._view = view_of(model, self.prepared[0], blocks=plan.blocks, stream=plan.stream)
         return self._view
 
     @contextmanager
@@ -236,7 +238,8 @@ class InMemory(Execution):
     def batches(self) -> Iterator[Batch]:
         """All batches, or those of this rank."""
         assert self._view is not None
-        for part in self._share.batches(self.prepared, self._view.model):
+        model = self._view.model
+        for part in self._share.batches(self.prepared, lambda part: part.run(model)):
             yield part
             # Resumed when the caller asks for the next batch, so this one is done.
             if self._bar is not None:
@@ -413,10 +416,12 @@ def executing(
         )
     if parallel in PARALLEL_MODES:
         support.check(parallel=parallel)
-    mode = parallel_mode(model, parallel)
+    is_module = isinstance(model, nn.Module)
+    mode = parallel_mode(parallel, is_module=is_module, spread=spread_of(model) if is_module else None)
     support.check(parallel=mode)  # checked again: the user's module may already be sharded
     with sharing(mode) as share:
-        loaded = share.load(model, seed=seed, dtype=dtype, device=device)
+        spread = None if is_module else share.spread
+        loaded = load(model, seed=seed, dtype=dtype, device=device, spread=spread)
         with _able(loaded, support) as able:
             yield InMemory(support, able, share, shown=progress)
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rankscope.stream.frames import tensors_in
-from rankscope.stream.operators import NORMS, is_norm
+from rankscope.stream.operators import NORMS
 
 Kind = Literal["carries", "scales", "bends", "matrix", "mixes"]
 """What a map does to its inputs.
@@ -155,9 +155,9 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._func: Callable[..., Any] | None = None
         self._adds: list[tuple[int, int, Tensor]] = []
 
-    def enter(self, name: str, module: nn.Module) -> None:
+    def enter(self, name: str, normalises: bool) -> None:
         """Record that a module is called."""
-        self._modules.append((name, is_norm(module)))
+        self._modules.append((name, normalises))
 
     def leave(self) -> None:
         """Record that the innermost module call has ended."""
@@ -265,7 +265,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         merges = _merges(func, plain, args, given)
         call = self._func
-        in_norm = (call is not None and call in NORMS) or any(is_norm for _, is_norm in self._modules)
+        in_norm = (call is not None and call in NORMS) or any(normalises for _, normalises in self._modules)
         adds = tuple((number, add, self._given_as(stream, given, before)) for number, add, stream in self._adds)
         tokens = tuple(made[0].shape[:-1])
         module = self._modules[-1][0] if self._modules else ""

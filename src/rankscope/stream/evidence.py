@@ -21,9 +21,9 @@ from torch.overrides import TorchFunctionMode
 from rankscope.errors import InputError, LayoutError, SiteError
 from rankscope.linalg.precision import as_float64
 from rankscope.models.inputs import Batch
-from rankscope.models.spread import needs_all_ranks
 from rankscope.models.stream import Stream
 from rankscope.models.view import ModelView, Stack
+from rankscope.models.wrapping import needs_all_ranks
 from rankscope.stream.frames import first_tensor, slots_in, stream_in, stream_out, tensors_in
 from rankscope.stream.operators import ADDS, MULTI_HEAD, SDPA, SOFTMAXES, without_fastpath
 
@@ -700,7 +700,7 @@ def _watch(view: ModelView, batch: Batch) -> dict[str | None, _Seen]:
         for stack, name, module in _blocks_of(view):
             hooks.callback(module.register_forward_pre_hook(mode.enter(stack, name), with_kwargs=True).remove)
             hooks.callback(module.register_forward_hook(mode.leave(stack)).remove)
-        _run(view.model, batch, mode)
+        _run(view, batch, mode)
     return mode.seen
 
 
@@ -711,13 +711,13 @@ def _blocks_of(view: ModelView) -> Iterator[tuple[Stack, str, nn.Module]]:
             yield stack, name, modules[name]
 
 
-def _run(model: nn.Module, batch: Batch, mode: TorchFunctionMode | None = None) -> None:
+def _run(view: ModelView, batch: Batch, mode: TorchFunctionMode | None = None) -> None:
     """One pass, with the same random numbers each time, for models that use some even in evaluation mode."""
     with torch.random.fork_rng(devices=[]), ExitStack() as stack:
         torch.manual_seed(0)
         if mode is not None:
             stack.enter_context(mode)
-        batch.run(model)
+        batch.run(view.model)
 
 
 class _AllEntered(Exception):  # noqa: N818  (no error: the way out of a forward pass whose rest is not needed)
@@ -759,7 +759,7 @@ def _first_calls_of_another_token(
             hooks.callback(module.register_forward_pre_hook(enter(stack), with_kwargs=True).remove)
             hooks.callback(module.register_forward_hook(leave(stack)).remove)
         with suppress(_AllEntered):
-            _run(view.model, _with_another_token(batch, rows - 1))
+            _run(view, _with_another_token(batch, rows - 1))
     return found
 
 

@@ -36,6 +36,7 @@ from rankscope.stream.operators import (
     ADDS,
     CONSTANTS,
     JOINS,
+    MIXER_NAME,
     MULTI_HEAD,
     NORMS,
     PRODUCTS,
@@ -50,7 +51,6 @@ from rankscope.stream.operators import (
 from rankscope.stream.states import LongSum, States
 
 CROSS_NAME = re.compile(r"cross|encoder_?attn|enc_?dec", re.IGNORECASE)
-_MIXER_NAME = re.compile(r"mixer|mamba|ssm|fourier|recurrent|rwkv|rglru|hyena|lstm_?layer|conv", re.IGNORECASE)
 _MLP_NAME = re.compile(r"mlp|ffn|feed_?forward|expert|moe|intermediate", re.IGNORECASE)
 
 
@@ -233,7 +233,7 @@ class ProbeFrame(StreamFrame):
             return "cross_attention" if ancestry & Ancestry.CROSS else "attention"
         # Names are the only evidence for a mixer; everything else that is not attention counts as an MLP.
         names = " ".join(self.names_since_add)
-        return "mixer" if _MIXER_NAME.search(names) and not _MLP_NAME.search(names) else "mlp"
+        return "mixer" if MIXER_NAME.search(names) and not _MLP_NAME.search(names) else "mlp"
 
     def spread(self, func: Callable[..., Any], inputs: list[Tensor], outputs: list[Tensor], depth: int) -> None:
         """Pass ancestries on from the inputs of a call to its outputs.
@@ -344,8 +344,9 @@ def probe(
     mode = _Probe(batch, stream, sums, long_skips or {})
     with ExitStack() as stack:
         for name, module in model.named_modules():
-            stack.callback(module.register_forward_pre_hook(mode.enter(name), with_kwargs=True).remove)
-            stack.callback(module.register_forward_hook(mode.leave(name), with_kwargs=True).remove)
+            normalises = bool(name) and is_norm(module)  # the model itself is not one of its norms
+            stack.callback(module.register_forward_pre_hook(mode.enter(name, normalises), with_kwargs=True).remove)
+            stack.callback(module.register_forward_hook(mode.leave(name, normalises), with_kwargs=True).remove)
         with torch.no_grad(), mode.tape, mode:
             run()
     return mode.records, mode.tape
@@ -463,13 +464,13 @@ class _Probe(TorchFunctionMode):
     def _crosses_by_name(self) -> bool:
         return any(CROSS_NAME.search(name) for name in self._attention_modules)
 
-    def enter(self, name: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
+    def enter(self, name: str, normalises: bool) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
         """A pre-hook that opens a frame on the module's input."""
 
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if not self._open:
                 self.tape.note_input((args, kwargs))
-            self.tape.enter(name, module)
+            self.tape.enter(name, normalises)
             entry = first_tensor(args, kwargs)
             own_name = f"{name.rpartition('.')[2]} {type(module).__name__}"
             for frame in self._frames:
@@ -486,12 +487,12 @@ class _Probe(TorchFunctionMode):
                 for found in self._long_skips.values():
                     found.enter(self.numbers[id(record)], entry, opened)
             self._open.append(opened)
-            if is_attention(name, module):
+            if is_attention(name, type(module)):
                 self._attention_modules.append(own_name)
 
         return hook
 
-    def leave(self, name: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], None]:
+    def leave(self, name: str, normalises: bool) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], None]:
         """A hook that closes the frame and records what the module returned."""
 
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
@@ -508,9 +509,10 @@ class _Probe(TorchFunctionMode):
                     frame.record.post_norm = frame.adds_to_normed
                     frame.record.is_lost = frame.has_superseded and not frame.is_stream(out)
                     frame.record.ends_with_norm = frame.is_normed(out) and not frame.adds_to_normed
-                    self._note_norm(name, module, first_tensor(args, kwargs), out)
+                    if normalises:
+                        self._note_norm(name, first_tensor(args, kwargs), out)
                     self._returned.setdefault(id(out), []).append((weakref.ref(out), frame.record))
-            if is_attention(name, module):
+            if is_attention(name, type(module)):
                 if out is not None:
                     for outer in self._frames:
                         outer.mark_attention(out, self._crosses_by_name())
@@ -518,8 +520,8 @@ class _Probe(TorchFunctionMode):
 
         return hook
 
-    def _note_norm(self, name: str, module: nn.Module, x: Tensor | None, out: Tensor) -> None:
-        if not is_norm(module) or x is None:
+    def _note_norm(self, name: str, x: Tensor | None, out: Tensor) -> None:
+        if x is None:
             return
         for frame in self._frames:
             if frame.ancestry(x):

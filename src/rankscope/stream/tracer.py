@@ -268,10 +268,10 @@ class Tracer(SiteMode):
         if call.last_sum is not None:
             self._show(call, "final", out)
 
-    def _end_pass(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    def _end_pass(self, output: Any) -> None:
         self._room = None
         self._states = None
-        super()._end_pass(module, args, output)
+        super()._end_pass(output)
 
     def _show_change(self, call: ActiveBlock, left: Tensor) -> None:
         if call.entered is None:

@@ -22,8 +22,8 @@ from rankscope.metrics import METRICS, NORM_METRICS, PAIR_METRICS
 from rankscope.models.inputs import InputPlan, Padding, Prepared, TokensPolicy, prepare_planned
 from rankscope.models.loading import LoadedModel, load_initialised_twin
 from rankscope.models.loading.quiet import quiet_transformers
-from rankscope.models.spread import spread_of
 from rankscope.models.stream import Stream
+from rankscope.models.wrapping import spread_of
 from rankscope.runs.rows import RowWriter
 from rankscope.runs.run import Run
 from rankscope.stream.sites import SiteSelection
