@@ -2,7 +2,7 @@
 
 .. code-block:: python
 
-    with executing(MEASURE.execution, model, seed=seed, dtype=dtype, parallel=parallel, offload=offload) as execution:
+    with executing(MEASURE.execution, model, how) as execution:
         view = execution.plan(prepared, identity, blocks=blocks, stream=stream)
         with execution.stages(findings) as stages:
             for stage in stages:
@@ -370,47 +370,48 @@ class Offloaded(Execution):
         }
 
 
-@contextmanager
-def executing(
-    support: ExecutionSupport,
-    model: str | Path | nn.Module,
-    *,
-    seed: int,
-    dtype: torch.dtype | str | None,
-    device: torch.device | str | None = None,
-    offload: bool = False,
-    memory: int | str | None = None,
-    work: str | Path | None = None,
-    byte_budget: int | str | None = None,
-    parallel: Parallel | None = None,
-    progress: bool = False,
-) -> Iterator[Execution]:
-    """Load a model, or open it without its weights if it is offloaded.
+@dataclass(frozen=True)
+class HowToRun:
+    """How the user wants a model to be loaded and run; the arguments that all model verbs have in common.
 
-    Args:
-        support: the declaration of the verb.
-        model: a spec or a module.
+    Attributes:
         seed: seed for a random initialisation.
         dtype: dtype of the weights, if they are loaded here.
         device: device of the weights, if they are loaded here.
+        parallel: how the processes of the group share the work.
+        progress: show a progress bar, on the first rank.
         offload: read a local folder, the hub or a server block by block.
         memory: with ``offload``, the memory budget.
         work: with ``offload``, the folder for checkpoints.
         byte_budget: with ``offload``, the largest number of bytes to read from a server.
-        parallel: how the processes of the group share the work.
-        progress: show a progress bar, on the first rank.
+    """
+
+    seed: int
+    dtype: torch.dtype | str | None
+    device: torch.device | str | None
+    parallel: Parallel | None
+    progress: bool
+    offload: bool
+    memory: int | str | None = None
+    work: str | Path | None = None
+    byte_budget: int | str | None = None
+
+
+@contextmanager
+def executing(support: ExecutionSupport, model: str | Path | nn.Module, how: HowToRun) -> Iterator[Execution]:
+    """Load a model, or open it without its weights if it is offloaded.
 
     Raises:
         InputError: the verb does not support this, or the arguments contradict each other.
     """
-    if offload:
+    limits, parallel = OffloadLimits(how.memory, how.work, how.byte_budget), how.parallel
+    if how.offload:
         support.check(offload=True)
-        if device is not None:
+        if how.device is not None:
             raise InputError("offload runs each block on the processor. Leave device out.")
-        limits = OffloadLimits(memory, work, byte_budget)
-        yield Offloaded(support, _offloaded(model, limits, dtype, parallel), limits, shown=progress)
+        yield Offloaded(support, _offloaded(model, limits, how.dtype, parallel), limits, shown=how.progress)
         return
-    if memory is not None or work is not None or byte_budget is not None:
+    if limits != OffloadLimits():
         raise InputError(
             "memory, work and byte_budget need offload: without it the whole model is loaded. Add offload=True."
         )
@@ -421,9 +422,9 @@ def executing(
     support.check(parallel=mode)  # checked again: the user's module may already be sharded
     with sharing(mode) as share:
         spread = None if is_module else share.spread
-        loaded = load(model, seed=seed, dtype=dtype, device=device, spread=spread)
+        loaded = load(model, seed=how.seed, dtype=how.dtype, device=how.device, spread=spread)
         with _able(loaded, support) as able:
-            yield InMemory(support, able, share, shown=progress)
+            yield InMemory(support, able, share, shown=how.progress)
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from rankscope.errors import InputError, UnsupportedConfigError
 
 Spread = Literal["fsdp", "tensor"]
 
+
 def unwrapped(model: nn.Module) -> nn.Module:
     """The module under DDP, ``DataParallel``, ``torch.compile`` and PEFT, which share its parameters.
 
