@@ -417,12 +417,12 @@ def executing(support: ExecutionSupport, model: str | Path | nn.Module, how: How
         )
     if parallel in PARALLEL_MODES:
         support.check(parallel=parallel)
-    is_module = isinstance(model, nn.Module)
-    mode = parallel_mode(parallel, is_module=is_module, spread=spread_of(model) if is_module else None)
+    spread = spread_of(model) if isinstance(model, nn.Module) else None
+    mode = parallel_mode(parallel, is_module=isinstance(model, nn.Module), spread=spread)
     support.check(parallel=mode)  # checked again: the user's module may already be sharded
     with sharing(mode) as share:
-        spread = None if is_module else share.spread
-        loaded = load(model, seed=how.seed, dtype=how.dtype, device=how.device, spread=spread)
+        to_spread = None if isinstance(model, nn.Module) else share.spread
+        loaded = load(model, seed=how.seed, dtype=how.dtype, device=how.device, spread=to_spread)
         with _able(loaded, support) as able:
             yield InMemory(support, able, share, shown=how.progress)
 
