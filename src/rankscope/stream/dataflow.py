@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rankscope.stream.frames import tensors_in
+from rankscope.stream.frames import ByTensor, tensors_in
 from rankscope.stream.operators import NORMS
 
 Kind = Literal["carries", "scales", "bends", "matrix", "mixes"]
@@ -148,7 +148,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.inputs: set[int] = set()
         self.operators: dict[str, None] = {}
         self._values = 0
-        self._known: dict[int, tuple[weakref.ref[Tensor], int]] = {}
+        self._known = ByTensor[int]()
         self._sharing: dict[int, list[weakref.ref[Tensor]]] = {}
         self._modules: list[tuple[str, bool]] = []
         self._casts: dict[int, int] = {}
@@ -192,9 +192,9 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def value_of(self, tensor: Tensor) -> int:
         """The number of the value that a tensor currently has."""
         # An id may be reused after a tensor is freed: the weak reference says whether it is still the same object.
-        entry = self._known.get(id(tensor))
-        if entry is not None and entry[0]() is tensor:
-            return entry[1]
+        known = self._known.get(tensor)
+        if known is not None:
+            return known
         # An unknown tensor that uses known memory (x.data, a round trip through NumPy) is a view of it.
         sources = tuple(self.value_of(other) for other in self._others(tensor))
         value = self._new_value(tensor)
@@ -204,10 +204,9 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _new_value(self, tensor: Tensor) -> int:
         self._values += 1
-        reference = weakref.ref(tensor)
-        self._known[id(tensor)] = (reference, self._values)
+        self._known[tensor] = self._values
         if (memory := _memory_of(tensor)) is not None:
-            self._sharing.setdefault(memory, []).append(reference)
+            self._sharing.setdefault(memory, []).append(weakref.ref(tensor))
         return self._values
 
     def __torch_dispatch__(

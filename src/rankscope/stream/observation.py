@@ -22,7 +22,7 @@ from rankscope.models.inputs import Batch
 from rankscope.models.stream import Stream
 from rankscope.models.view import ModelView, Stack
 from rankscope.models.wrapping import needs_all_ranks
-from rankscope.stream.frames import first_tensor, slots_in, stream_in, stream_out, tensors_in
+from rankscope.stream.frames import ByTensor, first_tensor, slots_in, stream_in, stream_out, tensors_in
 from rankscope.stream.operators import ADDS, MULTI_HEAD, SDPA, SOFTMAXES
 
 T = Tensor
@@ -101,10 +101,10 @@ class _Watch(TorchFunctionMode):
         super().__init__()
         self.seen = {stack.name: SeenStack() for stack in view.stacks}
         self._open: list[tuple[Stack, ObservedCall]] = []
-        self._marks: dict[int, tuple[weakref.ref[Tensor], Marks]] = {}
-        self._axes: dict[int, tuple[weakref.ref[Tensor], tuple[int, ...]]] = {}
+        self._marks = ByTensor[Marks]()
+        self._axes = ByTensor[tuple[int, ...]]()
         self._slots: dict[str | None, dict[str, weakref.ref[Tensor]]] = {}
-        self._made_from: dict[int, tuple[weakref.ref[Tensor], list[weakref.ref[Tensor]]]] = {}
+        self._made_from = ByTensor[list[weakref.ref[Tensor]]]()
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -120,9 +120,8 @@ class _Watch(TorchFunctionMode):
 
     def _outside(self, func: Callable[..., Any], inputs: list[Tensor], outputs: list[Tensor]) -> None:
         for tensor in inputs:
-            parent, made = self._made_from.get(id(tensor), (None, []))
-            made = made if parent is not None and parent() is tensor else []
-            self._made_from[id(tensor)] = (weakref.ref(tensor), [*made, *map(weakref.ref, outputs)])
+            made = self._made_from.get(tensor) or []
+            self._made_from[tensor] = [*made, *map(weakref.ref, outputs)]
         known = [self._marks_of(tensor) for tensor in inputs]
         union = Marks().union(*known)
         if not union:
@@ -131,7 +130,7 @@ class _Watch(TorchFunctionMode):
             for found in self.seen.values():
                 found.added_behind.add(union)
         for tensor in outputs:
-            self._marks[id(tensor)] = (weakref.ref(tensor), union)
+            self._marks[tensor] = union
 
     def _mark_all_made_from(self, tensor: Tensor, mark: Mark) -> None:
         """Mark a tensor, and everything made from it before the block runs (``0.5 * x + block(x)``)."""
@@ -140,14 +139,12 @@ class _Watch(TorchFunctionMode):
             current = waiting.pop()
             if mark not in self._marks_of(current):
                 marks = frozenset({mark}) if current is tensor else self._marks_of(current) | {mark}
-                self._marks[id(current)] = (weakref.ref(current), marks)
-                parent, made = self._made_from.get(id(current), (None, []))
-                if parent is not None and parent() is current:
-                    waiting += [child for reference in made if (child := reference()) is not None]
+                self._marks[current] = marks
+                made = self._made_from.get(current) or []
+                waiting += [child for reference in made if (child := reference()) is not None]
 
     def _marks_of(self, tensor: Tensor) -> Marks:
-        entry = self._marks.get(id(tensor))
-        return entry[1] if entry is not None and entry[0]() is tensor else frozenset()
+        return self._marks.get(tensor) or frozenset()
 
     def _inside(
         self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], inputs: list[Tensor], out: Any
@@ -158,7 +155,7 @@ class _Watch(TorchFunctionMode):
         # A later stage with other tokens, one window each, says nothing about the tokens of the first.
         if is_attention_call and call.entry.shape == seen.calls[0].entry.shape:
             self._note_attention(func, inputs, out, seen)
-        turned = next(((tensor, axes) for tensor in inputs if (axes := self._axes_of(tensor)) is not None), None)
+        turned = next(((tensor, axes) for tensor in inputs if (axes := self._axes.get(tensor)) is not None), None)
         if turned is None:
             return
         tensor, axes = turned
@@ -179,16 +176,9 @@ class _Watch(TorchFunctionMode):
             # Apply the same call to an empty tensor whose axes have distinct sizes, to see where each axis ends up.
             small = torch.empty(tuple(range(2, 2 + tensor.dim())))
             shape = func(small, *args[1:], **kwargs).shape
-            self._follow(out, tuple(axes[size - 2] for size in shape))
+            self._axes[out] = tuple(axes[size - 2] for size in shape)
         elif out.shape == tensor.shape:
-            self._follow(out, axes)
-
-    def _follow(self, tensor: Tensor, axes: tuple[int, ...]) -> None:
-        self._axes[id(tensor)] = (weakref.ref(tensor), axes)
-
-    def _axes_of(self, tensor: Tensor) -> tuple[int, ...] | None:
-        entry = self._axes.get(id(tensor))
-        return entry[1] if entry is not None and entry[0]() is tensor else None
+            self._axes[out] = axes
 
     @staticmethod
     def _note_attention(func: Callable[..., Any], inputs: list[Tensor], out: Any, seen: SeenStack) -> None:
@@ -223,7 +213,7 @@ class _Watch(TorchFunctionMode):
                 found.calls.append(call)
                 self._open.append((stack, call))
                 self._axes.clear()
-                self._follow(first, tuple(range(first.dim())))
+                self._axes[first] = tuple(range(first.dim()))
 
         return hook
 
@@ -249,7 +239,7 @@ class _Watch(TorchFunctionMode):
                 }
                 self._slots[stack.name] = {slot: weakref.ref(tensor) for slot, tensor in alike.items()}
                 for slot, tensor in alike.items():
-                    self._marks[id(tensor)] = (weakref.ref(tensor), frozenset({Mark("out", stack.name, number, slot)}))
+                    self._marks[tensor] = frozenset({Mark("out", stack.name, number, slot)})
 
         return hook
 

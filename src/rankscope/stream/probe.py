@@ -31,7 +31,7 @@ from rankscope.stream.attention_calls import (
 )
 from rankscope.stream.carries import KnownCall
 from rankscope.stream.dataflow import Tape
-from rankscope.stream.frames import StreamFrame, first_tensor, output_tensor, tensors_in
+from rankscope.stream.frames import ByTensor, StreamFrame, first_tensor, output_tensor, tensors_in
 from rankscope.stream.operators import (
     ADDS,
     CONSTANTS,
@@ -126,7 +126,7 @@ class ProbeFrame(StreamFrame):
     """A stream frame that also tracks where every other tensor of the call comes from."""
 
     def __init__(self, entry: Tensor, record: CallRecord, attention_depth: int, sums: Sums = "plain") -> None:
-        self._newest: dict[int, weakref.ref[Tensor]] = {}
+        self._newest = ByTensor[None]()
         super().__init__(entry, sums)
         self.record = record
         self.names_since_add: list[str] = []
@@ -134,17 +134,17 @@ class ProbeFrame(StreamFrame):
         self.has_superseded = False
         self.joined: Tensor | None = None
         self._attention_depth = attention_depth
-        self._ancestries: dict[int, tuple[weakref.ref[Tensor], Ancestry]] = {}
+        self._ancestries = ByTensor[Ancestry]()
 
     def follow(self, tensor: Tensor) -> None:
         """From now on this object is (also) the stream."""
         super().follow(tensor)
-        self._newest[id(tensor)] = weakref.ref(tensor)
+        self._newest[tensor] = None
 
     def follow_normed(self, tensor: Tensor) -> None:
         """This object is a norm of the stream."""
         super().follow_normed(tensor)
-        self._newest[id(tensor)] = weakref.ref(tensor)
+        self._newest[tensor] = None
 
     def supersede(self, tensor: Tensor) -> None:
         """From now on this object alone is the stream."""
@@ -167,13 +167,12 @@ class ProbeFrame(StreamFrame):
     def ancestry(self, tensor: Tensor) -> Ancestry:
         """The ancestry of one tensor object."""
         if self.is_stream(tensor):
-            return Ancestry.DERIVED | (Ancestry.FRESH if self._is_in(self._newest, tensor) else Ancestry.NONE)
-        entry = self._ancestries.get(id(tensor))
-        return entry[1] if entry is not None and entry[0]() is tensor else Ancestry.NONE
+            return Ancestry.DERIVED | (Ancestry.FRESH if tensor in self._newest else Ancestry.NONE)
+        return self._ancestries.get(tensor) or Ancestry.NONE
 
     def mark(self, tensor: Tensor, ancestry: Ancestry) -> None:
         """Set the ancestry of a tensor."""
-        self._ancestries[id(tensor)] = (weakref.ref(tensor), ancestry)
+        self._ancestries[tensor] = ancestry
 
     def mark_attention(self, tensor: Tensor, crosses: bool) -> None:
         """Mark a tensor as the output of attention, or of a module named like attention."""
@@ -222,7 +221,7 @@ class ProbeFrame(StreamFrame):
     def _age(self) -> None:
         """The stream is about to change: no tensor seen so far is computed from its new value."""
         self._newest.clear()
-        self._ancestries = {key: (ref, ancestry & ~Ancestry.FRESH) for key, (ref, ancestry) in self._ancestries.items()}
+        self._ancestries.change(lambda ancestry: ancestry & ~Ancestry.FRESH)
 
     def _label(self, ancestry: Ancestry) -> Label | None:
         if not ancestry & Ancestry.DERIVED:
@@ -365,8 +364,8 @@ class _Probe(TorchFunctionMode):
         self._frames: list[ProbeFrame] = []
         self._open: list[ProbeFrame | None] = []
         self._attention_modules: list[str] = []
-        self._products: dict[int, weakref.ref[Tensor]] = {}
-        self._returned: dict[int, list[tuple[weakref.ref[Tensor], CallRecord]]] = {}
+        self._products = ByTensor[None]()
+        self._returned = ByTensor[list[CallRecord]]()
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -419,8 +418,9 @@ class _Probe(TorchFunctionMode):
             out = func(*args, **kwargs)
             calls = self._attention_calls(func, args, kwargs, out)
         outputs = tensors_in(out) or inputs[:1]
-        if func in PRODUCTS or (func not in PROJECTIONS and any(map(self._is_product, inputs))):
-            self._products |= {id(tensor): weakref.ref(tensor) for tensor in outputs}
+        if func in PRODUCTS or (func not in PROJECTIONS and any(tensor in self._products for tensor in inputs)):
+            for tensor in outputs:
+                self._products[tensor] = None
         for frame in self._frames:
             frame.spread(func, inputs, outputs, len(self._attention_modules))
             frame.pass_on(func, args, out)
@@ -451,11 +451,7 @@ class _Probe(TorchFunctionMode):
         The last axis must be as long as the stream (or one longer, with a sink), or the scores must come from a product
         of queries and keys.
         """
-        return self._is_product(scores) or scores.shape[-1] - frame.tokens(self._batch, self._stream) in (0, 1)
-
-    def _is_product(self, tensor: Tensor) -> bool:
-        reference = self._products.get(id(tensor))
-        return reference is not None and reference() is tensor
+        return scores in self._products or scores.shape[-1] - frame.tokens(self._batch, self._stream) in (0, 1)
 
     def _fits(self, probs: Tensor, frame: ProbeFrame) -> bool:
         inside = bool(self._attention_modules)
@@ -511,7 +507,7 @@ class _Probe(TorchFunctionMode):
                     frame.record.ends_with_norm = frame.is_normed(out) and not frame.adds_to_normed
                     if normalises:
                         self._note_norm(name, first_tensor(args, kwargs), out)
-                    self._returned.setdefault(id(out), []).append((weakref.ref(out), frame.record))
+                    self._returned[out] = [*self._givers_of(out), frame.record]
             if is_attention(name, type(module)):
                 if out is not None:
                     for outer in self._frames:
@@ -538,7 +534,7 @@ class _Probe(TorchFunctionMode):
 
     def _givers_of(self, tensor: Tensor) -> list[CallRecord]:
         """The calls that returned this exact tensor."""
-        return [record for reference, record in self._returned.get(id(tensor), []) if reference() is tensor]
+        return self._returned.get(tensor) or []
 
 
 def _inside_multi_head(
