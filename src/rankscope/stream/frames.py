@@ -209,6 +209,7 @@ class StreamFrame:
         joined = reference()
         if joined is None or out.shape != shape or not any(value is joined for value in args):
             return False
+        # Concatenated channels become one stream by a matrix; stacked tensors by a sum, a mean or weights.
         if axis is None:
             made = func is torch.nn.functional.linear or (func in PRODUCTS and args[0] is joined)
         elif func in REDUCTIONS:
@@ -296,6 +297,7 @@ def summands_of(
         left, right = factors
         factor = named.get("alpha", 1) * (-1 if func in DIFFERENCES else 1)
         return Summand((left,), lambda: left), Summand((right,), lambda: right if factor == 1 else right * factor)
+    # Tokens that were routed to a branch, added back at their places: the branch is zero at all others.
     if func in INDEXED_SUMS and len(factors) == 4 and not named:
         own, dim, index, source = factors
         return Summand((own,), lambda: own), Summand(

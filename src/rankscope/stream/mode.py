@@ -359,6 +359,7 @@ class StreamMode(TorchFunctionMode):
                     return self._summed(call, out, target)
                 call.follow_joined(func, args, kwargs, out)
                 return out
+        # What attention returns is a branch, whatever it reads: there is no stream to follow through it.
         elif (func is SDPA or func is MULTI_HEAD or func in SOFTMAXES) and self.reads_attention():
             return self._attention(call, func, args, kwargs)
         out = func(*args, **kwargs)
@@ -422,6 +423,8 @@ class StreamMode(TorchFunctionMode):
         return self.on_softmax(self._open.next_attention(), args, kwargs, perform)
 
     def _hooks(self, modules: Mapping[str, nn.Module]) -> Iterator[torch.utils.hooks.RemovableHandle]:
+        # Hooks on one module run in the order of registration. If the model is itself the only block, the pass still
+        # begins before the block and ends after it. ``always_call``: blocks and passes also end if the model raises.
         yield self.view.model.register_forward_pre_hook(lambda *_: self._begin_pass())
         for stack in self.view.stacks:
             for name in dict.fromkeys(call.module_name for call in stack.calls):
@@ -492,6 +495,7 @@ class StreamMode(TorchFunctionMode):
             self._pushed.enter_context(self)
 
     def _leave(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        # Closed first, so that what subclasses compute in on_leave is not taken for a part of the block.
         call, self._open = self._open, None
         self._pushed.close()
         if call is None or output is None:

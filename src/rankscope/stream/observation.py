@@ -119,6 +119,8 @@ class _Watch(TorchFunctionMode):
         return out
 
     def _outside(self, func: Callable[..., Any], inputs: list[Tensor], outputs: list[Tensor]) -> None:
+        # What is made from a tensor is written down before it is known whether the tensor enters a block: a model may
+        # scale the stream for its own skip first. The marks of ``_mark_all_made_from`` then reach it.
         for tensor in inputs:
             made = self._made_from.get(tensor) or []
             self._made_from[tensor] = [*made, *map(weakref.ref, outputs)]
@@ -155,6 +157,7 @@ class _Watch(TorchFunctionMode):
         # A later stage with other tokens, one window each, says nothing about the tokens of the first.
         if is_attention_call and call.entry.shape == seen.calls[0].entry.shape:
             self._note_attention(func, inputs, out, seen)
+        # ``axes`` says, for each axis of a tensor, which axis of the stream it is; permutations change their order.
         turned = next(((tensor, axes) for tensor in inputs if (axes := self._axes.get(tensor)) is not None), None)
         if turned is None:
             return
@@ -212,6 +215,7 @@ class _Watch(TorchFunctionMode):
                 self._mark_all_made_from(first, Mark("in", stack.name, len(found.calls)))
                 found.calls.append(call)
                 self._open.append((stack, call))
+                # Axes are numbered by the input of the block that runs; those of an earlier block mean nothing here.
                 self._axes.clear()
                 self._axes[first] = tuple(range(first.dim()))
 
@@ -232,6 +236,7 @@ class _Watch(TorchFunctionMode):
                 number = len(self.seen[stack.name].calls) - 1
                 slots = slots_in(output)
                 first = next(iter(slots.values()), None)
+                # The outputs that could be the stream: the first one, under the name "0", and those of its shape.
                 alike = {
                     slot if position else "0": tensor
                     for position, (slot, tensor) in enumerate(slots.items())

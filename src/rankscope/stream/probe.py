@@ -417,6 +417,7 @@ class _Probe(TorchFunctionMode):
         else:
             out = func(*args, **kwargs)
             calls = self._attention_calls(func, args, kwargs, out)
+        # A call without a result, such as x[i] = y, has changed its first input.
         outputs = tensors_in(out) or inputs[:1]
         if func in PRODUCTS or (func not in PROJECTIONS and any(tensor in self._products for tensor in inputs)):
             for tensor in outputs:
@@ -472,6 +473,8 @@ class _Probe(TorchFunctionMode):
             for frame in self._frames:
                 frame.names_since_add.append(own_name)
             opened: ProbeFrame | None = None
+            # A module that is given only ids has no stream, and opens no frame. It still takes a place in ``_open``,
+            # because the hook on leaving takes one away.
             if entry is not None:
                 parent = next((f.record for f in reversed(self._open) if f is not None), None)
                 record = CallRecord(name, module, parent, entry.shape, fed_by=self._givers_of(entry))
@@ -508,6 +511,7 @@ class _Probe(TorchFunctionMode):
                     if normalises:
                         self._note_norm(name, first_tensor(args, kwargs), out)
                     self._returned[out] = [*self._givers_of(out), frame.record]
+            # What a module named like attention returns comes from attention, even if no kernel was recognised inside.
             if is_attention(name, type(module)):
                 if out is not None:
                     for outer in self._frames:

@@ -106,6 +106,7 @@ class Tracer(SiteMode):
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         out = super().__torch_function__(func, types, args, kwargs)
+        # The innermost mixture is the one that runs: its softmax and top-k tell which experts a token is sent to.
         if self._routers and (func in TOP_K or func in SOFTMAXES):
             with unseen():
                 self._routers[-1].see_call(func, args, kwargs or {}, out)
