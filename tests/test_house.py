@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.util
+import inspect
 import re
 import subprocess
 import sys
@@ -257,39 +258,42 @@ def test_scripts_can_be_run(script: str) -> None:
     assert (ROOT / script).stat().st_mode & 0o111
 
 
-def files_that_get(spec: str, *, holders: bool) -> list[str]:
-    """Files of rankscope with a function that is given the model, while ``measure`` runs, in the order of the walk.
+def walk_of(spec: str) -> dict[str, set[str]]:
+    """Files of rankscope with a function that is given the model while ``measure`` runs, in the order of the walk.
 
-    The model is the spec until it is loaded, and the module afterwards, when the spec is only its name. A function that
-    takes any ``module`` (a hook, a predicate over submodules) and ``self`` are not counted: they do not pass it on.
+    The model is the spec until it is loaded, and the module afterwards, when the spec is only its name. Objects are
+    compared, so the name of a parameter does not matter.
 
-    Args:
-        spec: the model.
-        holders: also count functions that are given an object with the model as its attribute ``model``.
+    Returns:
+        For each file, in which ways: ``"itself"``, or in a ``"holder"``, an object with the model as its attribute
+        ``model``; ``self`` is not counted as one.
     """
     import torch
 
-    found: dict[str, None] = {}
+    found: dict[str, set[str]] = {}
     source = str(ROOT / "src/rankscope")
     kind = type(rankscope.load(spec).model)
     is_loaded = False
 
-    def is_model(name: str, value: object) -> bool:
+    def way(name: str, value: object) -> str | None:
         nonlocal is_loaded
         if isinstance(value, torch.nn.Module):
-            is_loaded |= isinstance(value, kind)
-            return isinstance(value, kind)
+            is_loaded |= isinstance(value, kind)  # measure loads one model of this class
+            return "itself" if isinstance(value, kind) else None
         if isinstance(value, str):
-            return value == spec and name == "model" and not is_loaded
-        return holders and isinstance(getattr(value, "model", None), kind)
+            return "itself" if value is spec and not is_loaded else None
+        return "holder" if name != "self" and isinstance(getattr(value, "model", None), kind) else None
 
     def watch(frame: Any, event: str, _: object) -> None:
-        code = frame.f_code
-        if event != "call" or not code.co_filename.startswith(source):
+        if event != "call" or not frame.f_code.co_filename.startswith(source):
             return
-        names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-        if any(is_model(name, frame.f_locals.get(name)) for name in names if name not in ("self", "module")):
-            found[code.co_filename.removeprefix(source + "/")] = None
+        given = inspect.getargvalues(frame)
+        values = [(name, given.locals.get(name)) for name in given.args]
+        values += [("", value) for value in given.locals.get(given.varargs, ())]
+        values += given.locals.get(given.keywords, {}).items()
+        ways = {way(name, value) for name, value in values} - {None}
+        if ways:
+            found.setdefault(frame.f_code.co_filename.removeprefix(source + "/"), set()).update(ways)
 
     before = sys.getprofile()
     sys.setprofile(watch)
@@ -297,19 +301,18 @@ def files_that_get(spec: str, *, holders: bool) -> list[str]:
         rankscope.measure(spec, sequences=2, tokens=16)
     finally:
         sys.setprofile(before)
-    return list(found)
+    return found
 
 
 def test_the_walk_of_a_model_through_measure_is_short() -> None:
-    """On the ordinary path at most twelve files pass the model on; objects that hold it add at most seven.
+    """On the ordinary path at most twelve files pass the model on; objects that hold it add at most ten.
 
     Together these are the files one has to open to follow ``model`` from the call of ``measure`` to the last forward
     pass.
     """
-    walk = files_that_get("init:tiny-bert", holders=False)
+    whole = walk_of("init:tiny-bert")
+    walk = [file for file, ways in whole.items() if "itself" in ways]
     assert walk[0] == "verbs/measure/run.py"
-    assert "models/loading/_load.py" in walk, "the watch sees nothing"
+    assert {"models/loading/_load.py", "stream/mode.py"} <= set(walk), "the watch sees nothing, or no hooks"
     assert len(walk) <= 12, walk
-    whole = files_that_get("init:tiny-bert", holders=True)
-    assert set(walk) < set(whole)
-    assert len(whole) <= 19, whole
+    assert len(walk) < len(whole) <= 22, whole

@@ -17,7 +17,7 @@ from torch.distributed import HashStore, distributed_c10d
 from rankscope.errors import ProcessError
 from rankscope.execution import rendezvous
 from rankscope.execution.rendezvous import RankStore, Rendezvous
-from rankscope.models.spread import in_group
+from rankscope.models.wrapping import in_group
 from rankscope.monitor.ranks import Ranks
 from rankscope.runs.readings import LayerValue
 

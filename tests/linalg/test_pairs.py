@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from rankscope._types import Status
+from rankscope.linalg.pairs import MOST_TOKENS, NEAR
 from rankscope.linalg.precision import float_floor
-from rankscope.linalg.tokens import MOST_TOKENS, NEAR, Tokens
+from rankscope.linalg.tokens import Tokens
 from rankscope.metrics import METRICS, evaluate
 
 STATUS = list(Status)

@@ -9,9 +9,11 @@ import pytest
 import torch
 
 from rankscope.errors import InputError
-from rankscope.theory.classification import LayerFacts, classify, float_visible_depth, visible_depths
-from rankscope.theory.contraction import heads_factor
-from rankscope.theory.cubic_law import cubic_constant
+from rankscope.linalg.precision import float_floor
+from rankscope.theory.classification import LayerFacts, classify, float_visible_depth
+from rankscope.theory.contraction import heads_map
+from rankscope.theory.cubic_law import cubic_step
+from rankscope.theory.stability import stability_factor
 from tests.reference import cubic as reference
 from tests.theory.networks import random_layer, random_tokens
 
@@ -66,7 +68,7 @@ def test_measured_orders_agree_with_the_class() -> None:
     x, R = random_tokens(rng, 5, 4)
     after = [reference.float_step(x, R, log_r, layer.heads, layer.scale)[2] for log_r in (-40.0, -41.0)]
     found = classify(
-        LayerFacts(True, True, log_cubic_constant=float(cubic_constant(torch.from_numpy(R), layer.tensors)))
+        LayerFacts(True, True, log_cubic_constant=float(cubic_step(torch.from_numpy(R), layer.tensors).log_constant))
     )
     assert after[0] - after[1] == pytest.approx(found.order, abs=1e-12)
     assert math.exp(after[0] + 3 * 40.0) == pytest.approx(found.factor, rel=1e-12)
@@ -76,14 +78,16 @@ def test_skip_with_a_mask_takes_the_factor_of_the_whole() -> None:
     causal = torch.ones(5, 5, dtype=torch.float64).tril()
     P = (causal / causal.sum(-1, keepdim=True)).unsqueeze(0)
     eye = torch.eye(2, dtype=torch.float64).unsqueeze(0)
-    whole = heads_factor(P, eye, -eye, skip_gain=0.9).factor
+    attended, _ = heads_map(P, eye, -eye)
+    whole = stability_factor(lambda R: 0.9 * R + attended(R), 5, 2).factor
     assert whole == pytest.approx(0.9 - 0.2, rel=1e-9)
     assert classify(LayerFacts(False, True, skip_gain=0.9, linear_factor=whole)).order == 1
 
 
 def test_each_format_stops_at_its_floor() -> None:
     logs = [math.log(10) * value for value in (-0.4, -4.26, -15.87, -50.6)]
-    assert visible_depths(logs) == {"bfloat16": 2, "float16": 2, "float32": 3, "float64": 3}
+    floors = {dtype: float_visible_depth(logs, float_floor(dtype)) for dtype in (torch.bfloat16, torch.float32)}
+    assert floors == {torch.bfloat16: 2, torch.float32: 3}
     assert float_visible_depth(logs, 1e-20) == 4
     assert float_visible_depth(logs, 1e-60) is None
     assert float_visible_depth([-math.inf], 1e-300) == 1

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from rankscope.errors import InputError
-from rankscope.theory.contraction import heads_factor, heads_gain, heads_map
-from rankscope.theory.stability import largest_gain, stability_factor
+from rankscope.theory.contraction import heads_map
+from rankscope.theory.stability import StabilityFactor, stability_factor
 
 
 def full_matrix(P: torch.Tensor, W_V: torch.Tensor, W_O: torch.Tensor, skip: float) -> torch.Tensor:
@@ -21,16 +21,19 @@ def full_matrix(P: torch.Tensor, W_V: torch.Tensor, W_O: torch.Tensor, skip: flo
     return C @ (total + skip * torch.eye(n * dim, dtype=torch.float64)) @ C
 
 
+def heads_factor(P: torch.Tensor, W_V: torch.Tensor, W_O: torch.Tensor, skip: float = 0.0) -> StabilityFactor:
+    apply, _ = heads_map(P, W_V, W_O)
+    return stability_factor(lambda R: skip * R + apply(R), P.shape[-1], W_V.shape[1])
+
+
 @pytest.mark.parametrize("skip", [0.0, 0.5, 1.0])
 def test_heads_that_attend_differently(skip: float) -> None:
     P = torch.softmax(2 * torch.randn(3, 7, 7, dtype=torch.float64), -1)
     W_V, W_O = torch.randn(3, 4, 2, dtype=torch.float64), torch.randn(3, 2, 4, dtype=torch.float64)
     full = full_matrix(P, W_V, W_O, skip)
-    factor, gain = heads_factor(P, W_V, W_O, skip), heads_gain(P, W_V, W_O, skip)
+    factor = heads_factor(P, W_V, W_O, skip)
     assert factor.converged
-    assert gain.converged
     assert factor.factor == pytest.approx(float(torch.linalg.eigvals(full).abs().max()), rel=1e-8)
-    assert gain.factor == pytest.approx(float(torch.linalg.matrix_norm(full, 2)), rel=1e-8)
 
 
 def test_map_and_transpose_are_adjoint() -> None:
@@ -96,9 +99,8 @@ def test_without_enough_applications_it_says_so() -> None:
 
 
 def test_one_token_and_broken_maps_are_refused() -> None:
-    for call in (lambda: stability_factor(lambda R: R, 1, 2), lambda: largest_gain(lambda R: R, lambda R: R, 1, 2)):
-        with pytest.raises(InputError, match="at least two"):
-            call()
+    with pytest.raises(InputError, match="at least two"):
+        stability_factor(lambda R: R, 1, 2)
     with pytest.raises(InputError, match="not finite"):
         stability_factor(lambda R: R * math.nan, 3, 2)
     with pytest.raises(InputError, match=r"\(2, 3, 4\)"):

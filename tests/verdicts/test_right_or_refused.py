@@ -242,7 +242,7 @@ def test_the_gauge_sees_a_stream_of_zeros() -> None:
 
 
 def test_the_tolerance_of_copies_is_the_threshold_of_collapse() -> None:
-    from rankscope.linalg.tokens import NEAR
+    from rankscope.linalg.pairs import NEAR
 
     assert pytest.approx(math.sqrt(2) * COLLAPSED_RESIDUAL) == NEAR
     assert State.COLLAPSED.is_grave

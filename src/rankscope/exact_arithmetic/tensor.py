@@ -99,6 +99,7 @@ class Deviation(Tensor):
         buffer = arguments.pop("out", None)
         packet = func.overloadpacket
         name = packet.__name__
+        # Operators of other libraries are registered by name, so that no rule has to import them.
         found = RULES.get(packet) or RULES.get(str(packet))
         if found is None and name.endswith("_"):  # add_ uses the rule of add and writes into its first argument
             found, buffer = RULES.get(getattr(torch.ops.aten, name[:-1], None)), args[0]

@@ -2,7 +2,7 @@
 
 .. code-block:: python
 
-    with executing(MEASURE.execution, model, seed=seed, dtype=dtype, parallel=parallel, offload=offload) as execution:
+    with executing(MEASURE.execution, model, how) as execution:
         view = execution.plan(prepared, identity, blocks=blocks, stream=stream)
         with execution.stages(findings) as stages:
             for stage in stages:
@@ -40,15 +40,16 @@ from rankscope.execution.support import PARALLEL_MODES, ExecutionSupport, Parall
 from rankscope.linalg.precision import has_float64, lowered_products
 from rankscope.models.inputs import Batch, Prepared
 from rankscope.models.linear_maps import absence_of
-from rankscope.models.loading import LoadedModel
+from rankscope.models.loading import LoadedModel, load
 from rankscope.models.loading.devices import device_of, held_on
 from rankscope.models.loading.quiet import quiet_transformers
 from rankscope.models.stream import Stream, stream_of
 from rankscope.models.view import ModelView
 from rankscope.models.weight_files.files import Traffic
+from rankscope.models.wrapping import spread_of
 from rankscope.runs.rows import Piece
 from rankscope.stream.tracer import Observer
-from rankscope.stream.viewing import undisturbed
+from rankscope.stream.viewing import undisturbed, view_of
 
 
 class Stage(Protocol):
@@ -220,7 +221,8 @@ class InMemory(Execution):
         if plan.reads_weights:
             _need_weights(model, self._support)
         with undisturbed(model), quiet_transformers():
-            self._view = self._share.view(model, self.prepared, plan.blocks, plan.stream)
+            self._share.before_discovery(self.prepared)
+            self._view = view_of(model, self.prepared[0], blocks=plan.blocks, stream=plan.stream)
         return self._view
 
     @contextmanager
@@ -236,7 +238,8 @@ class InMemory(Execution):
     def batches(self) -> Iterator[Batch]:
         """All batches, or those of this rank."""
         assert self._view is not None
-        for part in self._share.batches(self.prepared, self._view.model):
+        model = self._view.model
+        for part in self._share.batches(self.prepared, lambda part: part.run(model)):
             yield part
             # Resumed when the caller asks for the next batch, so this one is done.
             if self._bar is not None:
@@ -367,58 +370,61 @@ class Offloaded(Execution):
         }
 
 
-@contextmanager
-def executing(
-    support: ExecutionSupport,
-    model: str | Path | nn.Module,
-    *,
-    seed: int,
-    dtype: torch.dtype | str | None,
-    device: torch.device | str | None = None,
-    offload: bool = False,
-    memory: int | str | None = None,
-    work: str | Path | None = None,
-    byte_budget: int | str | None = None,
-    parallel: Parallel | None = None,
-    progress: bool = False,
-) -> Iterator[Execution]:
-    """Load a model, or open it without its weights if it is offloaded.
+@dataclass(frozen=True)
+class HowToRun:
+    """How the user wants a model to be loaded and run; the arguments that all model verbs have in common.
 
-    Args:
-        support: the declaration of the verb.
-        model: a spec or a module.
+    Attributes:
         seed: seed for a random initialisation.
         dtype: dtype of the weights, if they are loaded here.
         device: device of the weights, if they are loaded here.
+        parallel: how the processes of the group share the work.
+        progress: show a progress bar, on the first rank.
         offload: read a local folder, the hub or a server block by block.
         memory: with ``offload``, the memory budget.
         work: with ``offload``, the folder for checkpoints.
         byte_budget: with ``offload``, the largest number of bytes to read from a server.
-        parallel: how the processes of the group share the work.
-        progress: show a progress bar, on the first rank.
+    """
+
+    seed: int
+    dtype: torch.dtype | str | None
+    device: torch.device | str | None
+    parallel: Parallel | None
+    progress: bool
+    offload: bool
+    memory: int | str | None = None
+    work: str | Path | None = None
+    byte_budget: int | str | None = None
+
+
+@contextmanager
+def executing(support: ExecutionSupport, model: str | Path | nn.Module, how: HowToRun) -> Iterator[Execution]:
+    """Load a model, or open it without its weights if it is offloaded.
 
     Raises:
         InputError: the verb does not support this, or the arguments contradict each other.
     """
-    if offload:
+    limits, parallel = OffloadLimits(how.memory, how.work, how.byte_budget), how.parallel
+    if how.offload:
         support.check(offload=True)
-        if device is not None:
+        if how.device is not None:
             raise InputError("offload runs each block on the processor. Leave device out.")
-        limits = OffloadLimits(memory, work, byte_budget)
-        yield Offloaded(support, _offloaded(model, limits, dtype, parallel), limits, shown=progress)
+        yield Offloaded(support, _offloaded(model, limits, how.dtype, parallel), limits, shown=how.progress)
         return
-    if memory is not None or work is not None or byte_budget is not None:
+    if limits != OffloadLimits():
         raise InputError(
             "memory, work and byte_budget need offload: without it the whole model is loaded. Add offload=True."
         )
     if parallel in PARALLEL_MODES:
         support.check(parallel=parallel)
-    mode = parallel_mode(model, parallel)
+    spread = spread_of(model) if isinstance(model, nn.Module) else None
+    mode = parallel_mode(parallel, is_module=isinstance(model, nn.Module), spread=spread)
     support.check(parallel=mode)  # checked again: the user's module may already be sharded
     with sharing(mode) as share:
-        loaded = share.load(model, seed=seed, dtype=dtype, device=device)
+        to_spread = None if isinstance(model, nn.Module) else share.spread
+        loaded = load(model, seed=how.seed, dtype=how.dtype, device=how.device, spread=to_spread)
         with _able(loaded, support) as able:
-            yield InMemory(support, able, share, shown=progress)
+            yield InMemory(support, able, share, shown=how.progress)
 
 
 @contextmanager

@@ -12,45 +12,45 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from rankscope.errors import InputError, ProcessError, UnsupportedConfigError
 from rankscope.execution.findings import Findings
 from rankscope.execution.rendezvous import Rendezvous, rendezvous
 from rankscope.execution.support import PARALLEL_MODES, Parallel
 from rankscope.models.inputs import Batch, Prepared
-from rankscope.models.loading import LoadedModel, load
-from rankscope.models.spread import Spread, in_group, is_distributed, spread_of, whole
-from rankscope.models.stream import Stream
-from rankscope.models.view import ModelView
+from rankscope.models.loading import LoadedModel
+from rankscope.models.wrapping import Spread, in_group, is_distributed, whole
 from rankscope.runs.rows import Piece, rows_from_bytes
 from rankscope.stream.operators import is_attention
 from rankscope.stream.sites import SiteRef
 from rankscope.stream.tracer import Observed, Observer, Unreadable
-from rankscope.stream.viewing import view_of
 
 
-def parallel_mode(model: str | Path | nn.Module, parallel: Parallel | None) -> Parallel | None:
+def parallel_mode(parallel: Parallel | None, *, is_module: bool, spread: Spread | None) -> Parallel | None:
     """The requested mode, or the one in which a module is already sharded; None if this process works alone.
+
+    Args:
+        parallel: the requested mode.
+        is_module: whether the model is a module of the user, which is not changed.
+        spread: how that module is sharded.
 
     Raises:
         InputError: the mode does not fit the model or the number of processes.
     """
     if parallel is not None and parallel not in PARALLEL_MODES:
         raise InputError(f"parallel={parallel!r} is not one of {', '.join(PARALLEL_MODES)}.")
-    if not isinstance(model, nn.Module):
+    if not is_module:
         if parallel in ("fsdp", "tensor") and not in_group():
             raise InputError(
                 f"parallel={parallel!r} shards a model over several processes, but there is one. Start several, e.g. "
                 "torchrun --nproc-per-node 2 -m rankscope measure ..., or leave it out."
             )
         return parallel if in_group() else None
-    spread = spread_of(model)
     if spread is None and parallel in ("fsdp", "tensor"):
         raise InputError(
             f"parallel={parallel!r}: your own module is not changed, and it is not sharded. Call fully_shard on it or "
@@ -92,23 +92,13 @@ class RankShare:
         """What a run records about its processes; nothing if there was one."""
         return {} if self._ranks is None else {"processes": {"count": self._ranks.world, "parallel": self._mode}}
 
-    def load(
-        self,
-        model: str | Path | nn.Module,
-        *,
-        seed: int,
-        dtype: torch.dtype | str | None,
-        device: torch.device | str | None,
-    ) -> LoadedModel:
-        """Load a model whole, or this rank's part of it."""
-        spread: Spread | None = self._mode if self._mode in ("fsdp", "tensor") else None
-        spread = None if isinstance(model, nn.Module) else spread
-        return load(model, seed=seed, dtype=dtype, device=device, spread=spread)
+    @property
+    def spread(self) -> Spread | None:
+        """How a model is sharded over the ranks; None if each has all of it."""
+        return self._mode if self._mode in ("fsdp", "tensor") else None
 
-    def view(
-        self, model: nn.Module, prepared: Prepared, blocks: str | Sequence[str] | None, stream: Stream | None
-    ) -> ModelView:
-        """The structure of a model, discovered in a forward pass on the first batch, the same on all ranks.
+    def before_discovery(self, prepared: Prepared) -> None:
+        """Wait for the other ranks, which discover the same structure on the same inputs.
 
         Raises:
             InputError: the ranks received different inputs.
@@ -117,7 +107,6 @@ class RankShare:
             _need_same_inputs(self._ranks.gather(_digest_of(prepared)))
             self._compared = True
         self._before_a_pass()
-        return view_of(model, prepared[0], blocks=blocks, stream=stream)
 
     def watch(self, observe: Observer) -> Observer:
         """An observer that postpones errors until the pass is over, and can be muted."""
@@ -133,8 +122,13 @@ class RankShare:
         # Round robin, so that the ranks finish within one batch of each other.
         return prepared.batches[self._ranks.rank :: self._ranks.world]
 
-    def batches(self, prepared: Prepared, model: nn.Module) -> Iterator[Batch]:
-        """The batches of this rank, in order; when the iterator ends, so have all forward passes."""
+    def batches(self, prepared: Prepared, run: Callable[[Batch], object]) -> Iterator[Batch]:
+        """The batches of this rank, in order; when the iterator ends, so have all forward passes.
+
+        Args:
+            prepared: all batches.
+            run: runs the model once, for a pass that only the other ranks need.
+        """
         if self._ranks is None:
             yield from prepared
             return
@@ -151,7 +145,7 @@ class RankShare:
             assert self._observer is not None
             self._before_a_pass()
             with self._observer.muted():
-                prepared[-1].run(model)
+                run(prepared[-1])
 
     def _before_a_pass(self) -> None:
         """Synchronise: a forward pass of a sharded model contains collectives, so all ranks must start it together."""
@@ -309,7 +303,7 @@ def _heads_of(loaded: LoadedModel, *, gathered: bool) -> _Heads:
     inside = [
         parameter
         for name, module in loaded.model.named_modules()
-        if is_attention(name, module)
+        if is_attention(name, type(module))
         for parameter in module.parameters()
     ]
     return _Heads(total if isinstance(total, int) else None, not gathered and any(map(_is_cut, inside)))

@@ -6,16 +6,6 @@ follows by adding the terms of the mean m,
 .. math:: XX^T = (CX)(CX)^T + a 1^T + 1 a^T + \|m\|^2 11^T, \quad a = CX\,m, \qquad X^TX = (CX)^T(CX) + n\,m m^T .
 
 The reverse, subtracting the mean from the Gram matrix of X, would cancel every digit exactly when tokens collapse.
-
-Distances between pairs of tokens are relative to the pair itself. Sums over all tokens are dominated by the largest
-ones; a pair has its own scale, so medians and counts over pairs do not change if a few other tokens are huge. Channels
-are treated in the same way: a channel whose energy is far above that of the others is first scaled down (winsorised),
-because a large constant channel would make every pair look equal.
-
-With unit vectors :math:`v_i` and lengths :math:`l_i` of the scaled tokens, and
-:math:`r = \min(l_i, l_j) / \max(l_i, l_j)`,
-
-.. math:: \delta_{ij} = \|x_i - x_j\| / \max(l_i, l_j) = \sqrt{(1 - r)^2 + r\,\|v_i - v_j\|^2}.
 """
 
 from __future__ import annotations
@@ -33,6 +23,15 @@ from torch import Tensor
 from rankscope.errors import InputError
 from rankscope.linalg import spectrum, thin_spectrum, tiles
 from rankscope.linalg.joining import Joinable
+from rankscope.linalg.pairs import (
+    MOST_TOKENS,
+    PairDistances,
+    Pairs,
+    outlier_energy,
+    pair_statistics,
+    squared_distances,
+    without_outliers,
+)
 from rankscope.linalg.precision import float64_home, is_wide, may_hold, power_of_two_below
 from rankscope.linalg.triangular_factor import chunks, is_tall, triangular_factor
 
@@ -592,16 +591,6 @@ def _sum_of_directions(X: Tensor, row_energy: Tensor, *, wide: bool) -> Tensor:
     return total
 
 
-OUTLIER = 100.0
-"""A channel with more than this many times the median energy (ten times the amplitude) is an outlier. The largest of
-4096 Gaussian channels has 35 times the median, so ordinary channels are not outliers."""
-
-
-def outlier_energy(energy: Float[Tensor, "sequences dim"]) -> Float[Tensor, "sequences 1"]:
-    """The energy above which a channel is an outlier. Zero channels are excluded from the median."""
-    return OUTLIER * energy.masked_fill(energy == 0, math.nan).nanmedian(-1, keepdim=True).values
-
-
 def is_resolved(tokens: Tokens, floor: float) -> Bool[Tensor, " sequences"]:
     """Whether tokens differ by more than rounding in some outlier channel, or in the other channels together."""
     deviation, energy = tokens.energies.centred_channel, tokens.energies.channel
@@ -760,47 +749,9 @@ def _times_own_transpose(C: Tensor) -> Tensor:
     return gram
 
 
-MOST_TOKENS = 128
-"""Pairs are formed from at most this many tokens, evenly spaced over those that count."""
-
-NEAR = math.sqrt(2.0) * 0.03
-r"""Relative distance up to which two tokens are copies of each other. Tokens with a relative residual of r differ from
-each other by :math:`\sqrt2 r`, and a residual of 0.03 counts as collapsed."""
-
-# Median distance below which distances between unit vectors are recomputed relative to a token in the middle.
-_CLOSE = 1e-3
-# Squares of numbers below this lose digits.
-_UNDERFLOWS = 1e-140
 # A few sequences at a time, so that a float64 copy of their tokens stays in cache.
 _GROUP_ENTRIES = 1 << 17
 _DEVICE_GROUP_ENTRIES = 1 << 24
-
-
-@dataclass(frozen=True)
-class Pairs:
-    """Statistics of the distances between all pairs, one value per sequence; NaN for X = 0 or fewer than two tokens.
-
-    Attributes:
-        distance: median relative distance.
-        direction: median distance between unit vectors; NaN if fewer than two tokens are not zero.
-        largest_cluster: largest share of the tokens that are copies of one token, including itself.
-        copied: share of the tokens that have a copy.
-        distinct: number of distinct tokens, copies counted once.
-    """
-
-    distance: Float[Tensor, " sequences"]
-    direction: Float[Tensor, " sequences"]
-    largest_cluster: Float[Tensor, " sequences"]
-    copied: Float[Tensor, " sequences"]
-    distinct: Float[Tensor, " sequences"]
-
-
-class PairDistances(NamedTuple):
-    """Squared distances between the unit vectors of a sample of tokens, their lengths, and which places hold one."""
-
-    apart: Float[Tensor, "sequences size size"]
-    length: Float[Tensor, "sequences size"]
-    known: Bool[Tensor, "sequences size"] | None
 
 
 def pairs(tokens: Tokens) -> Pairs:
@@ -812,7 +763,7 @@ def pairs(tokens: Tokens) -> Pairs:
     if tokens.device.type == "cpu":
         parts = [_of_group(tokens, group) for group in _pair_groups(tokens, _GROUP_ENTRIES)]
     else:
-        parts = [_statistics(*tokens.pair_distances)]
+        parts = [pair_statistics(*tokens.pair_distances)]
     # X = 0 has no relative distances. NaN must be excluded explicitly: comparisons with it find no copies.
     lost = ~((tokens.energies.row.sum(-1) > 0) & tokens.finite)
     if is_wide(tokens.dtype):
@@ -838,106 +789,9 @@ def _pair_groups(tokens: Tokens, entries: int) -> list[slice]:
 def _units(tokens: Tokens, group: slice) -> tuple[Tensor, Tensor, Tensor | None]:
     """Unit vectors and lengths of a sample of tokens without outlier channels, and which places hold a token."""
     X, known = tokens.sample(group, min(tokens.tokens, MOST_TOKENS))
-    return *_without_outliers(X, wide=is_wide(tokens.dtype)), known
+    return *without_outliers(X, wide=is_wide(tokens.dtype)), known
 
 
 def _of_group(tokens: Tokens, group: slice) -> tuple[Tensor, ...]:
     V, length, known = _units(tokens, group)
-    return _statistics(_squared_distances(V, (length > 0).to(length.dtype)), length, known, V)
-
-
-def _statistics(apart: Tensor, length: Tensor, known: Tensor | None, V: Tensor | None = None) -> tuple[Tensor, ...]:
-    """The fields of :class:`Pairs`, given V if ``apart`` was computed from products."""
-    upper = torch.triu_indices(apart.shape[-1], apart.shape[-1], 1, device=apart.device).unbind()
-    missing = None if known is None else ~(known[:, upper[0]] & known[:, upper[1]])
-    ratio = _ratios(length)
-    distance = _relative(apart, ratio)
-    middle = _median(distance[:, upper[0], upper[1]], missing)
-    close = middle < _CLOSE
-    if V is not None and bool(close.any()):
-        # |v_i - v_j|^2 = 2 - 2 v_i.v_j cancels for close tokens. Relative to a token in the middle it does not.
-        W = V[close] - _medoid(distance[close], None if known is None else known[close], V[close])
-        apart[close] = _squared_distances(W, W.square().sum(-1))
-        distance = _relative(apart, ratio)
-        middle = _median(distance[:, upper[0], upper[1]], missing)
-    has_direction = length > 0
-    undirected = ~(has_direction[:, upper[0]] & has_direction[:, upper[1]])
-    undirected = undirected if missing is None else undirected | missing
-    near = distance <= NEAR
-    if known is not None:
-        near &= known.unsqueeze(-1) & known.unsqueeze(-2)
-    return (
-        middle,
-        _median(apart[:, upper[0], upper[1]].sqrt_(), undirected if may_hold(undirected) else None),
-        *_clusters(near, known),
-    )
-
-
-def _without_outliers(X: Tensor, *, wide: bool) -> tuple[Tensor, Tensor]:
-    """Unit vectors and lengths after scaling down outlier channels; all tokens have equal weight in finding them."""
-    V, length = normalised(X, wide=wide)
-    energy = torch.linalg.vector_norm(V, dim=-2).square_()
-    weight = (outlier_energy(energy) / energy).sqrt_().clamp_(max=1.0).nan_to_num_(nan=1.0)
-    if may_hold(weight < 1.0):
-        V, rest = normalised(V * weight.unsqueeze(-2), wide=wide)
-        length = length * rest
-    return V, length
-
-
-def normalised(X: Tensor, *, wide: bool = True) -> tuple[Tensor, Tensor]:
-    """Unit vectors, written over X if no length underflows, and lengths; a zero token stays zero.
-
-    Squares of numbers from a narrow format, if not ``wide``, do not underflow.
-    """
-    length = torch.linalg.vector_norm(X, dim=-1)
-    if wide and may_hold(small := length < _UNDERFLOWS):
-        peak = X.abs().amax(-1).masked_fill(~small, 1.0)
-        peak.masked_fill_(peak == 0, 1.0)
-        # Divide: the reciprocal of the smallest numbers would overflow.
-        X = X / peak.unsqueeze(-1)
-        rest = torch.linalg.vector_norm(X, dim=-1)
-        return X.div_(rest.clamp_min(torch.finfo(rest.dtype).tiny).unsqueeze(-1)), rest * peak
-    return X.div_(length.clamp_min(torch.finfo(length.dtype).tiny).unsqueeze(-1)), length
-
-
-def _squared_distances(V: Tensor, square: Tensor) -> Tensor:
-    apart = torch.baddbmm(square.unsqueeze(-1) + square.unsqueeze(-2), V, V.mT, alpha=-2.0).clamp_(min=0.0)
-    apart.diagonal(dim1=-2, dim2=-1).zero_()
-    return apart
-
-
-def _ratios(length: Tensor) -> Tensor:
-    """The ratio of the shorter to the longer length of each pair; 1 for two zero tokens, which are equal."""
-    shorter = torch.minimum(length.unsqueeze(-1), length.unsqueeze(-2))
-    longer = torch.maximum(length.unsqueeze(-1), length.unsqueeze(-2))
-    return torch.where(longer > 0, shorter / longer, 1.0)
-
-
-def _relative(apart: Tensor, ratio: Tensor) -> Tensor:
-    return torch.addcmul((1.0 - ratio).square_(), ratio, apart).sqrt_()
-
-
-def _median(values: Tensor, missing: Tensor | None) -> Tensor:
-    if values.shape[-1] == 0:
-        return values.sum(-1) * math.nan
-    if missing is None:
-        return values.median(-1).values
-    return values.masked_fill(missing, math.nan).nanmedian(-1).values
-
-
-def _medoid(distance: Tensor, known: Tensor | None, V: Tensor) -> Tensor:
-    """The unit vector of the token with the smallest median distance to the others."""
-    if known is None:
-        middle = distance.median(-1).values
-    else:
-        middle = distance.masked_fill(~known.unsqueeze(-2), math.nan).nanmedian(-1).values.masked_fill(~known, math.inf)
-    best: Int[Tensor, " close"] = middle.argmin(-1)
-    return V[torch.arange(len(best), device=V.device), best].unsqueeze(-2)
-
-
-def _clusters(near: Tensor, known: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    members = near.sum(-1).double()
-    count = members.new_full(members.shape[:1], float(members.shape[1])) if known is None else known.sum(-1).double()
-    # A cluster of s tokens adds s times 1/s. The result depends neither on token order nor on chains of near tokens.
-    distinct = torch.where(members > 0, 1.0 / members, 0.0).sum(-1)
-    return members.amax(-1) / count, (members > 1).sum(-1) / count, distinct
+    return pair_statistics(squared_distances(V, (length > 0).to(length.dtype)), length, known, V)

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from rankscope._citations import Cite
+from rankscope.linalg.pairs import normalised
 from rankscope.linalg.precision import is_wide
-from rankscope.linalg.tokens import Tokens, normalised
+from rankscope.linalg.tokens import Tokens
 from rankscope.metrics._spec import CHANNEL_ORDER, ROTATION, SCALE, TOKEN_ORDER, token_metric
 
 T = 2.0

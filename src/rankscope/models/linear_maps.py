@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from rankscope.errors import UnsupportedConfigError
-from rankscope.models.spread import is_distributed
+from rankscope.models.wrapping import is_distributed
 
 _ROWS_AT_ONCE = 512
 _ACTIVATIONS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)

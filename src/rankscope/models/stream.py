@@ -102,11 +102,6 @@ class Stream:
         """Whether a token has several residual streams."""
         return any("streams" in entry for entry in _entries(self.axes or ""))
 
-    @property
-    def is_readable_only(self) -> bool:
-        """Whether the stream can only be read, because it is a sum of tensors or a part of several streams."""
-        return not self.has_plain_blocks or self.streams != "join"
-
     def with_axes(self, axes: str) -> Stream:
         """The same with these axes, if none were declared."""
         return self if self.axes is not None else replace(self, axes=axes)

@@ -66,8 +66,8 @@ class ForgivingTracer(Tracer):
             self._open = None
             return None
 
-    def _begin_pass(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        self._forgiving(super()._begin_pass, module, args)
+    def _begin_pass(self) -> None:
+        self._forgiving(super()._begin_pass)
 
     def _enter(self, stack: Stack, name: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
         return partial(self._forgiving, super()._enter(stack, name))
@@ -75,8 +75,8 @@ class ForgivingTracer(Tracer):
     def _leave(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         self._forgiving(super()._leave, module, args, output)
 
-    def _end_pass(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        self._forgiving(super()._end_pass, module, args, output)
+    def _end_pass(self, output: Any) -> None:
+        self._forgiving(super()._end_pass, output)
 
 
 _ALL = 2**31

@@ -19,9 +19,9 @@ from rankscope.errors import RankscopeError
 from rankscope.metrics import METRICS, MetricSpec
 from rankscope.models.inputs import Batch, Padding, Prepared, TokensPolicy, distinct_in, prepare_inputs
 from rankscope.models.loading import load
-from rankscope.models.spread import needs_all_ranks
 from rankscope.models.stream import Stream
 from rankscope.models.view import ModelView
+from rankscope.models.wrapping import needs_all_ranks
 from rankscope.monitor.acting import LOGGER
 from rankscope.monitor.causes import Structure, read_structure
 from rankscope.monitor.gradients import BlockProjections, find_projections, gradient_values

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from rankscope.errors import ProcessError
 from rankscope.execution.rendezvous import RankStore
-from rankscope.models.spread import in_group
+from rankscope.models.wrapping import in_group
 from rankscope.runs.readings import LayerValue
 
 

@@ -60,6 +60,6 @@ def _attention_parts(view: ModelView) -> Iterator[tuple[str, nn.Module]]:
     for stack in view.stacks:
         for block in dict.fromkeys(call.module_name for call in stack.calls):
             for name, module in modules[block].named_modules():
-                if is_attention(name, module) and module is not modules[block]:
+                if is_attention(name, type(module)) and module is not modules[block]:
                     for inner, part in module.named_modules():
                         yield ".".join(filter(None, (block, name, inner))), part

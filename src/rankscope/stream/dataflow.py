@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rankscope.stream.frames import tensors_in
-from rankscope.stream.operators import NORMS, is_norm
+from rankscope.stream.frames import ByTensor, tensors_in
+from rankscope.stream.operators import NORMS
 
 Kind = Literal["carries", "scales", "bends", "matrix", "mixes"]
 """What a map does to its inputs.
@@ -148,16 +148,16 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.inputs: set[int] = set()
         self.operators: dict[str, None] = {}
         self._values = 0
-        self._known: dict[int, tuple[weakref.ref[Tensor], int]] = {}
+        self._known = ByTensor[int]()
         self._sharing: dict[int, list[weakref.ref[Tensor]]] = {}
         self._modules: list[tuple[str, bool]] = []
         self._casts: dict[int, int] = {}
         self._func: Callable[..., Any] | None = None
         self._adds: list[tuple[int, int, Tensor]] = []
 
-    def enter(self, name: str, module: nn.Module) -> None:
+    def enter(self, name: str, normalises: bool) -> None:
         """Record that a module is called."""
-        self._modules.append((name, is_norm(module)))
+        self._modules.append((name, normalises))
 
     def leave(self) -> None:
         """Record that the innermost module call has ended."""
@@ -192,9 +192,9 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def value_of(self, tensor: Tensor) -> int:
         """The number of the value that a tensor currently has."""
         # An id may be reused after a tensor is freed: the weak reference says whether it is still the same object.
-        entry = self._known.get(id(tensor))
-        if entry is not None and entry[0]() is tensor:
-            return entry[1]
+        known = self._known.get(tensor)
+        if known is not None:
+            return known
         # An unknown tensor that uses known memory (x.data, a round trip through NumPy) is a view of it.
         sources = tuple(self.value_of(other) for other in self._others(tensor))
         value = self._new_value(tensor)
@@ -204,10 +204,9 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _new_value(self, tensor: Tensor) -> int:
         self._values += 1
-        reference = weakref.ref(tensor)
-        self._known[id(tensor)] = (reference, self._values)
+        self._known[tensor] = self._values
         if (memory := _memory_of(tensor)) is not None:
-            self._sharing.setdefault(memory, []).append(reference)
+            self._sharing.setdefault(memory, []).append(weakref.ref(tensor))
         return self._values
 
     def __torch_dispatch__(
@@ -265,7 +264,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         merges = _merges(func, plain, args, given)
         call = self._func
-        in_norm = (call is not None and call in NORMS) or any(is_norm for _, is_norm in self._modules)
+        in_norm = (call is not None and call in NORMS) or any(normalises for _, normalises in self._modules)
         adds = tuple((number, add, self._given_as(stream, given, before)) for number, add, stream in self._adds)
         tokens = tuple(made[0].shape[:-1])
         module = self._modules[-1][0] if self._modules else ""

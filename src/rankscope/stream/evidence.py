@@ -7,27 +7,31 @@ one sequence is replaced. An assumed order of axes is rejected if something cont
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
+from torch import Tensor
 
 from rankscope.errors import InputError, LayoutError, SiteError
 from rankscope.linalg.precision import as_float64
 from rankscope.models.inputs import Batch
-from rankscope.models.spread import needs_all_ranks
 from rankscope.models.stream import Stream
 from rankscope.models.view import ModelView, Stack
-from rankscope.stream.frames import first_tensor, slots_in, stream_in, stream_out, tensors_in
-from rankscope.stream.operators import ADDS, MULTI_HEAD, SDPA, SOFTMAXES, without_fastpath
+from rankscope.stream.observation import (
+    Mark,
+    ObservedCall,
+    SeenStack,
+    changed_place,
+    first_calls_of_another_token,
+    is_data,
+    named_inputs,
+    observed_blocks,
+    of_another_length,
+    token_ids,
+)
+from rankscope.stream.operators import without_fastpath
 
-T = Tensor
 _FOUND = ("batch tokens dim", "tokens batch dim")
 _DECLARED = (
     "batch dim tokens",
@@ -41,56 +45,10 @@ _DECLARED = (
     "(streams batch) tokens dim",
     "dim batch tokens",
 )
-_LAST_AXIS_NORMS = frozenset({F.layer_norm, torch.layer_norm, F.rms_norm, torch.rms_norm})
-_SECOND_AXIS_NORMS = frozenset(
-    {F.group_norm, torch.group_norm, F.batch_norm, torch.batch_norm, F.instance_norm, torch.instance_norm}
-)
-_PRODUCTS = frozenset({F.linear, torch.matmul, T.matmul, T.__matmul__, torch.nn.functional.bilinear})
-_CONVOLUTIONS = frozenset({F.conv1d, F.conv2d, F.conv3d, torch.conv1d, torch.conv2d, torch.conv3d})
-_TURNS = frozenset(
-    {
-        T.permute, T.transpose, T.swapaxes, T.swapdims, T.movedim, T.moveaxis, T.t,
-        torch.permute, torch.transpose, torch.swapaxes, torch.movedim, torch.moveaxis,
-    }
-)  # fmt: skip
 _STREAMS_SEEN = "what a token reaches"
 _ROUNDINGS = 256
-_SHORT = 8
 _REORDERED = 16
 """Number of roundings of the largest entry by which sums may differ if formed in another order, as experts do."""
-
-
-class _Mark(NamedTuple):
-    """Marks a tensor outside of blocks as made from the input of a call (``in``), or from a slot of its output."""
-
-    side: Literal["in", "out"]
-    stack: str | None
-    number: int
-    slot: str = ""
-
-
-_Marks = frozenset[_Mark]
-
-
-@dataclass
-class _Call:
-    """One observed block call.
-
-    Attributes:
-        entry: the input, read from the declared slot.
-        left: the output, likewise; None if there is no such slot.
-        carries: marks of earlier calls that the input still has, from paths around the blocks.
-        takes: slots of the previous call that are among the arguments of this one, shaped like the stream.
-        given: shape of the branch it takes, if it only writes to streams; what it returns then also stands for
-            its input.
-    """
-
-    name: str
-    entry: Tensor
-    carries: _Marks
-    takes: tuple[str, ...]
-    left: Tensor | None = None
-    given: torch.Size | None = None
 
 
 @dataclass
@@ -122,26 +80,6 @@ class _Facts:
     given: torch.Size | None = None
 
 
-@dataclass
-class _Seen:
-    """What the observing pass found out about one stack."""
-
-    calls: list[_Call] = field(default_factory=list)
-    by_norms: set[int] = field(default_factory=set)
-    by_maps: set[int] = field(default_factory=set)
-    attention: set[tuple[int, int, int]] = field(default_factory=set)
-    added_behind: set[_Marks] = field(default_factory=set)
-
-    def channels(self, stream: Stream) -> int | None:
-        """The channel axis; norms take precedence, because a linear map may also mix tokens, and streams."""
-        mixed: set[int] = set()
-        if stream.has_streams:
-            with suppress(SiteError):  # other axes than were declared, which is refused later
-                mixed.add(stream.axis_of("streams", self.calls[0].entry.dim()))
-        votes = self.by_norms or self.by_maps - mixed
-        return next(iter(votes)) if len(votes) == 1 else None
-
-
 def agreed(view: ModelView, batch: Batch, rows: int, *, some_count: bool = False) -> ModelView:
     """The view with streams that agree with a forward pass, and the evidence for them.
 
@@ -156,8 +94,8 @@ def agreed(view: ModelView, batch: Batch, rows: int, *, some_count: bool = False
         LayoutError: the stream contradicts the assumed layout; the message says what to declare.
     """
     with without_fastpath():
-        seen = _watch(view, batch)
-        after = _first_calls_of_another_token(view, batch, rows)
+        seen = observed_blocks(view, batch)
+        after = first_calls_of_another_token(view, batch, rows)
     stacks = []
     for stack in view.stacks:
         found = seen[stack.name]
@@ -169,8 +107,8 @@ def agreed(view: ModelView, batch: Batch, rows: int, *, some_count: bool = False
             before.entry.shape,
             rows,
             rows - 1,
-            frozenset(value.shape[1 - batch.axis] for value in _ids(batch)),
-            not any(_is_data(name, value) for name, value in _named(batch)),
+            frozenset(value.shape[1 - batch.axis] for value in token_ids(batch)),
+            not any(is_data(name, value) for name, value in named_inputs(batch)),
             _change(before.entry, entry),
             _change(before.left, left),
             found.channels(stack.stream),
@@ -188,7 +126,7 @@ def shows_streams(stack: Stack) -> bool:
     return _STREAMS_SEEN in stack.agrees_with
 
 
-def _settled(stack: Stack, facts: _Facts, seen: _Seen) -> Stack:
+def _settled(stack: Stack, facts: _Facts, seen: SeenStack) -> Stack:
     """The stack with an order of axes that no evidence contradicts."""
     # Of the two orders that need no declaration, try the other one before refusing.
     against = _against(stack.stream, facts) or _too_few(stack, facts)
@@ -209,7 +147,7 @@ def _settled(stack: Stack, facts: _Facts, seen: _Seen) -> Stack:
     return replace(stack, agrees_with=_for(stack.stream, facts), reads_earlier=_reading_earlier(stack, seen))
 
 
-def _reading_earlier(stack: Stack, seen: _Seen) -> tuple[int, ...]:
+def _reading_earlier(stack: Stack, seen: SeenStack) -> tuple[int, ...]:
     """Blocks whose input is made from the outputs of several earlier calls, as with attention over depth."""
     if len(seen.calls) != len(stack.calls):
         return ()
@@ -242,7 +180,7 @@ def _check_places(stack: Stack, facts: _Facts) -> None:
     if not facts.only_ids or not facts.lengths or facts.changed is None:
         return
     words, sizes = stream.unfolded(facts.shape, facts.rows)
-    place = _changed_place(min(facts.lengths))
+    place = changed_place(min(facts.lengths))
     reached = stream.canonical(facts.changed, facts.rows)[facts.row].any(dim=-1)
     if _is_local(words, sizes, facts) and not bool(reached[place]):
         raise InputError(
@@ -428,18 +366,18 @@ def _how_to_declare(axes: str | None) -> str:
     return f"What was seen agrees with stream=rankscope.Stream({axes!r}), on the command line --layout {axes!r}."
 
 
-def _check_flow(stack: Stack, seen: _Seen) -> None:
+def _check_flow(stack: Stack, seen: SeenStack) -> None:
     """Raise if the output of the blocks is not the stream, or not all of it.
 
     Raises:
         LayoutError: the stream goes around the blocks, or is in another slot than the one that is read.
     """
     calls, stream, pairs = seen.calls, stack.stream, _pairs(seen)
-    around = bool(pairs) and all(_Mark("in", stack.name, number) in after.carries for number, _, after in pairs)
+    around = bool(pairs) and all(Mark("in", stack.name, number) in after.carries for number, _, after in pairs)
     # Blocks without skips, and a stream that bypasses some of them: the skip is outside and spans several blocks.
     bare = not any(plan.skips for plan in stack.plans)
     around |= bare and any(mark[:2] == ("in", stack.name) for _, _, after in pairs for mark in after.carries)
-    meet = {_Mark("in", stack.name, 0), _Mark("out", stack.name, 0, "0")}
+    meet = {Mark("in", stack.name, 0), Mark("out", stack.name, 0, "0")}
     alone = not pairs and any(meet <= marks for marks in seen.added_behind)
     if (around or alone) and stream.skips == "inside" and stream.slot == 0:
         sums = [_is_sum(before, after) for _, before, after in pairs]
@@ -462,47 +400,30 @@ def _check_flow(stack: Stack, seen: _Seen) -> None:
             )
 
 
-def _check_slots(view: ModelView, batch: Batch, stack: Stack, seen: _Seen) -> None:
+def _check_slots(view: ModelView, batch: Batch, stack: Stack, seen: SeenStack) -> None:
     """Raise if blocks pass on further tensors shaped like the stream; checked at two lengths, if the input has one.
 
     Raises:
         LayoutError: the stream is in another slot than the one that is read, or in several.
     """
-    why, other = _other_slots(stack, seen), _of_another_length(batch)
+    why, other = _other_slots(stack, seen), of_another_length(batch)
     if why is None:
         return
     # Global tokens (PEGASUS-X) that happen to be as many as the tokens are not a second stream.
-    if other is not None and _other_slots(stack, _watch(view, other)[stack.name]) is None:
+    if other is not None and _other_slots(stack, observed_blocks(view, other)[stack.name]) is None:
         return
     raise LayoutError(why)
 
 
-def _of_another_length(batch: Batch) -> Batch | None:
-    """The same ids repeated, or the first half if there are many; None if the input is something else."""
-    ids = _ids(batch)
-    lengths = {value.shape[1 - batch.axis] for value in ids}
-    if len(lengths) != 1 or any(_is_data(name, value) for name, value in _named(batch)):
-        return None
-    axis, length = 1 - batch.axis, lengths.pop()
-
-    def cut(value: Any) -> Any:
-        if not isinstance(value, Tensor) or value.dim() != 2 or value.shape[axis] != length:
-            return value
-        return value.narrow(axis, 0, length // 2) if length > _SHORT else torch.cat([value, value], dim=axis)
-
-    inputs = {name: cut(value) for name, value in batch.inputs.items()}
-    return replace(batch, inputs=inputs, arguments=tuple(map(cut, batch.arguments)))
-
-
-def _pairs(seen: _Seen) -> list[tuple[int, _Call, _Call]]:
+def _pairs(seen: SeenStack) -> list[tuple[int, ObservedCall, ObservedCall]]:
     """Pairs of consecutive calls."""
     return list(zip(range(len(seen.calls)), seen.calls, seen.calls[1:], strict=False))
 
 
-def _other_slots(stack: Stack, seen: _Seen) -> str | None:
+def _other_slots(stack: Stack, seen: SeenStack) -> str | None:
     """What blocks pass on besides the first tensor of their output, in words; None if nothing else."""
     for number, before, after in _pairs(seen):
-        carried = {mark.slot for mark in after.carries if mark == _Mark("out", stack.name, number, mark.slot)}
+        carried = {mark.slot for mark in after.carries if mark == Mark("out", stack.name, number, mark.slot)}
         taken = sorted({*carried, *after.takes} - {"0"})
         if not taken or not carried:
             continue
@@ -524,7 +445,7 @@ def _spelled(slot: str) -> str:
     return slot if slot.isdigit() else repr(slot)
 
 
-def _is_sum(before: _Call, after: _Call) -> bool:
+def _is_sum(before: ObservedCall, after: ObservedCall) -> bool:
     """Whether the input of the next block is the sum of the input and the output of this one."""
     if before.left is None or before.left.shape != before.entry.shape or after.entry.shape != before.entry.shape:
         return False
@@ -532,293 +453,6 @@ def _is_sum(before: _Call, after: _Call) -> bool:
     gap = (entry + left - following).abs().max()
     size = following.abs().max() + entry.abs().max()
     return bool(gap <= _ROUNDINGS * torch.finfo(after.entry.dtype).eps * size)
-
-
-class _Watch(TorchFunctionMode):
-    """Follows marks from block to block outside of blocks, and the axes of the stream inside them."""
-
-    def __init__(self, view: ModelView) -> None:
-        super().__init__()
-        self.seen = {stack.name: _Seen() for stack in view.stacks}
-        self._open: list[tuple[Stack, _Call]] = []
-        self._marks: dict[int, tuple[weakref.ref[Tensor], _Marks]] = {}
-        self._axes: dict[int, tuple[weakref.ref[Tensor], tuple[int, ...]]] = {}
-        self._slots: dict[str | None, dict[str, weakref.ref[Tensor]]] = {}
-        self._made_from: dict[int, tuple[weakref.ref[Tensor], list[weakref.ref[Tensor]]]] = {}
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        out = func(*args, **(kwargs or {}))
-        with torch._C.DisableTorchFunction():
-            inputs = tensors_in((args, kwargs or {}), depth=3)
-            if self._open:
-                self._inside(func, args, kwargs or {}, inputs, out)
-            else:
-                self._outside(func, inputs, tensors_in(out) or inputs[:1])
-        return out
-
-    def _outside(self, func: Callable[..., Any], inputs: list[Tensor], outputs: list[Tensor]) -> None:
-        for tensor in inputs:
-            parent, made = self._made_from.get(id(tensor), (None, []))
-            made = made if parent is not None and parent() is tensor else []
-            self._made_from[id(tensor)] = (weakref.ref(tensor), [*made, *map(weakref.ref, outputs)])
-        known = [self._marks_of(tensor) for tensor in inputs]
-        union = _Marks().union(*known)
-        if not union:
-            return
-        if func in ADDS:
-            for found in self.seen.values():
-                found.added_behind.add(union)
-        for tensor in outputs:
-            self._marks[id(tensor)] = (weakref.ref(tensor), union)
-
-    def _mark_all_made_from(self, tensor: Tensor, mark: _Mark) -> None:
-        """Mark a tensor, and everything made from it before the block runs (``0.5 * x + block(x)``)."""
-        waiting = [tensor]
-        while waiting:
-            current = waiting.pop()
-            if mark not in self._marks_of(current):
-                marks = frozenset({mark}) if current is tensor else self._marks_of(current) | {mark}
-                self._marks[id(current)] = (weakref.ref(current), marks)
-                parent, made = self._made_from.get(id(current), (None, []))
-                if parent is not None and parent() is current:
-                    waiting += [child for reference in made if (child := reference()) is not None]
-
-    def _marks_of(self, tensor: Tensor) -> _Marks:
-        entry = self._marks.get(id(tensor))
-        return entry[1] if entry is not None and entry[0]() is tensor else frozenset()
-
-    def _inside(
-        self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], inputs: list[Tensor], out: Any
-    ) -> None:
-        stack, call = self._open[-1]
-        seen = self.seen[stack.name]
-        is_attention_call = func is SDPA or func is MULTI_HEAD or func in SOFTMAXES
-        # A later stage with other tokens, one window each, says nothing about the tokens of the first.
-        if is_attention_call and call.entry.shape == seen.calls[0].entry.shape:
-            self._note_attention(func, inputs, out, seen)
-        turned = next(((tensor, axes) for tensor in inputs if (axes := self._axes_of(tensor)) is not None), None)
-        if turned is None:
-            return
-        tensor, axes = turned
-        if func in _LAST_AXIS_NORMS:
-            seen.by_norms.add(axes[-1])
-        elif func in _SECOND_AXIS_NORMS:
-            seen.by_norms.add(axes[1])
-        elif func in _CONVOLUTIONS and tensor is inputs[0]:
-            seen.by_maps.add(axes[1])
-            return
-        elif func in _PRODUCTS or func is MULTI_HEAD or func is SDPA:
-            if tensor is inputs[0]:
-                seen.by_maps.add(axes[-1])
-            return
-        if not isinstance(out, Tensor) or out is tensor:
-            return
-        if func in _TURNS:
-            # Apply the same call to an empty tensor whose axes have distinct sizes, to see where each axis ends up.
-            small = torch.empty(tuple(range(2, 2 + tensor.dim())))
-            shape = func(small, *args[1:], **kwargs).shape
-            self._follow(out, tuple(axes[size - 2] for size in shape))
-        elif out.shape == tensor.shape:
-            self._follow(out, axes)
-
-    def _follow(self, tensor: Tensor, axes: tuple[int, ...]) -> None:
-        self._axes[id(tensor)] = (weakref.ref(tensor), axes)
-
-    def _axes_of(self, tensor: Tensor) -> tuple[int, ...] | None:
-        entry = self._axes.get(id(tensor))
-        return entry[1] if entry is not None and entry[0]() is tensor else None
-
-    @staticmethod
-    def _note_attention(func: Callable[..., Any], inputs: list[Tensor], out: Any, seen: _Seen) -> None:
-        if func is SDPA and inputs[0].dim() == 4:
-            seen.attention.add((inputs[0].shape[0], inputs[0].shape[-2], inputs[1].shape[-2]))
-        elif func is MULTI_HEAD:
-            # It takes (tokens, batch, dim), whatever the module around it was given.
-            if inputs[0].dim() == 3:
-                seen.attention.add((inputs[0].shape[1], inputs[0].shape[0], inputs[1].shape[0]))
-        elif func is not SDPA and isinstance(out, Tensor) and out.dim() == 4:
-            seen.attention.add((out.shape[0], out.shape[-2], out.shape[-1]))
-
-    def enter(self, stack: Stack, name: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
-        """A pre-hook that records the input of a block."""
-
-        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            with torch._C.DisableTorchFunction():
-                first, taken = first_tensor(args, kwargs), stream_in(stack.stream, args, kwargs)
-                if first is None or taken is None:
-                    return
-                if torch._C._functorch.is_functorch_wrapped_tensor(first):
-                    raise LayoutError(
-                        f"{name} runs inside torch.func (vmap, grad): what it takes is one part of a tensor whose "
-                        "further axes are hidden. Call it on whole batches."
-                    )
-                found = self.seen[stack.name]
-                slots = {slot: ref() for slot, ref in self._slots.get(stack.name, {}).items()}
-                given = [value for value in tensors_in((args, kwargs)) if value.shape == first.shape]
-                takes = tuple(s for s, tensor in slots.items() if any(value is tensor for value in given))
-                call = _Call(name, taken.clone(), self._marks_of(first), takes)
-                self._mark_all_made_from(first, _Mark("in", stack.name, len(found.calls)))
-                found.calls.append(call)
-                self._open.append((stack, call))
-                self._axes.clear()
-                self._follow(first, tuple(range(first.dim())))
-
-        return hook
-
-    def leave(self, stack: Stack) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
-        """A hook that records the output of a block."""
-
-        def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-            with torch._C.DisableTorchFunction():
-                if not self._open:
-                    return
-                _, call = self._open.pop()
-                left = stream_out(stack.stream, output)
-                call.left = None if left is None else left.clone()
-                if stack.stream.takes == "branch" and call.left is not None:
-                    call.given, call.entry = call.entry.shape, call.left
-                number = len(self.seen[stack.name].calls) - 1
-                slots = slots_in(output)
-                first = next(iter(slots.values()), None)
-                alike = {
-                    slot if position else "0": tensor
-                    for position, (slot, tensor) in enumerate(slots.items())
-                    if first is not None and (tensor.shape == call.entry.shape or tensor is first)
-                }
-                self._slots[stack.name] = {slot: weakref.ref(tensor) for slot, tensor in alike.items()}
-                for slot, tensor in alike.items():
-                    self._marks[id(tensor)] = (weakref.ref(tensor), frozenset({_Mark("out", stack.name, number, slot)}))
-
-        return hook
-
-
-def _watch(view: ModelView, batch: Batch) -> dict[str | None, _Seen]:
-    mode = _Watch(view)
-    with ExitStack() as hooks:
-        for stack, name, module in _blocks_of(view):
-            hooks.callback(module.register_forward_pre_hook(mode.enter(stack, name), with_kwargs=True).remove)
-            hooks.callback(module.register_forward_hook(mode.leave(stack)).remove)
-        _run(view.model, batch, mode)
-    return mode.seen
-
-
-def _blocks_of(view: ModelView) -> Iterator[tuple[Stack, str, nn.Module]]:
-    modules = view.modules()
-    for stack in view.stacks:
-        for name in dict.fromkeys(call.module_name for call in stack.calls):
-            yield stack, name, modules[name]
-
-
-def _run(model: nn.Module, batch: Batch, mode: TorchFunctionMode | None = None) -> None:
-    """One pass, with the same random numbers each time, for models that use some even in evaluation mode."""
-    with torch.random.fork_rng(devices=[]), ExitStack() as stack:
-        torch.manual_seed(0)
-        if mode is not None:
-            stack.enter_context(mode)
-        batch.run(model)
-
-
-class _AllEntered(Exception):  # noqa: N818  (no error: the way out of a forward pass whose rest is not needed)
-    """The first block of every stack has run."""
-
-
-def _first_calls_of_another_token(
-    view: ModelView, batch: Batch, rows: int
-) -> dict[str | None, tuple[Tensor, Tensor | None]]:
-    """Input and output of the first block of each stack when one token of the last sequence is replaced."""
-    entries: dict[str | None, Tensor] = {}
-    found: dict[str | None, tuple[Tensor, Tensor | None]] = {}
-    ends_early = not needs_all_ranks(view.model)
-
-    def enter(stack: Stack) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
-        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            taken = stream_in(stack.stream, args, kwargs)
-            if taken is not None:
-                entries.setdefault(stack.name, taken.clone())
-
-        return hook
-
-    def leave(stack: Stack) -> Callable[[nn.Module, tuple[Any, ...], Any], None]:
-        def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-            left = stream_out(stack.stream, output)
-            if stack.stream.takes == "branch" and left is not None:
-                entries[stack.name] = left.clone()
-            if stack.name in entries:
-                found.setdefault(stack.name, (entries[stack.name], None if left is None else left.clone()))
-            if ends_early and len(found) == len(view.stacks):
-                raise _AllEntered
-
-        return hook
-
-    modules = view.modules()
-    with ExitStack() as hooks:
-        for stack in view.stacks:
-            module = modules[stack.calls[0].module_name]
-            hooks.callback(module.register_forward_pre_hook(enter(stack), with_kwargs=True).remove)
-            hooks.callback(module.register_forward_hook(leave(stack)).remove)
-        with suppress(_AllEntered):
-            _run(view.model, _with_another_token(batch, rows - 1))
-    return found
-
-
-def _named(batch: Batch) -> list[tuple[str, Any]]:
-    return [*(("", value) for value in batch.arguments), *batch.inputs.items()]
-
-
-def _is_data(name: str, value: object) -> bool:
-    """Whether an input is an image, audio or embedded tokens."""
-    return isinstance(value, Tensor) and value.is_floating_point() and value.dim() > 1 and "mask" not in name
-
-
-def _ids(batch: Batch) -> list[Tensor]:
-    """The token ids among the inputs."""
-    named = {name: value for name, value in batch.inputs.items() if name.endswith("input_ids")}
-    values = named.values() if named else [v for n, v in batch.inputs.items() if "mask" not in n and "type" not in n]
-    return [value for value in (*batch.arguments, *values) if _is_ids(value)]
-
-
-def _is_ids(value: object) -> bool:
-    return isinstance(value, Tensor) and value.dim() == 2 and value.dtype in (torch.int64, torch.int32)
-
-
-def _with_another_token(batch: Batch, row: int) -> Batch:
-    """The same batch with one token of one sequence replaced, or one number of its image or audio."""
-    ids = {id(value) for value in _ids(batch)}
-
-    def changed(name: str, value: Any) -> Any:
-        if not isinstance(value, Tensor) or value.dim() < 2 or value.shape[batch.axis] != batch.sequences:
-            return value
-        if id(value) in ids:
-            return _another_id(value, row, batch.axis)
-        if not _is_data(name, value):
-            return value
-        value = value.clone()
-        place = tuple(row if axis == batch.axis else size // 2 for axis, size in enumerate(value.shape))
-        value[place] += 1 + value[place].abs()
-        return value
-
-    return replace(
-        batch,
-        inputs={name: changed(name, value) for name, value in batch.inputs.items()},
-        arguments=tuple(changed("", value) for value in batch.arguments),
-    )
-
-
-def _another_id(ids: Tensor, row: int, axis: int) -> Tensor:
-    """Replace one id in the middle by another id of the sequence, which the model is known to accept."""
-    ids = ids.clone()
-    own = ids.select(axis, row)
-    middle = _changed_place(len(own))
-    other = [number for number in own[1:-1].tolist() if number != int(own[middle])]
-    own[middle] = other[0] if other else (own[middle] - 1 if own[middle] > 0 else own[middle] + 1)
-    return ids
-
-
-def _changed_place(tokens: int) -> int:
-    """Position of the token that is changed."""
-    return tokens // 2
 
 
 def _change(before: Tensor | None, after: Tensor | None) -> Tensor | None:

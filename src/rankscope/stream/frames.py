@@ -9,7 +9,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, cast
+from typing import Any, Generic, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +37,8 @@ from rankscope.stream.operators import (
     SLICE,
     SUMS,
 )
+
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,45 @@ class SkipSum:
         return stream + branch
 
 
+class ByTensor(Generic[Value]):
+    """One value for each of some tensor objects, as long as they live; no tensor is kept alive.
+
+    Python gives the id of an object that is gone to a later one, so an entry counts only if its weak reference still
+    leads to the tensor that is asked for.
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[int, tuple[weakref.ref[Tensor], Value]] = {}
+
+    def __setitem__(self, tensor: Tensor, value: Value) -> None:
+        self._held[id(tensor)] = (weakref.ref(tensor), value)
+
+    def __contains__(self, candidate: object) -> bool:
+        entry = self._held.get(id(candidate))
+        return entry is not None and entry[0]() is candidate
+
+    def get(self, candidate: object) -> Value | None:
+        """The value of this exact object; None if it has none."""
+        entry = self._held.get(id(candidate))
+        return entry[1] if entry is not None and entry[0]() is candidate else None
+
+    def drop(self, tensor: Tensor) -> None:
+        """Forget the value of a tensor, if it has one."""
+        self._held.pop(id(tensor), None)
+
+    def clear(self) -> None:
+        """Forget all values."""
+        self._held.clear()
+
+    def change(self, new: Callable[[Value], Value]) -> None:
+        """Replace every value by a new one."""
+        self._held = {key: (reference, new(value)) for key, (reference, value) in self._held.items()}
+
+    def drop_where(self, unwanted: Callable[[Value], bool]) -> None:
+        """Forget some of the values."""
+        self._held = {key: entry for key, entry in self._held.items() if not unwanted(entry[1])}
+
+
 class StreamFrame:
     """The tensor objects that are, at this moment, the residual stream of one block call.
 
@@ -102,32 +143,27 @@ class StreamFrame:
         self.entry_shape = entry.shape
         self.sums = {"plain": ADDS, "any": SUMS, "joined": SUMS | JOINS}[sums]
         self._any_form = sums != "plain"
-        self._aliases: dict[int, weakref.ref[Tensor]] = {}
-        self._normed: dict[int, weakref.ref[Tensor]] = {}
+        self._aliases = ByTensor[None]()
+        self._normed = ByTensor[None]()
         self._joined: tuple[weakref.ref[Tensor], int | None, torch.Size] | None = None
         self.follow(entry)
 
     def follow(self, tensor: Tensor) -> None:
         """From now on this object is (also) the stream."""
-        self._aliases[id(tensor)] = weakref.ref(tensor)
+        self._aliases[tensor] = None
 
     def follow_normed(self, tensor: Tensor) -> None:
         """This object is a norm of the stream: the stream itself in a post-norm block, a branch in a pre-norm one."""
-        self._normed[id(tensor)] = weakref.ref(tensor)
-        self._aliases.pop(id(tensor), None)
+        self._normed[tensor] = None
+        self._aliases.drop(tensor)
 
     def is_stream(self, candidate: object) -> bool:
         """Whether this exact object is the stream, or a norm of it."""
-        return self._is_in(self._aliases, candidate) or self._is_in(self._normed, candidate)
+        return candidate in self._aliases or candidate in self._normed
 
     def is_normed(self, candidate: object) -> bool:
         """Whether this exact object is a norm of the stream."""
-        return self._is_in(self._normed, candidate)
-
-    @staticmethod
-    def _is_in(references: Mapping[int, weakref.ref[Tensor]], candidate: object) -> bool:
-        reference = references.get(id(candidate))
-        return reference is not None and reference() is candidate
+        return candidate in self._normed
 
     def match(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> SkipSum | None:
         """The sum, if this call to one of ``sums`` adds something to the stream."""
@@ -173,6 +209,7 @@ class StreamFrame:
         joined = reference()
         if joined is None or out.shape != shape or not any(value is joined for value in args):
             return False
+        # Concatenated channels become one stream by a matrix; stacked tensors by a sum, a mean or weights.
         if axis is None:
             made = func is torch.nn.functional.linear or (func in PRODUCTS and args[0] is joined)
         elif func in REDUCTIONS:
@@ -215,7 +252,7 @@ class StreamFrame:
                 self.follow_normed(out)
         elif func in SAME_VALUES or (func is SLICE and _only_slices(args[1]) and out.shape == source.shape):
             if self.is_stream(source) and out.numel() == source.numel():
-                self.follow(out) if self._is_in(self._aliases, source) else self.follow_normed(out)
+                self.follow(out) if source in self._aliases else self.follow_normed(out)
         # Plain: only numbers and parameters are gains. Any form: so is a tensor computed from the stream (a gate).
         elif func in MULTIPLICATIONS and len(args) == 2:
             left, right = args
@@ -228,9 +265,7 @@ class StreamFrame:
                 self._follow_gated(source, out)
         elif self._any_form and (func in DIVISIONS or func in NEGATIONS or _adds_nothing(func, args)):
             self._follow_gated(source, out)
-        elif (
-            self._any_form and func in ADDS and len(args) == 2 and all(self._is_in(self._aliases, arg) for arg in args)
-        ):
+        elif self._any_form and func in ADDS and len(args) == 2 and all(arg in self._aliases for arg in args):
             self.follow(out)  # a x + b x: a gain, in two terms
 
     def _follow_gated(self, gated: object, out: Tensor) -> None:
@@ -243,7 +278,7 @@ class StreamFrame:
 
         On a norm of the stream only a number counts as a gain: a parameter there mixes neighbouring tokens (RWKV).
         """
-        if self._is_in(self._aliases, scaled) and _is_gain(gain):
+        if scaled in self._aliases and _is_gain(gain):
             self.follow(out)
         elif self.is_normed(scaled) and isinstance(gain, (int, float)):
             self.follow_normed(out)
@@ -262,6 +297,7 @@ def summands_of(
         left, right = factors
         factor = named.get("alpha", 1) * (-1 if func in DIFFERENCES else 1)
         return Summand((left,), lambda: left), Summand((right,), lambda: right if factor == 1 else right * factor)
+    # Tokens that were routed to a branch, added back at their places: the branch is zero at all others.
     if func in INDEXED_SUMS and len(factors) == 4 and not named:
         own, dim, index, source = factors
         return Summand((own,), lambda: own), Summand(

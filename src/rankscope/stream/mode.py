@@ -359,6 +359,7 @@ class StreamMode(TorchFunctionMode):
                     return self._summed(call, out, target)
                 call.follow_joined(func, args, kwargs, out)
                 return out
+        # What attention returns is a branch, whatever it reads: there is no stream to follow through it.
         elif (func is SDPA or func is MULTI_HEAD or func in SOFTMAXES) and self.reads_attention():
             return self._attention(call, func, args, kwargs)
         out = func(*args, **kwargs)
@@ -422,7 +423,9 @@ class StreamMode(TorchFunctionMode):
         return self.on_softmax(self._open.next_attention(), args, kwargs, perform)
 
     def _hooks(self, modules: Mapping[str, nn.Module]) -> Iterator[torch.utils.hooks.RemovableHandle]:
-        yield self.view.model.register_forward_pre_hook(self._begin_pass)
+        # Hooks on one module run in the order of registration. If the model is itself the only block, the pass still
+        # begins before the block and ends after it. ``always_call``: blocks and passes also end if the model raises.
+        yield self.view.model.register_forward_pre_hook(lambda *_: self._begin_pass())
         for stack in self.view.stacks:
             for name in dict.fromkeys(call.module_name for call in stack.calls):
                 module = modules[name]
@@ -431,18 +434,19 @@ class StreamMode(TorchFunctionMode):
                 yield module.register_forward_hook(self._leave, always_call=True)
             if stack.final_norm is not None:
                 yield modules[stack.final_norm].register_forward_hook(self._final(stack))
-        yield self.view.model.register_forward_hook(self._end_pass, always_call=True)
+        yield self.view.model.register_forward_hook(lambda *seen: self._end_pass(seen[-1]), always_call=True)
 
     def _inner_hooks(self, block: nn.Module) -> Iterator[torch.utils.hooks.RemovableHandle]:
         for name, module in block.named_modules():
             # nn.LayerNorm and nn.RMSNorm call a torch function, which __torch_function__ sees without a hook.
             if is_norm(module) and not isinstance(module, _CALLS_TORCH_NORM):
                 yield module.register_forward_hook(self._norm, with_kwargs=True)
-            if is_attention(name, module):
+            if is_attention(name, type(module)):
                 yield module.register_forward_pre_hook(self._enter_attention)
                 yield module.register_forward_hook(self._leave_attention, always_call=True)
 
-    def _begin_pass(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+    def _begin_pass(self) -> None:
+        """A forward pass of the model begins."""
         self._open = None
         self._attention_depth = 0
         self._in_pass = True
@@ -491,6 +495,7 @@ class StreamMode(TorchFunctionMode):
             self._pushed.enter_context(self)
 
     def _leave(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        # Closed first, so that what subclasses compute in on_leave is not taken for a part of the block.
         call, self._open = self._open, None
         self._pushed.close()
         if call is None or output is None:
@@ -538,7 +543,8 @@ class StreamMode(TorchFunctionMode):
 
         return hook
 
-    def _end_pass(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    def _end_pass(self, output: Any) -> None:
+        """A forward pass of the model has ended; ``output`` is None if it raised."""
         self._in_pass = False
         if output is None:
             return

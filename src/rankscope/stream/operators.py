@@ -98,17 +98,17 @@ def is_norm(module: nn.Module) -> bool:
 _ATTENTION_NAME = re.compile(r"attention|attn", re.IGNORECASE)
 
 
-def is_attention(name: str, module: nn.Module) -> bool:
+def is_attention(name: str, kind: type[nn.Module]) -> bool:
     """Whether a module is attention, judged by its own name or that of its class."""
-    return _ATTENTION_NAME.search(f"{name.rpartition('.')[2]} {type(module).__name__}") is not None
+    return _ATTENTION_NAME.search(f"{name.rpartition('.')[2]} {kind.__name__}") is not None
 
 
-_MIXER_NAME = re.compile(r"mixer|mamba|ssm|fourier|recurrent|rwkv|rglru|hyena|lstm_?layer|conv", re.IGNORECASE)
+MIXER_NAME = re.compile(r"mixer|mamba|ssm|fourier|recurrent|rwkv|rglru|hyena|lstm_?layer|conv", re.IGNORECASE)
 
 
-def is_mixer(name: str, module: nn.Module) -> bool:
+def is_mixer(name: str, kind: type[nn.Module]) -> bool:
     """Whether a module mixes tokens without being attention, judged by its own name or that of its class."""
-    return _MIXER_NAME.search(f"{name.rpartition('.')[2]} {type(module).__name__}") is not None
+    return MIXER_NAME.search(f"{name.rpartition('.')[2]} {kind.__name__}") is not None
 
 
 @contextmanager

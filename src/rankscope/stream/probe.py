@@ -31,11 +31,12 @@ from rankscope.stream.attention_calls import (
 )
 from rankscope.stream.carries import KnownCall
 from rankscope.stream.dataflow import Tape
-from rankscope.stream.frames import StreamFrame, first_tensor, output_tensor, tensors_in
+from rankscope.stream.frames import ByTensor, StreamFrame, first_tensor, output_tensor, tensors_in
 from rankscope.stream.operators import (
     ADDS,
     CONSTANTS,
     JOINS,
+    MIXER_NAME,
     MULTI_HEAD,
     NORMS,
     PRODUCTS,
@@ -50,7 +51,6 @@ from rankscope.stream.operators import (
 from rankscope.stream.states import LongSum, States
 
 CROSS_NAME = re.compile(r"cross|encoder_?attn|enc_?dec", re.IGNORECASE)
-_MIXER_NAME = re.compile(r"mixer|mamba|ssm|fourier|recurrent|rwkv|rglru|hyena|lstm_?layer|conv", re.IGNORECASE)
 _MLP_NAME = re.compile(r"mlp|ffn|feed_?forward|expert|moe|intermediate", re.IGNORECASE)
 
 
@@ -126,7 +126,7 @@ class ProbeFrame(StreamFrame):
     """A stream frame that also tracks where every other tensor of the call comes from."""
 
     def __init__(self, entry: Tensor, record: CallRecord, attention_depth: int, sums: Sums = "plain") -> None:
-        self._newest: dict[int, weakref.ref[Tensor]] = {}
+        self._newest = ByTensor[None]()
         super().__init__(entry, sums)
         self.record = record
         self.names_since_add: list[str] = []
@@ -134,17 +134,17 @@ class ProbeFrame(StreamFrame):
         self.has_superseded = False
         self.joined: Tensor | None = None
         self._attention_depth = attention_depth
-        self._ancestries: dict[int, tuple[weakref.ref[Tensor], Ancestry]] = {}
+        self._ancestries = ByTensor[Ancestry]()
 
     def follow(self, tensor: Tensor) -> None:
         """From now on this object is (also) the stream."""
         super().follow(tensor)
-        self._newest[id(tensor)] = weakref.ref(tensor)
+        self._newest[tensor] = None
 
     def follow_normed(self, tensor: Tensor) -> None:
         """This object is a norm of the stream."""
         super().follow_normed(tensor)
-        self._newest[id(tensor)] = weakref.ref(tensor)
+        self._newest[tensor] = None
 
     def supersede(self, tensor: Tensor) -> None:
         """From now on this object alone is the stream."""
@@ -167,13 +167,12 @@ class ProbeFrame(StreamFrame):
     def ancestry(self, tensor: Tensor) -> Ancestry:
         """The ancestry of one tensor object."""
         if self.is_stream(tensor):
-            return Ancestry.DERIVED | (Ancestry.FRESH if self._is_in(self._newest, tensor) else Ancestry.NONE)
-        entry = self._ancestries.get(id(tensor))
-        return entry[1] if entry is not None and entry[0]() is tensor else Ancestry.NONE
+            return Ancestry.DERIVED | (Ancestry.FRESH if tensor in self._newest else Ancestry.NONE)
+        return self._ancestries.get(tensor) or Ancestry.NONE
 
     def mark(self, tensor: Tensor, ancestry: Ancestry) -> None:
         """Set the ancestry of a tensor."""
-        self._ancestries[id(tensor)] = (weakref.ref(tensor), ancestry)
+        self._ancestries[tensor] = ancestry
 
     def mark_attention(self, tensor: Tensor, crosses: bool) -> None:
         """Mark a tensor as the output of attention, or of a module named like attention."""
@@ -222,7 +221,7 @@ class ProbeFrame(StreamFrame):
     def _age(self) -> None:
         """The stream is about to change: no tensor seen so far is computed from its new value."""
         self._newest.clear()
-        self._ancestries = {key: (ref, ancestry & ~Ancestry.FRESH) for key, (ref, ancestry) in self._ancestries.items()}
+        self._ancestries.change(lambda ancestry: ancestry & ~Ancestry.FRESH)
 
     def _label(self, ancestry: Ancestry) -> Label | None:
         if not ancestry & Ancestry.DERIVED:
@@ -233,7 +232,7 @@ class ProbeFrame(StreamFrame):
             return "cross_attention" if ancestry & Ancestry.CROSS else "attention"
         # Names are the only evidence for a mixer; everything else that is not attention counts as an MLP.
         names = " ".join(self.names_since_add)
-        return "mixer" if _MIXER_NAME.search(names) and not _MLP_NAME.search(names) else "mlp"
+        return "mixer" if MIXER_NAME.search(names) and not _MLP_NAME.search(names) else "mlp"
 
     def spread(self, func: Callable[..., Any], inputs: list[Tensor], outputs: list[Tensor], depth: int) -> None:
         """Pass ancestries on from the inputs of a call to its outputs.
@@ -344,8 +343,9 @@ def probe(
     mode = _Probe(batch, stream, sums, long_skips or {})
     with ExitStack() as stack:
         for name, module in model.named_modules():
-            stack.callback(module.register_forward_pre_hook(mode.enter(name), with_kwargs=True).remove)
-            stack.callback(module.register_forward_hook(mode.leave(name), with_kwargs=True).remove)
+            normalises = bool(name) and is_norm(module)  # the model itself is not one of its norms
+            stack.callback(module.register_forward_pre_hook(mode.enter(name, normalises), with_kwargs=True).remove)
+            stack.callback(module.register_forward_hook(mode.leave(name, normalises), with_kwargs=True).remove)
         with torch.no_grad(), mode.tape, mode:
             run()
     return mode.records, mode.tape
@@ -364,8 +364,8 @@ class _Probe(TorchFunctionMode):
         self._frames: list[ProbeFrame] = []
         self._open: list[ProbeFrame | None] = []
         self._attention_modules: list[str] = []
-        self._products: dict[int, weakref.ref[Tensor]] = {}
-        self._returned: dict[int, list[tuple[weakref.ref[Tensor], CallRecord]]] = {}
+        self._products = ByTensor[None]()
+        self._returned = ByTensor[list[CallRecord]]()
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -417,9 +417,11 @@ class _Probe(TorchFunctionMode):
         else:
             out = func(*args, **kwargs)
             calls = self._attention_calls(func, args, kwargs, out)
+        # A call without a result, such as x[i] = y, has changed its first input.
         outputs = tensors_in(out) or inputs[:1]
-        if func in PRODUCTS or (func not in PROJECTIONS and any(map(self._is_product, inputs))):
-            self._products |= {id(tensor): weakref.ref(tensor) for tensor in outputs}
+        if func in PRODUCTS or (func not in PROJECTIONS and any(tensor in self._products for tensor in inputs)):
+            for tensor in outputs:
+                self._products[tensor] = None
         for frame in self._frames:
             frame.spread(func, inputs, outputs, len(self._attention_modules))
             frame.pass_on(func, args, out)
@@ -450,11 +452,7 @@ class _Probe(TorchFunctionMode):
         The last axis must be as long as the stream (or one longer, with a sink), or the scores must come from a product
         of queries and keys.
         """
-        return self._is_product(scores) or scores.shape[-1] - frame.tokens(self._batch, self._stream) in (0, 1)
-
-    def _is_product(self, tensor: Tensor) -> bool:
-        reference = self._products.get(id(tensor))
-        return reference is not None and reference() is tensor
+        return scores in self._products or scores.shape[-1] - frame.tokens(self._batch, self._stream) in (0, 1)
 
     def _fits(self, probs: Tensor, frame: ProbeFrame) -> bool:
         inside = bool(self._attention_modules)
@@ -463,18 +461,20 @@ class _Probe(TorchFunctionMode):
     def _crosses_by_name(self) -> bool:
         return any(CROSS_NAME.search(name) for name in self._attention_modules)
 
-    def enter(self, name: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
+    def enter(self, name: str, normalises: bool) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
         """A pre-hook that opens a frame on the module's input."""
 
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if not self._open:
                 self.tape.note_input((args, kwargs))
-            self.tape.enter(name, module)
+            self.tape.enter(name, normalises)
             entry = first_tensor(args, kwargs)
             own_name = f"{name.rpartition('.')[2]} {type(module).__name__}"
             for frame in self._frames:
                 frame.names_since_add.append(own_name)
             opened: ProbeFrame | None = None
+            # A module that is given only ids has no stream, and opens no frame. It still takes a place in ``_open``,
+            # because the hook on leaving takes one away.
             if entry is not None:
                 parent = next((f.record for f in reversed(self._open) if f is not None), None)
                 record = CallRecord(name, module, parent, entry.shape, fed_by=self._givers_of(entry))
@@ -486,12 +486,12 @@ class _Probe(TorchFunctionMode):
                 for found in self._long_skips.values():
                     found.enter(self.numbers[id(record)], entry, opened)
             self._open.append(opened)
-            if is_attention(name, module):
+            if is_attention(name, type(module)):
                 self._attention_modules.append(own_name)
 
         return hook
 
-    def leave(self, name: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], None]:
+    def leave(self, name: str, normalises: bool) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], None]:
         """A hook that closes the frame and records what the module returned."""
 
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
@@ -508,9 +508,11 @@ class _Probe(TorchFunctionMode):
                     frame.record.post_norm = frame.adds_to_normed
                     frame.record.is_lost = frame.has_superseded and not frame.is_stream(out)
                     frame.record.ends_with_norm = frame.is_normed(out) and not frame.adds_to_normed
-                    self._note_norm(name, module, first_tensor(args, kwargs), out)
-                    self._returned.setdefault(id(out), []).append((weakref.ref(out), frame.record))
-            if is_attention(name, module):
+                    if normalises:
+                        self._note_norm(name, first_tensor(args, kwargs), out)
+                    self._returned[out] = [*self._givers_of(out), frame.record]
+            # What a module named like attention returns comes from attention, even if no kernel was recognised inside.
+            if is_attention(name, type(module)):
                 if out is not None:
                     for outer in self._frames:
                         outer.mark_attention(out, self._crosses_by_name())
@@ -518,8 +520,8 @@ class _Probe(TorchFunctionMode):
 
         return hook
 
-    def _note_norm(self, name: str, module: nn.Module, x: Tensor | None, out: Tensor) -> None:
-        if not is_norm(module) or x is None:
+    def _note_norm(self, name: str, x: Tensor | None, out: Tensor) -> None:
+        if x is None:
             return
         for frame in self._frames:
             if frame.ancestry(x):
@@ -536,7 +538,7 @@ class _Probe(TorchFunctionMode):
 
     def _givers_of(self, tensor: Tensor) -> list[CallRecord]:
         """The calls that returned this exact tensor."""
-        return [record for reference, record in self._returned.get(id(tensor), []) if reference() is tensor]
+        return self._returned.get(tensor) or []
 
 
 def _inside_multi_head(

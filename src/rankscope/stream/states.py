@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
-from rankscope.stream.frames import StreamFrame, summands_of, tensors_in
+from rankscope.stream.frames import ByTensor, StreamFrame, summands_of, tensors_in
 from rankscope.stream.operators import JOINS, SUMS
 
 
@@ -48,7 +48,7 @@ class States(StreamFrame):
 
     def __init__(self, entry: Tensor, before: Iterable[weakref.ref[Tensor]] = ()) -> None:
         self._number = self._joined_number = 0
-        self._numbers: dict[int, tuple[weakref.ref[Tensor], int]] = {}
+        self._numbers = ByTensor[int]()
         super().__init__(entry, "joined")
         for reference in before:
             if (tensor := reference()) is not None and tensor.shape == entry.shape:
@@ -62,17 +62,16 @@ class States(StreamFrame):
     def follow(self, tensor: Tensor) -> None:
         """From now on this object is (also) the state that is being followed."""
         super().follow(tensor)
-        self._numbers[id(tensor)] = (weakref.ref(tensor), self._number)
+        self._numbers[tensor] = self._number
 
     def follow_normed(self, tensor: Tensor) -> None:
         """This object is a norm of the state that is being followed."""
         super().follow_normed(tensor)
-        self._numbers[id(tensor)] = (weakref.ref(tensor), self._number)
+        self._numbers[tensor] = self._number
 
     def number_of(self, candidate: object) -> int | None:
         """The number of the state that this exact object is; None if it is none."""
-        entry = self._numbers.get(id(candidate))
-        return entry[1] if entry is not None and entry[0]() is candidate else None
+        return self._numbers.get(candidate)
 
     def long_sum(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> LongSum | None:
         """The sum, if this call adds a state to a later one, or puts the two side by side."""
@@ -131,5 +130,5 @@ class States(StreamFrame):
 
         A model that goes on with the state from before the sum has used the sum for something else, as a gate does.
         """
-        self._numbers = {key: entry for key, entry in self._numbers.items() if entry[1] != self._joined_number}
+        self._numbers.drop_where(lambda number: number == self._joined_number)
         self.reach(tensor, self._joined_number)

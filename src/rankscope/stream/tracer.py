@@ -106,6 +106,7 @@ class Tracer(SiteMode):
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         out = super().__torch_function__(func, types, args, kwargs)
+        # The innermost mixture is the one that runs: its softmax and top-k tell which experts a token is sent to.
         if self._routers and (func in TOP_K or func in SOFTMAXES):
             with unseen():
                 self._routers[-1].see_call(func, args, kwargs or {}, out)
@@ -268,10 +269,10 @@ class Tracer(SiteMode):
         if call.last_sum is not None:
             self._show(call, "final", out)
 
-    def _end_pass(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    def _end_pass(self, output: Any) -> None:
         self._room = None
         self._states = None
-        super()._end_pass(module, args, output)
+        super()._end_pass(output)
 
     def _show_change(self, call: ActiveBlock, left: Tensor) -> None:
         if call.entered is None:

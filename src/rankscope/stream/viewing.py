@@ -14,10 +14,9 @@ from torch import Tensor, nn
 from rankscope.errors import DiscoveryError, LayoutError, UnsupportedConfigError
 from rankscope.models.inputs import Batch
 from rankscope.models.linear_maps import adapters_merged
-from rankscope.models.spread import resharded
 from rankscope.models.stream import Stream
 from rankscope.models.view import BlockCall, BlockPlan, ModelView, Stack
-from rankscope.models.wrapping import uncompiled
+from rankscope.models.wrapping import resharded, uncompiled
 from rankscope.stream.discovery import discover, with_streams
 from rankscope.stream.evidence import agreed, shows_streams
 from rankscope.stream.mixing import adds_only

@@ -82,11 +82,8 @@ class LengthScale(Graft):
         return {"graft": "length scale", **self.gains.describe()}
 
 
-class QueryKeyNorm(Graft):
-    r"""Scores :math:`g\sqrt{d}\cos(q_i, k_j)`: queries and keys of each head with root mean square 1, times g.
-
-    Whatever scale the model had on its scores is replaced. Rotary positions leave lengths alone, so the norm may come
-    after them.
+class _GainedNorm(Graft):
+    """A norm inside attention, times a gain g.
 
     Args:
         view: the model.
@@ -94,20 +91,31 @@ class QueryKeyNorm(Graft):
         learnable: make it a parameter, one per block.
     """
 
-    touches: ClassVar[frozenset[Place]] = frozenset({"queries"})
+    called: ClassVar[str]
 
     def __init__(self, view: ModelView, gain: float, *, learnable: bool = False) -> None:
         super().__init__()
         self.gains = BlockGains(view, {"gain": gain}, learnable=learnable)
 
+    def describe(self) -> dict[str, Any]:
+        """The gain."""
+        return {"graft": self.called, **self.gains.describe()}
+
+
+class QueryKeyNorm(_GainedNorm):
+    r"""Scores :math:`g\sqrt{d}\cos(q_i, k_j)`: queries and keys of each head with root mean square 1, times g.
+
+    Whatever scale the model had on its scores is replaced. Rotary positions leave lengths alone, so the norm may come
+    after them.
+    """
+
+    called: ClassVar[str] = "query-key norm"
+    touches: ClassVar[frozenset[Place]] = frozenset({"queries"})
+
     def maps(self, at: Spot, own: ScoreMap) -> tuple[ScoreMap, ...]:
         """The same softmax over normed queries and keys; a zero query stays zero."""
         query, key = (normed(x, x, "scale") for x in (own.query, own.key))
         return (ScoreMap(self.gains.at(at, "gain") * query, key, query.shape[-1] ** 0.5),)
-
-    def describe(self) -> dict[str, Any]:
-        """The gain."""
-        return {"graft": "query-key norm", **self.gains.describe()}
 
 
 class ScoreCap(Graft):
@@ -171,22 +179,14 @@ class DifferentialMaps(Graft):
         return {"graft": "differential maps", "share": "by block", "output": "by block"}
 
 
-class OutputNorm(Graft):
+class OutputNorm(_GainedNorm):
     r"""Attention returns :math:`g\,\mathrm{LN}(PV)`, all heads of a token together, before the output weights.
 
     The norm has no weights and no epsilon: long contexts make PV small, and an epsilon would let that through.
-
-    Args:
-        view: the model.
-        gain: g.
-        learnable: make it a parameter, one per block.
     """
 
+    called: ClassVar[str] = "output norm"
     touches: ClassVar[frozenset[Place]] = frozenset({"values"})
-
-    def __init__(self, view: ModelView, gain: float, *, learnable: bool = False) -> None:
-        super().__init__()
-        self.gains = BlockGains(view, {"gain": gain}, learnable=learnable)
 
     def attended(self, at: Spot, heard: Attended) -> Tensor:
         """The normed output."""
@@ -195,10 +195,6 @@ class OutputNorm(Graft):
         joint = joint - joint.mean(dim=-1, keepdim=True)
         joint = self.gains.at(at, "gain") * normed(joint, joint, "rms")
         return joint.view(batch, tokens, heads, width).transpose(1, 2)
-
-    def describe(self) -> dict[str, Any]:
-        """The gain."""
-        return {"graft": "output norm", **self.gains.describe()}
 
 
 class _FirstValues(Graft):

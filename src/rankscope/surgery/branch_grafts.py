@@ -125,9 +125,8 @@ def _scale_input(factor: float, module: nn.Module, args: tuple[Any, ...]) -> tup
 
 
 def _matrices_outside_attention(block: nn.Module) -> Iterator[nn.Module]:
-    inside = {
-        id(inner) for name, module in block.named_modules() if is_attention(name, module) for inner in module.modules()
-    }
+    attention = [module for name, module in block.named_modules() if is_attention(name, type(module))]
+    inside = {id(inner) for module in attention for inner in module.modules()}
     for module in block.modules():
         weight = dict(module.named_parameters(recurse=False)).get("weight")
         if weight is not None and weight.dim() == 2 and not is_norm(module) and id(module) not in inside:

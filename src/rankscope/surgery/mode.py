@@ -355,18 +355,18 @@ class SurgeryMode(StreamMode):
                 "when the model was probed was not met in this pass."
             )
 
-    def _begin_pass(self, module: nn.Module, args: tuple[Any, ...]) -> None:
-        super()._begin_pass(module, args)
+    def _begin_pass(self) -> None:
+        super()._begin_pass()
         self._states.clear()
         self._before.clear()
         self._long_skips_met.clear()
         self._norm_depth = 0
         self._dispatcher.reset()
 
-    def _end_pass(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    def _end_pass(self, output: Any) -> None:
         self._dispatcher.reset()
         self._states.clear()
-        super()._end_pass(module, args, output)
+        super()._end_pass(output)
         for stack in self.view.stacks if output is not None and self._scales_long_skips() else ():
             self._check_long_skips(stack, len(stack.calls) + 1)
 
@@ -375,11 +375,11 @@ class SurgeryMode(StreamMode):
         inside_mixing = {
             id(inner)
             for name, module in block.named_modules()
-            if module is not block and (is_attention(name, module) or is_mixer(name, module))
+            if module is not block and (is_attention(name, type(module)) or is_mixer(name, type(module)))
             for inner in module.modules()
         }
         for name, module in block.named_modules():
-            if is_attention(name, module):
+            if is_attention(name, type(module)):
                 yield module.register_forward_pre_hook(self._note_attention_input, with_kwargs=True)
             if isinstance(module, nn.MultiheadAttention):
                 yield module.register_forward_pre_hook(self._read_whole)

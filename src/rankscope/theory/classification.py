@@ -8,21 +8,11 @@ skip leave a linear term, with f < 1. Order 0, no collapse: f at least 1. Norms 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
-
 from rankscope.errors import InputError
-from rankscope.linalg.precision import float_floor
-
-FORMATS: Mapping[str, torch.dtype] = {
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "float32": torch.float32,
-    "float64": torch.float64,
-}
 
 
 @dataclass(frozen=True)
@@ -34,8 +24,8 @@ class LayerFacts:
         position_free: scores depend on the tokens only: no rotary or relative term, no positions added to the queries.
         skip_gain: gain of the skip around attention; 0 without skip.
         linear_factor: spectral radius of the layer without its skip on centred perturbations, for a mask or positions:
-            :math:`|\lambda_2(P_0)|` times the growth of the values, or ``heads_factor``. With a skip: of the layer
-            including the skip.
+            :math:`|\lambda_2(P_0)|` times the growth of the values. If heads differ, or with a skip: of the layer
+            including the skip, by ``stability_factor``.
         row_map_factor: factor of the row-wise maps (norms, MLP with its own skip) at the collapsed point.
         log_cubic_constant: c of the cubic law, if known.
     """
@@ -103,8 +93,8 @@ def _linear_factor(facts: LayerFacts) -> float:
     if facts.linear_factor is None:
         raise InputError(
             "A layer with a mask or positions was to be classified without linear_factor. Give the modulus of the "
-            "second eigenvalue of its attention at the collapsed point times the growth of the values, or "
-            "heads_factor(P, W_V, W_O, skip_gain) where heads differ or there is a skip."
+            "second eigenvalue of its attention at the collapsed point times the growth of the values, or the "
+            "stability_factor of the whole layer if heads differ or there is a skip."
         )
     return facts.linear_factor
 
@@ -140,13 +130,3 @@ def float_visible_depth(log_relative_residuals: Sequence[float], floor: float) -
         if value <= math.log(floor):
             return layer
     return None
-
-
-def visible_depths(log_relative_residuals: Sequence[float]) -> dict[str, int | None]:
-    """The layer at which each float format reaches its floor; None if it never does. **Heuristic** floor of 4 eps.
-
-    Example:
-        >>> visible_depths([-1.0, -3.0, -9.0, -27.0])
-        {'bfloat16': 3, 'float16': 3, 'float32': 4, 'float64': None}
-    """
-    return {name: float_visible_depth(log_relative_residuals, float_floor(dtype)) for name, dtype in FORMATS.items()}

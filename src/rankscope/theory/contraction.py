@@ -44,10 +44,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from rankscope.errors import InputError
-from rankscope.linalg.precision import as_float64, float64_home
+from rankscope.linalg.precision import as_float64
 from rankscope.theory.lanczos import LanczosEnds, lanczos_ends
 from rankscope.theory.scaled import centred
-from rankscope.theory.stability import LinearMap, StabilityFactor, largest_gain, stability_factor
+from rankscope.theory.stability import LinearMap
 
 
 def heads_map(
@@ -78,53 +78,6 @@ def heads_map(
         return (P.mT @ (R @ W_O.mT) @ W_V.mT).sum(0)
 
     return apply, transpose
-
-
-def heads_factor(
-    P: Float[Tensor, "heads tokens tokens"],
-    W_V: Float[Tensor, "heads dim d_v"],
-    W_O: Float[Tensor, "heads d_v dim"],
-    skip_gain: float = 0.0,
-) -> StabilityFactor:
-    r"""Spectral radius of :math:`R \to gR + C\sum_h P_hRW_h`: the late factor per layer. **Estimate** with its error.
-
-    Args:
-        P: attention of each head at the collapsed point.
-        W_V: values.
-        W_O: outputs.
-        skip_gain: g, the gain of the skip connection.
-
-    Example:
-        >>> causal = torch.ones(6, 6).tril().double()
-        >>> eye = torch.eye(2).unsqueeze(0)
-        >>> round(heads_factor((causal / causal.sum(-1, keepdim=True)).unsqueeze(0), eye, eye).factor, 9)
-        0.5
-    """
-    apply, _ = heads_map(P, W_V, W_O)
-    return stability_factor(lambda R: skip_gain * R + apply(R), P.shape[-1], W_V.shape[1], device=float64_home(P))
-
-
-def heads_gain(
-    P: Float[Tensor, "heads tokens tokens"],
-    W_V: Float[Tensor, "heads dim d_v"],
-    W_O: Float[Tensor, "heads d_v dim"],
-    skip_gain: float = 0.0,
-) -> StabilityFactor:
-    r"""Largest singular value of :math:`R \to gR + C\sum_h P_hRW_h`: the most one layer can multiply by. **Estimate**.
-
-    Example:
-        >>> eye = torch.eye(2).unsqueeze(0)
-        >>> round(heads_gain(torch.eye(3).unsqueeze(0), eye, 2 * eye, skip_gain=1.0).factor, 9)
-        3.0
-    """
-    apply, transpose = heads_map(P, W_V, W_O)
-    return largest_gain(
-        lambda R: skip_gain * R + apply(R),
-        lambda R: skip_gain * R + transpose(R),
-        P.shape[-1],
-        W_V.shape[1],
-        device=float64_home(P),
-    )
 
 
 _EPS = torch.finfo(torch.float64).eps

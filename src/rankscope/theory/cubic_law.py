@@ -111,29 +111,6 @@ def cubic_step(
     return CubicPrediction(3 * log_given + log_constant, log_constant, after)
 
 
-def cubic_constant(
-    R: Float[Tensor, "*batch tokens dim"],
-    heads: AttentionWeights,
-    *,
-    jacobian_before: RowMap | None = None,
-    jacobian_after: RowMap | None = None,
-) -> Float[Tensor, "*batch"]:
-    r"""Constant c of the law :math:`\log\|R'\| = 3\log\|R\| + c` in the direction of R. **Exact** in the limit.
-
-    -inf if the leading term vanishes; the order is then above 3.
-
-    Example:
-        For R of rank one along a unit vector v, c is the log of :math:`(s/n)\|\sum_h (v^TA_hv) v^TW_h\|`.
-
-        >>> from rankscope.theory.attention_weights import head_tensors
-        >>> eye = torch.eye(3, dtype=torch.float64).unsqueeze(0)
-        >>> R = torch.tensor([[1.0, 0, 0], [-1.0, 0, 0], [0, 0, 0], [0, 0, 0]])
-        >>> round(cubic_constant(R, head_tensors(eye, eye, 6 * eye, eye, scale=1.0)).exp().item(), 12)
-        1.5
-    """
-    return cubic_step(R, heads, jacobian_before=jacobian_before, jacobian_after=jacobian_after).log_constant
-
-
 def leading_term(
     D: Float[Tensor, "*batch tokens dim"],
     heads: HeadTensors,

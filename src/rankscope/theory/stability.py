@@ -25,11 +25,10 @@ class StabilityFactor:
     """The largest factor found, and its accuracy.
 
     Attributes:
-        factor: modulus of the eigenvalue, or the singular value. eigenvalue: with its phase; real for a gain.
+        factor: modulus of the eigenvalue.
+        eigenvalue: with its phase.
         backward_error: norm of (map - eigenvalue) on the unit vector found, over the factor. The map is that close to
-        one
-            with exactly this eigenvalue; for a gain the error of its square is no larger than this, for the factor of a
-            strongly non-normal map it may be.
+            one with exactly this eigenvalue; the factor of a strongly non-normal map may be further away.
         converged: whether ``backward_error`` reached the tolerance.
         applications: how often the map was applied.
         direction: real part of the perturbation that has this factor, of norm 1.
@@ -79,51 +78,6 @@ def stability_factor(
         raise InputError(f"The stability of {tokens} tokens was asked for. Expected at least two.")
     start = torch.randn(tokens, dim, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).to(device)
     return _dominant(lambda R: centred(jvp(R)), centred(start), krylov, restarts, tolerance)
-
-
-def largest_gain(
-    jvp: LinearMap,
-    vjp: LinearMap,
-    tokens: int,
-    dim: int,
-    *,
-    seed: int = 0,
-    krylov: int = 40,
-    restarts: int = 25,
-    tolerance: float = 1e-10,
-    device: torch.device | None = None,
-) -> StabilityFactor:
-    r"""Largest singular value of a linear map on centred perturbations: the most one application can multiply by.
-
-    **Estimate** from below, with its error. ``vjp`` is the transposed map. A gain above 1 with a stability factor
-    below 1 is a transient: growth first, collapse later.
-
-    Args:
-        jvp: the map, as for :func:`stability_factor`.
-        vjp: its transpose.
-        tokens: rows of a perturbation.
-        dim: its columns.
-        seed: of the random start.
-        krylov: applications before a restart.
-        restarts: how often at most.
-        tolerance: relative error of the square at which to stop.
-        device: device of the map, as for :func:`stability_factor`.
-
-    Example:
-        A shear has factor 1 and gain (1 + sqrt 5) / 2.
-
-        >>> shear = torch.tensor([[1.0, 1.0], [0.0, 1.0]], dtype=torch.float64)
-        >>> round(largest_gain(lambda R: R @ shear, lambda R: R @ shear.T, tokens=4, dim=2).factor, 9)
-        1.618033989
-    """
-    if tokens < 2:
-        raise InputError(f"The gain on {tokens} tokens was asked for. Expected at least two.")
-    start = torch.randn(tokens, dim, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).to(device)
-    square = _dominant(lambda R: centred(vjp(centred(jvp(R)))), centred(start), krylov, restarts, tolerance)
-    gain = square.factor**0.5
-    return StabilityFactor(
-        gain, complex(gain), square.backward_error, square.converged, 2 * square.applications, square.direction
-    )
 
 
 def _dominant(apply: LinearMap, start: Tensor, krylov: int, restarts: int, tolerance: float) -> StabilityFactor:

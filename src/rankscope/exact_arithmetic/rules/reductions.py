@@ -65,6 +65,7 @@ def mean(x: Deviation, dim: Any = None, keepdim: bool = False, *, dtype: Any = N
 @rule(aten.var)
 def var(x: Deviation, dim: Any = None, *, correction: float | None = None, keepdim: bool = False) -> Deviation:
     """Variance along axes: the mean square of the deviations from the mean."""
+    # From deviations, not as mean(x^2) - mean(x)^2: that would subtract two numbers that agree in all their digits.
     axes = _axes(x, dim)
     length = torch.Size([x.shape[axis] for axis in axes]).numel()
     centred = add(x, mean(x, axes, True), alpha=-1)
@@ -102,5 +103,6 @@ def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
     return read
 
 
+# These return plain tensors, in which differences between tokens below rounding are lost.
 for _name in ("amax", "amin", "argmax", "argmin", "argsort", "all", "any", "_local_scalar_dense", "isnan", "isinf"):
     rule(getattr(aten, _name))(_plain(getattr(aten, _name)))

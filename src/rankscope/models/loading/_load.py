@@ -6,6 +6,7 @@ import copy
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,8 +24,7 @@ from rankscope.models.loading.pretrained import PretrainedWeights, Request, plac
 from rankscope.models.loading.quiet import quiet_transformers
 from rankscope.models.loading.spreading import distributed
 from rankscope.models.presets import PRESETS, InputKind, preset
-from rankscope.models.spread import Spread
-from rankscope.models.wrapping import unwrapped
+from rankscope.models.wrapping import Spread, unwrapped
 
 Origin = Literal["memory", "init", "folder", "hub", "url"]
 # transformers creates float32 constants inside the forward of these.
@@ -126,11 +126,12 @@ def load(
         wanted = parse_dtype(dtype)
         if wanted is torch.float64 and not has_float64(place):
             raise LoadError(f"{place} has no float64. Leave dtype out, or device.")
-    path = path_of(spec, "model", f"{_SPECS}{_what_to_do(spec)}")
+    if not isinstance(spec, (str, PathLike)):
+        raise InputError(f"model is {kind_of(spec)}; expected {_SPECS}{_what_to_do(spec)}.")
     text = str(spec)
     request = Request(seed, parse_dtype(dtype), revision, trust_remote_code, allow_pickle, model_class, spread)
     request = replace(request, placement=placement_of(device_map, offload_folder))
-    loaded = _loaded(text, path, request)
+    loaded = _loaded(text, request)
     if place is None:
         return loaded
     model = loaded.model.to(place)
@@ -144,7 +145,7 @@ def _left_on(held: LoadedModel, device: torch.device | None) -> LoadedModel:
     return held
 
 
-def _loaded(text: str, path: Path, request: Request) -> LoadedModel:
+def _loaded(text: str, request: Request) -> LoadedModel:
     """The model that a spec names, on the CPU."""
     seed = request.seed
     with quiet_transformers():
@@ -157,6 +158,7 @@ def _loaded(text: str, path: Path, request: Request) -> LoadedModel:
             raise LoadError(f"{text} is not on this machine. Read it block by block with --offload (offload=True).")
         if text.startswith("hub:"):
             return _from_weights(weights_from_hub(*_hub_revision(text, request)), text, "hub", seed)
+        path = path_of(text, "model", _SPECS)
         if text and path.exists():
             return _from_weights(_folder_or_gguf(path, request), text, "folder", seed)
         if not _HUB_ID.fullmatch(text) or text.startswith("."):
@@ -251,7 +253,7 @@ def _config_to_initialise(name: str, request: Request) -> tuple[Any, str, InputK
         entry = preset(name)
         config = AutoConfig.for_model(entry.model_type, **entry.config)
         return config, request.model_class or entry.model_class, entry.input_kind if not request.model_class else None
-    path = Path(name).expanduser()
+    path = path_of(name, "model", _SPECS)
     if not path.exists():
         if "/" in name or name.endswith(".json") or name.startswith((".", "~")):
             raise LoadError(

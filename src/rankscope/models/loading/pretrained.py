@@ -13,7 +13,7 @@ from rankscope.errors import LoadError, MissingExtraError
 from rankscope.models.loading.affording import refuse_unaffordable
 from rankscope.models.loading.config import model_class_named
 from rankscope.models.loading.spreading import spread_arguments
-from rankscope.models.spread import Spread
+from rankscope.models.wrapping import Spread
 
 
 @dataclass(frozen=True)

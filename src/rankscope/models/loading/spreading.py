@@ -11,7 +11,7 @@ from torch import nn
 
 from rankscope.errors import LoadError
 from rankscope.models.loading.affording import on_meta
-from rankscope.models.spread import Spread, in_group
+from rankscope.models.wrapping import Spread, in_group
 
 OLDEST_TORCH = "2.7"
 _NUMBERED = re.compile(r"\.\d+$")

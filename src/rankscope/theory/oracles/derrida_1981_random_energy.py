@@ -45,19 +45,6 @@ def critical_keys(score_std: float) -> float:
     return math.exp(score_std**2 / 2) if score_std < 37 else math.inf
 
 
-def limiting_participation(score_std: float, keys: int) -> float:
-    r"""Limit of Y as n grows with :math:`\sigma/\sqrt{\log n}` fixed: 0, or :math:`1 - \sigma_c/\sigma`. **Exact**.
-
-    Convergence is slow, in :math:`1/\log n`; :func:`participation` is the value at n.
-
-    Example:
-        >>> limiting_participation(2 * critical_score_std(64), 64)
-        0.5
-    """
-    critical = critical_score_std(keys)
-    return 0.0 if score_std <= critical else 1 - critical / score_std
-
-
 def participation(score_std: float, keys: int) -> float:
     r"""Expected participation :math:`Y = \mathbb{E}\sum_jp_j^2` of a row of n keys. **Exact** to quadrature.
 

@@ -7,48 +7,9 @@ eigenvalue :math:`1 + \lambda_H\lambda_A` of largest modulus wins. For H in [-1,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
-
 from rankscope._citations import Cite
 from rankscope.theory.designs.design import Design
 from rankscope.theory.oracles._spec import BARE_BRANCHES, COMPLETE, ORACLES, POSITION_FREE, Oracle
-
-
-@dataclass(frozen=True)
-class Filtering:
-    """Which modes dominate with depth.
-
-    Attributes:
-        kind: ``"smooths"`` if the all-ones mode of attention dominates, ``"sharpens"`` if another does, ``"neither"``
-            if both have the same modulus.
-        smooth: largest modulus among modes with attention eigenvalue 1.
-        sharp: largest among the others.
-    """
-
-    kind: Literal["smooths", "sharpens", "neither"]
-    smooth: float
-    sharp: float
-
-
-def filtering(value_eigenvalues: Sequence[complex], attention_eigenvalues: Sequence[complex]) -> Filtering:
-    r"""Which modes of :math:`I + H\otimes A` dominate. **Exact** for fixed attention and one value matrix.
-
-    Args:
-        value_eigenvalues: of H.
-        attention_eigenvalues: of A, the first being 1.
-
-    Example:
-        >>> filtering([-0.5], [1.0, 0.3]).kind, filtering([0.5], [1.0, 0.3]).kind
-        ('sharpens', 'smooths')
-    """
-    first, *rest = attention_eigenvalues
-    smooth = max(abs(1 + h * first) for h in value_eigenvalues)
-    sharp = max((abs(1 + h * a) for h in value_eigenvalues for a in rest), default=0.0)
-    if abs(smooth - sharp) <= 1e-12 * smooth:
-        return Filtering("neither", smooth, sharp)
-    return Filtering("smooths" if smooth > sharp else "sharpens", smooth, sharp)
 
 
 def _values(design: Design, tokens: int) -> dict[str, float]:

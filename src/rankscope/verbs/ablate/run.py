@@ -15,15 +15,15 @@ from torch import nn
 
 from rankscope.errors import InputError, UnsupportedOperationError
 from rankscope.execution.findings import Findings, Finished
-from rankscope.execution.passes import Execution, Stage, declared_or_offloaded, executing
+from rankscope.execution.passes import Execution, HowToRun, Stage, declared_or_offloaded, executing
 from rankscope.execution.support import Parallel
 from rankscope.masks import parse_mask
 from rankscope.metrics import METRICS, NORM_METRICS, PAIR_METRICS
 from rankscope.models.inputs import InputPlan, Padding, Prepared, TokensPolicy, prepare_planned
 from rankscope.models.loading import LoadedModel, load_initialised_twin
 from rankscope.models.loading.quiet import quiet_transformers
-from rankscope.models.spread import spread_of
 from rankscope.models.stream import Stream
+from rankscope.models.wrapping import spread_of
 from rankscope.runs.rows import RowWriter
 from rankscope.runs.run import Run
 from rankscope.stream.sites import SiteSelection
@@ -116,19 +116,8 @@ def ablate(
         raise InputError(
             f"weights={weights!r}: offload reads the given weights; a random copy would be in memory as a whole."
         )
-    with executing(
-        EXECUTION,
-        model,
-        seed=seed,
-        dtype=dtype,
-        device=device,
-        offload=offload,
-        memory=memory,
-        work=work,
-        byte_budget=byte_budget,
-        parallel=parallel,
-        progress=progress,
-    ) as execution:
+    how = HowToRun(seed, dtype, device, parallel, progress, offload, memory, work, byte_budget)
+    with executing(EXECUTION, model, how) as execution:
         loaded = execution.loaded
         plan = InputPlan(sequences, tokens, batch, tokens_policy, seed, random_tokens, tokenizer, padding)
         prepared = prepare_planned(loaded, inputs, plan)

@@ -19,7 +19,7 @@ from rankscope._types import Status
 from rankscope.errors import InputError, ResultError, UnsupportedConfigError
 from rankscope.execution.findings import Findings
 from rankscope.execution.offload.budget import parse_size
-from rankscope.execution.passes import Execution, declared_or_offloaded, executing
+from rankscope.execution.passes import Execution, HowToRun, declared_or_offloaded, executing
 from rankscope.execution.support import Parallel
 from rankscope.models.inputs import InputPlan, Padding, Prepared, prepare_planned
 from rankscope.models.lazy_blocks import lazy_model
@@ -148,19 +148,8 @@ def bound(
         sequences, tokens, batch, "content", seed, random_tokens, tokenizer, padding, BOUND.default("sequences")
     )
     steps = lanczos if any(entry.name in _ON_GAINS for entry in chosen) else None
-    with executing(
-        EXECUTION,
-        model,
-        seed=seed,
-        dtype=dtype,
-        device=device,
-        offload=offload,
-        memory=memory,
-        work=work,
-        byte_budget=byte_budget,
-        parallel=parallel,
-        progress=progress,
-    ) as execution:
+    how = HowToRun(seed, dtype, device, parallel, progress, offload, memory, work, byte_budget)
+    with executing(EXECUTION, model, how) as execution:
         loaded = execution.loaded
         if loaded.config is None:
             raise UnsupportedConfigError(

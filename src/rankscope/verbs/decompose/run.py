@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from rankscope.errors import InputError, UnknownNameError
 from rankscope.execution.findings import Findings
 from rankscope.execution.offload.budget import parse_size
-from rankscope.execution.passes import executing
+from rankscope.execution.passes import HowToRun, executing
 from rankscope.execution.support import Parallel
 from rankscope.metrics import METRICS
 from rankscope.models.inputs import Batch, InputPlan, Padding, Prepared, TokensPolicy, prepare_planned
@@ -129,16 +129,8 @@ def decompose(
     budget = None if memory is None else bytes_in(memory)
     _check_names(convention, marginals)
     specs = [METRICS[name] for name in dict.fromkeys(DEFAULT_METRICS if metrics is None else metrics)]
-    with executing(
-        EXECUTION,
-        model,
-        seed=seed,
-        dtype=dtype,
-        device=device,
-        offload=offload,
-        parallel=parallel,
-        progress=progress,
-    ) as execution:
+    how = HowToRun(seed, dtype, device, parallel, progress, offload)
+    with executing(EXECUTION, model, how) as execution:
         loaded = execution.loaded
         # With a budget, inspect the model with one sequence first, and then choose the sequences per pass.
         looked_at = batch if budget is None else 1

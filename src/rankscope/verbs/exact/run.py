@@ -13,7 +13,7 @@ from torch import nn
 
 from rankscope.exact_arithmetic.float64 import in_float64
 from rankscope.execution.findings import Findings
-from rankscope.execution.passes import Execution, Stage, declared_or_offloaded, executing
+from rankscope.execution.passes import Execution, HowToRun, Stage, declared_or_offloaded, executing
 from rankscope.execution.support import Parallel
 from rankscope.masks import Mask
 from rankscope.models.inputs import InputPlan, Padding, Prepared, TokensPolicy, prepare_planned
@@ -140,19 +140,8 @@ def exact(
     plan = InputPlan(
         sequences, tokens, 1, tokens_policy, seed, random_tokens, tokenizer, padding, EXACT.default("sequences")
     )
-    with executing(
-        EXECUTION,
-        model,
-        seed=seed,
-        dtype=dtype,
-        device=device,
-        offload=offload,
-        memory=memory,
-        work=work,
-        byte_budget=byte_budget,
-        parallel=parallel,
-        progress=progress,
-    ) as execution:
+    how = HowToRun(seed, dtype, device, parallel, progress, offload, memory, work, byte_budget)
+    with executing(EXECUTION, model, how) as execution:
         loaded = execution.loaded
         prepared = prepare_planned(loaded, inputs, plan)
         passes = ExactPasses(execution, prepared, operation, stability=stability, plain=plain)

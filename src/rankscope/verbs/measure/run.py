@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from rankscope.errors import InputError
-from rankscope.execution.passes import declared_or_offloaded, executing
+from rankscope.execution.passes import HowToRun, declared_or_offloaded, executing
 from rankscope.execution.support import Parallel
 from rankscope.linalg.tokens import Spectra
 from rankscope.models.inputs import Batch, InputPlan, Padding, Prepared, TokensPolicy, prepare_planned
@@ -180,19 +180,8 @@ def measure(
     if pair is not None and lengths is None:
         raise InputError("pair needs lengths: the longest is how far it looks. Pass lengths=, as in [128, 512].")
     declared, offload = declared_or_offloaded(stream, offload)
-    with executing(
-        EXECUTION,
-        model,
-        seed=seed,
-        dtype=dtype,
-        device=device,
-        offload=offload,
-        memory=memory,
-        work=work,
-        byte_budget=byte_budget,
-        parallel=parallel,
-        progress=progress,
-    ) as execution:
+    how = HowToRun(seed, dtype, device, parallel, progress, offload, memory, work, byte_budget)
+    with executing(EXECUTION, model, how) as execution:
         loaded = execution.loaded
         specs = metrics_named(metrics) if lengths is None else length_metrics(metrics)
         selection = sites_for(specs, sites, DEFAULT_SITES if lengths is None else LENGTH_SITES)

@@ -11,8 +11,8 @@ from torch import Tensor
 from rankscope.errors import RankscopeError
 from rankscope.execution.passes import Execution
 from rankscope.models.inputs import Batch
-from rankscope.models.spread import needs_all_ranks
 from rankscope.models.view import ModelView, Stack
+from rankscope.models.wrapping import needs_all_ranks
 from rankscope.stream.mixing import mixing_matrices
 from rankscope.stream.viewing import undisturbed
 from rankscope.theory.stream_mixing import (

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from rankscope.errors import InputError
-from rankscope.execution.passes import executing
+from rankscope.execution.passes import HowToRun, executing
 from rankscope.execution.support import Parallel
 from rankscope.models.inputs import InputPlan, Padding, TokensPolicy, prepare_planned
 from rankscope.models.loading import load_initialised_twin
@@ -97,16 +97,8 @@ def remedy(
     plan = InputPlan(
         sequences, tokens, batch, tokens_policy, seed, random_tokens, tokenizer, padding, REMEDY.default("sequences")
     )
-    with executing(
-        EXECUTION,
-        model,
-        seed=seed,
-        dtype=dtype,
-        device=device,
-        offload=offload,
-        parallel=parallel,
-        progress=progress,
-    ) as execution:
+    how = HowToRun(seed, dtype, device, parallel, progress, offload)
+    with executing(EXECUTION, model, how) as execution:
         loaded = execution.loaded
         if weights == "init" and loaded.origin != "init":
             loaded = load_initialised_twin(loaded, seed=seed)
