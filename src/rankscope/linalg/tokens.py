@@ -616,6 +616,7 @@ def is_resolved(tokens: Tokens, floor: float) -> Bool[Tensor, " sequences"]:
 
 
 _KEPT_ENTRIES = 1 << 22
+_KEPT_DEVICE_ENTRIES = 1 << 23
 
 
 @dataclass(frozen=True)
@@ -719,7 +720,8 @@ def gram_blocks(tokens: Tokens) -> Iterator[GramBlock]:
 
 
 def _blocks(tokens: Tokens) -> Iterable[GramBlock]:
-    small = tokens.sequences * _side(tokens) ** 2 <= _KEPT_ENTRIES
+    most = _KEPT_ENTRIES if tokens.device.type == "cpu" else _KEPT_DEVICE_ENTRIES
+    small = tokens.sequences * _side(tokens) ** 2 <= most
     return tokens.kept_grams if small else gram_blocks(tokens)
 
 
