@@ -35,3 +35,13 @@ def test_intervals_of_joined_blocks_are_those_of_the_processor(
         ends = want.interval.movedim(0, -1)
         assert torch.equal(interval.isnan(), ends.isnan())
         torch.testing.assert_close(interval.nan_to_num(), ends.nan_to_num(), rtol=1e-5, atol=0.0)
+
+
+def test_without_float64_the_products_stay_on_the_device(without_float64: SimulatedDevice) -> None:
+    x = torch.randn(1, 130, 140) + 1e3
+    keep = torch.arange(130)[None] < 129
+    without_float64.reset()
+    found = evaluate(SPECS, Tokens(x.to(str(without_float64)), keep, spectra="estimated"), float_floor(x.dtype))
+    assert without_float64.counts().by_name["kernel:aten::baddbmm"] >= 31
+    want = evaluate(SPECS, Tokens(x, keep, spectra="estimated"), float_floor(x.dtype))
+    assert torch.equal(found.values, want.values)
