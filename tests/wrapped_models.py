@@ -1,8 +1,9 @@
 """The kinds of wrapped models that the verbs are tried on, each with the plain model it must agree with.
 
 Libraries that are not installed are replaced by modules with the same layout: packed integer buffers with scales and
-zero points (GPTQ, AWQ), a Parameter subclass that only its own layer understands (bitsandbytes), a layer around a layer
-(PEFT), parameters that are empty between calls (ZeRO-3).
+zero points (GPTQ, AWQ), a Parameter subclass that only its own layer understands (bitsandbytes), a tensor that answers
+for its product alone (torchao, quanto), a layer around a layer (PEFT), parameters that are empty between calls
+(ZeRO-3). ``scripts/adapted_models.py`` tries the libraries themselves.
 """
 
 from __future__ import annotations
@@ -89,6 +90,43 @@ class SubclassLinear(nn.Linear):
         return nn.functional.linear(x, self.dequantised().to(x.dtype), self.bias)
 
 
+class Int8Tensor(Tensor):
+    """Integers and scales in a tensor that says it is float, in an ordinary Linear: the layout of torchao, quanto."""
+
+    codes: Tensor
+    scale: Tensor
+
+    @staticmethod
+    def __new__(cls, codes: Tensor, scale: Tensor) -> Int8Tensor:
+        return torch.Tensor._make_wrapper_subclass(cls, codes.shape, dtype=scale.dtype, device=codes.device)
+
+    def __init__(self, codes: Tensor, scale: Tensor) -> None:
+        self.codes, self.scale = codes, scale
+
+    @classmethod
+    def swapped_in(cls, layer: nn.Linear) -> nn.Linear:
+        scale = layer.weight.detach().abs().amax(1, keepdim=True) / 127
+        packed = cls((layer.weight.detach() / scale).round().to(torch.int8), scale)
+        layer.weight = nn.Parameter(packed, requires_grad=False)
+        return layer
+
+    def dequantised(self) -> Tensor:
+        return self.codes.to(self.scale.dtype) * self.scale
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is nn.functional.linear and isinstance(args[1], cls):
+            return func(args[0], args[1].dequantised(), *args[2:], **(kwargs or {}))
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.ops.aten.detach.default, torch.ops.aten.alias.default):
+            return cls(args[0].codes, args[0].scale)
+        raise NotImplementedError(f"{func} of a packed tensor")
+
+
 class AdaptedLinear(nn.Module):
     """A low-rank adapter around a layer, with PEFT's names."""
 
@@ -112,8 +150,9 @@ def _hand_made_twin(model: nn.Module) -> nn.Module:
     """The plain model with the dequantised or merged weights."""
     twin = llama()
     for name, layer in model.named_modules():
-        if hasattr(layer, "dequantised"):
-            twin.get_submodule(name).weight = nn.Parameter(layer.dequantised())
+        packed = layer if hasattr(layer, "dequantised") else getattr(layer, "weight", None)
+        if hasattr(packed, "dequantised"):
+            twin.get_submodule(name).weight = nn.Parameter(packed.dequantised())
     return twin
 
 
@@ -225,10 +264,10 @@ WRAPPED = {
     "compiled forward": Wrapped("`model.forward = torch.compile(model.forward)`", _compiled_forward),
     "packed": Wrapped("weights packed in integers (GPTQ, AWQ layout)", _layers(PackedLinear), _hand_made_twin, False),
     "subclass": Wrapped(
-        "weights in a Parameter subclass (bitsandbytes, torchao, quanto)",
-        _layers(SubclassLinear.of),
-        _hand_made_twin,
-        False,
+        "weights in a Parameter subclass (bitsandbytes)", _layers(SubclassLinear.of), _hand_made_twin, False
+    ),
+    "tensor subclass": Wrapped(
+        "weights in a tensor subclass (torchao, quanto)", _layers(Int8Tensor.swapped_in), _hand_made_twin, False
     ),
     "inputs quantised too": Wrapped(
         "weights and inputs quantised (LLM.int8(), dynamic int8)",

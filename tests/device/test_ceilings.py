@@ -18,6 +18,7 @@ import rankscope as rs
 from rankscope.execution.findings import Finished
 from rankscope.metrics import DEFAULT_ATTENTION_METRICS, NORM_METRICS
 from rankscope.models.inputs import Batch
+from rankscope.verbs import pending
 from rankscope.verbs.measure.passes import Observers
 from tests.device.simulated import SimulatedDevice
 
@@ -93,16 +94,27 @@ def total(counts: Mapping[str, float], kind: str, without: Sequence[str] = ()) -
 
 
 @pytest.mark.parametrize(
-    ("battery", "kernels"),
-    [("norms", 40), ("attention by tiles", 1700), ("default", 175)],
+    ("battery", "kernels", "kernels_once"),
+    [("norms", 10, 136), ("attention by tiles", 1700, 100), ("default", 27, 530)],
 )
 def test_a_pass_waits_for_the_device_once(
-    device: SimulatedDevice, monkeypatch: pytest.MonkeyPatch, battery: str, kernels: int
+    device: SimulatedDevice, monkeypatch: pytest.MonkeyPatch, battery: str, kernels: int, kernels_once: int
 ) -> None:
     per_block, once = PassCounts(device, monkeypatch).added(BATTERIES[battery])
-    assert total(per_block, "sync:", [SPECTRA]) == 0, per_block
+    assert total(per_block, "sync:") == 0, per_block
     assert total(once, "sync:", [SPECTRA]) <= 1, once
     assert total(per_block, "kernel:") <= kernels, per_block
+    assert total(once, "kernel:") <= kernels_once, once
+
+
+def test_blocks_whose_activations_are_too_large_to_wait(
+    device: SimulatedDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pending, "HELD_ENTRIES", 0)
+    per_block, once = PassCounts(device, monkeypatch).added(BATTERIES["default"])
+    assert total(per_block, "sync:", [SPECTRA]) == 0, per_block
+    assert total(once, "sync:", [SPECTRA]) <= 1, once
+    assert total(per_block, "kernel:") <= 165, per_block
 
 
 def test_a_reading_of_the_gauge_does_not_wait_in_any_block(device: SimulatedDevice) -> None:

@@ -273,6 +273,8 @@ def dealt_out(rank: int, world: int, folder: Path) -> dict[str, Any]:
         }.items():
             found[f"{name}, asked"] = error_of(lambda verb=verb: verb("init:tiny-gpt2", parallel="fsdp"))  # type: ignore[misc]
             found[f"{name}, found"] = error_of(lambda verb=verb: verb(sharded))  # type: ignore[misc]
+            cut = tensor_parallel(own_model(), distributed=True)
+            found[f"{name}, cut"] = error_of(lambda verb=verb, cut=cut: verb(cut, own_inputs()))  # type: ignore[misc]
     return found
 
 

@@ -165,10 +165,10 @@ def test_time_is_that_of_the_first_process(runs: Path) -> None:
 @pytest.mark.parametrize("verb", ["exact", "bound", "decompose", "remedy"])
 def test_verbs_that_need_whole_weights_say_so(runs: Path, verb: str) -> None:
     for found in said(runs, "dealt2"):
-        for how in ("asked", "found"):
+        for how, way in (("asked", "fsdp"), ("found", "fsdp"), ("cut", "tensor")):
             error = found[f"{verb}, {how}"]
             assert error["kind"] == "InputError"
-            assert error["message"].startswith(f"{verb} does not take parallel='fsdp': ")
+            assert error["message"].startswith(f"{verb} does not take parallel={way!r}: ")
             assert error["message"].endswith("It takes 'data'.")
 
 

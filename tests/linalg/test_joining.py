@@ -1,4 +1,4 @@
-"""Views stripped of their activations and joined give what each of them gives."""
+"""Views joined, with their activations or stripped of them, give what each of them gives."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from torch import Tensor
 from rankscope.linalg.attention import AttentionMatrix
 from rankscope.linalg.attention_scores import AttentionScores
 from rankscope.linalg.joining import ActivationsGoneError, Joinable
+from rankscope.linalg.joining import _tensors as tensors_of
 from rankscope.linalg.routing import Routing
 from rankscope.linalg.to_host import to_host
 from rankscope.linalg.tokens import Tokens
@@ -60,11 +61,31 @@ def test_metrics_of_joined_views_are_those_of_each(side: str, padded: bool) -> N
     parts = [view.stripped(view.taken()) for view in made if isinstance(view, Joinable)]
     assert len({part.likeness for part in parts}) == 1
     assert not any(name in part.__dict__ for part in parts for name in part.activations)
-    together = evaluate(specs, type(parts[0]).joined(parts), 1e-6)  # type: ignore[arg-type]
-    torch.testing.assert_close(
-        together.values, torch.cat([one.values for one in each], 1), rtol=1e-14, atol=0, equal_nan=True
-    )
-    assert torch.equal(together.statuses, torch.cat([one.statuses for one in each], 1))
+    held = [view.held() for view in made if isinstance(view, Joinable)]
+    assert len({one.likeness for one in held}) == 1
+    for waiting in (parts, held):
+        together = evaluate(specs, type(waiting[0]).joined(waiting), 1e-6)  # type: ignore[arg-type]
+        torch.testing.assert_close(
+            together.values, torch.cat([one.values for one in each], 1), rtol=1e-14, atol=0, equal_nan=True
+        )
+        assert torch.equal(together.statuses, torch.cat([one.statuses for one in each], 1))
+
+
+def test_a_view_that_waits_does_not_follow_what_the_model_overwrites() -> None:
+    x, probs = torch.randn(2, 6, 5), torch.rand(2, 3, 6, 6)
+    support = probs > 0.5
+    views: list[Joinable] = [
+        Tokens(x),
+        Update(x, x.clone()),
+        AttentionMatrix(probs, support),
+        Routing(probs[0], support.long()[0]),
+    ]
+    held = [view.held() for view in views]
+    before = [[tensor.clone() for _, tensor in tensors_of(view)] for view in held]
+    for given in (x, probs, support):
+        given.zero_()
+    for view, kept in zip(held, before, strict=True):
+        assert all(torch.equal(tensor, kept) for (_, tensor), kept in zip(tensors_of(view), kept, strict=True))
 
 
 def test_what_reads_activations_is_found_out() -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import sys
+import types
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +197,37 @@ def test_attention_inside_an_operator_is_named() -> None:
 def test_doctor_allows_for_a_softmax_in_float32_inside_a_float64_model(preset: str) -> None:
     check = next(c for c in rs.doctor(f"init:{preset}", dtype="float64").checks if c.name == "attention")
     assert check.status == "pass"
+
+
+class PeftModel(nn.Module):
+    """PEFT's wrapper: what :func:`unwrapped` asks it."""
+
+    active_adapter = "default"
+
+    def __init__(self, model: nn.Module, virtual_tokens: int = 0) -> None:
+        super().__init__()
+        self.base_model = model
+        self.active_peft_config = PromptTuningConfig(virtual_tokens > 0, virtual_tokens)
+
+    def get_base_model(self) -> nn.Module:
+        return self.base_model
+
+
+@dataclass
+class PromptTuningConfig:
+    is_prompt_learning: bool
+    num_virtual_tokens: int
+
+
+def test_adapters_are_measured_in_place_and_prompt_tuning_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = types.ModuleType("peft")
+    vars(library).update(PeftModel=PeftModel, PeftMixedModel=PeftModel)
+    monkeypatch.setitem(sys.modules, "peft", library)
+    adapted = WRAPPED["adapters"].wrap(llama())
+    assert unwrapped(PeftModel(adapted)) is adapted
+    for verb in ("measure", "ablate", "exact", "decompose", "bound", "remedy"):
+        with pytest.raises(UnsupportedConfigError, match=r"PromptTuningConfig puts 3 learned tokens before yours"):
+            VERBS[verb](PeftModel(adapted, virtual_tokens=3))
 
 
 def test_torchscript_is_refused_by_name() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
+from typing import Self
 
 import torch
 from jaxtyping import Bool, Float
@@ -136,6 +137,13 @@ class AttentionMatrix(AttentionView, Joinable):
     def is_spectrum_estimated(self) -> Bool[Tensor, " matrices"]:
         """Always False: every singular value is computed."""
         return torch.zeros(self.rows.sequences, dtype=torch.bool, device=self.rows.device)
+
+    def held(self) -> Self:
+        """The same view with a copy of its probabilities; the support gets an entry per sequence, to be joined."""
+        found = super().held()
+        if found._support is not None:
+            found._support = found._support.expand(self.batch_shape[0], *found._support.shape[1:])
+        return found
 
     def _fitting(self, support: Tensor, probs: Tensor) -> Tensor:
         padded = (1,) * (probs.ndim - support.ndim) + tuple(support.shape)

@@ -1,8 +1,8 @@
-"""Views without their activations, and many of them as one.
+"""Views of several blocks as one.
 
-What a metric computes from reductions is a few operations on a few numbers, and on an accelerator each operation takes
-as long to launch as a large one. So the views of several blocks are stripped of their activations once the reductions
-are taken, and the metrics are evaluated on all of them together, as if they were one batch.
+On an accelerator a small operation takes as long to launch as a large one. So the views of several blocks wait, and the
+metrics are evaluated on all of them together, as if they were one batch. Views of small activations wait with a copy of
+them (:meth:`Joinable.held`); those of large ones are stripped of their activations once the reductions are taken.
 
 A view takes part by two declarations: ``activations``, the attributes that hold tensors as large as what was observed,
 and ``reductions``, the cached properties that are computed from them. Everything else that it caches follows from
@@ -61,6 +61,22 @@ class Joinable:
             if name in reductions or not (name in self.activations or _is_cached(type(self), name)):
                 found.__dict__[name] = value.stripped(frozenset()) if isinstance(value, Joinable) else value
         return found
+
+    def held(self: V) -> V:
+        """The same view with a copy of its activations, which the model may overwrite, and nothing computed yet."""
+        found = object.__new__(type(self))
+        for name, value in self.__dict__.items():
+            if isinstance(value, Joinable):
+                found.__dict__[name] = value.held()
+            elif not _is_cached(type(self), name):
+                copied = name in self.activations and value is not None
+                found.__dict__[name] = value.clone() if copied else value
+        return found
+
+    @property
+    def entries_held(self) -> int:
+        """Number of entries of the tensors that it would wait with."""
+        return sum(tensor.numel() for _, tensor in _tensors(self))
 
     @property
     def bytes_held(self) -> int:

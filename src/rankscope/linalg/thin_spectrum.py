@@ -38,6 +38,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from rankscope.linalg.precision import float64_home
+
 DEFLATED, PROBES, POWERS, STEPS, BASIS_STEPS = 16, 15, 2, 16, 5
 LEAST_SIDE = 128
 """Smallest side for which there is an estimate."""
@@ -115,7 +117,7 @@ def bidiagonalised(
     Args:
         W: the matrices, scaled so that ``energy``, the sum of their squares, neither overflows nor underflows.
         mean: unit vectors.
-        energy: in float64.
+        energy: in float64; it may be on the CPU while W is on a device without float64.
     """
     # Vectors are rows: a few rows times W and times its transpose are both fast products. ``out`` leads from the
     # smaller side to the larger one.
@@ -129,7 +131,7 @@ def bidiagonalised(
 
     Q = draw(DEFLATED)
     for _ in range(POWERS):
-        Q = torch.linalg.qr((Q @ out @ out.mT).mT).Q.mT
+        Q = _orthonormal(Q @ out @ out.mT)
     Z = draw(PROBES)
     for _ in range(2):  # once leaves float32 rounding of the strongest directions, which would count them twice
         Z = Z - (Z @ Q.mT) @ Q
@@ -154,13 +156,23 @@ def bidiagonalised(
     joint = torch.cat([early, torch.nn.functional.pad(late, (0, DEFLATED))])
     if by_tokens:
         joint[:, :, _MEAN] = torch.nn.functional.pad(joint[1:, :, _MEAN], (0, 0, 0, 1))
-    squares = (joint.double() / energy.sqrt().unsqueeze(-1)).square()
+    squares = (joint.to(energy.device).double() / energy.sqrt().unsqueeze(-1)).square()
     return Chains(squares, side, 2 * STEPS - int(by_tokens))
 
 
 def joined(parts: Sequence[Chains]) -> Chains:
     """The chains of several stacks as those of one."""
     return parts[0]._replace(squares=torch.cat([part.squares for part in parts], 1))
+
+
+def _orthonormal(rows: Float[Tensor, "matrices vectors side"]) -> Tensor:
+    """An orthonormal basis of their span, as rows.
+
+    A device without float64 has no fast QR of a tall matrix either (Apple's); copying a few vectors there and back is
+    cheap beside the products.
+    """
+    basis: Tensor = torch.linalg.qr(rows.to(float64_home(rows)).mT).Q.mT
+    return basis.to(rows.device)
 
 
 def _unit(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -605,6 +605,7 @@ def is_resolved(tokens: Tokens, floor: float) -> Bool[Tensor, " sequences"]:
 
 
 _KEPT_ENTRIES = 1 << 22
+_KEPT_DEVICE_ENTRIES = 1 << 23
 
 
 @dataclass(frozen=True)
@@ -664,9 +665,11 @@ def rank_estimates(tokens: Tokens) -> thin_spectrum.PlainAndCentred:
     scale = power_of_two_below(unit.sqrt())
     parts = []
     for group in tokens.groups():
-        W = _centred_copy(tokens, group, dtype).div_(scale[group, None, None].to(dtype))
-        W.masked_fill_(~tokens.finite[group, None, None], 0.0)
-        parts.append(thin_spectrum.bidiagonalised(W, direction[group].to(dtype), (unit / scale.square())[group]))
+        W = _centred_copy(tokens, group, dtype)
+        W.div_(scale[group, None, None].to(dtype).to(W.device))
+        W.masked_fill_(~tokens.finite[group, None, None].to(W.device), 0.0)
+        mean = direction[group].to(dtype).to(W.device)
+        parts.append(thin_spectrum.bidiagonalised(W, mean, (unit / scale.square())[group]))
     found = thin_spectrum.ranks(thin_spectrum.joined(parts), mean_energy, torch.finfo(dtype).eps)
     return found.where(whole > 0, energy > 0)
 
@@ -676,14 +679,19 @@ _MOST_MEAN_ENERGY = 1e26
 
 
 def _centred_copy(tokens: Tokens, group: slice, dtype: torch.dtype) -> Tensor:
-    """CX of a group in one piece; in float32 the mean is subtracted in two parts, so that an offset costs no digits."""
+    """CX of a group in one piece; in float32 the mean is subtracted in two parts, so that an offset costs no digits.
+
+    In float32 it is on the device of the activations, even if that has no float64: products with it are most of the
+    work.
+    """
     if dtype == torch.float64:
         return tokens.centred_piece(group, slice(None))
+    x = tokens.raw(group)
     mean = tokens.mean[group].unsqueeze(-2)
     first = mean.to(dtype)
-    W = tokens.raw(group).to(tokens.device, dtype, copy=True).sub_(first).sub_((mean - first).to(dtype))
+    W = x.to(dtype, copy=True).sub_(first.to(x.device)).sub_((mean - first).to(dtype).to(x.device))
     drop = tokens.dropped(group, slice(None))
-    return W if drop is None else W.masked_fill_(drop, 0.0)
+    return W if drop is None else W.masked_fill_(drop.to(x.device), 0.0)
 
 
 def _same_spectrum(tokens: Tokens, group: slice, *, centred: bool) -> Tensor:
@@ -708,7 +716,8 @@ def gram_blocks(tokens: Tokens) -> Iterator[GramBlock]:
 
 
 def _blocks(tokens: Tokens) -> Iterable[GramBlock]:
-    small = tokens.sequences * _side(tokens) ** 2 <= _KEPT_ENTRIES
+    most = _KEPT_ENTRIES if tokens.device.type == "cpu" else _KEPT_DEVICE_ENTRIES
+    small = tokens.sequences * _side(tokens) ** 2 <= most
     return tokens.kept_grams if small else gram_blocks(tokens)
 
 

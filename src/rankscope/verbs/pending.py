@@ -1,8 +1,8 @@
 """Readings that are still on their device: evaluated for several blocks at once, and copied once per pass.
 
-A metric is a few operations on reductions. On a CPU they are evaluated at once. On an accelerator a small operation
-takes as long to launch as a large one, so views are stripped of their activations and wait until the pass is over, or
-until what they hold exceeds :data:`HELD_BYTES`.
+On a CPU metrics are evaluated at once. On an accelerator a small operation takes as long to launch as a large one, so
+views wait until the pass is over, or until they are too many: small ones with a copy of their activations, up to
+:data:`HELD_ENTRIES`, large ones stripped of them, up to :data:`HELD_BYTES`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,12 @@ from rankscope.linalg.joining import ActivationsGoneError, Joinable
 from rankscope.linalg.to_host import to_host
 from rankscope.metrics import MetricSpec, MetricValues, View, evaluate
 
+HELD_ENTRIES = 1 << 23
+"""Entries of the activations that wait together: as many as a walk reduces in one piece (:mod:`.linalg.tiles`)."""
 HELD_BYTES = 1 << 25
-"""Memory for the reductions of the views that wait together."""
+"""Memory for the reductions of the views that wait together without their activations."""
+# A view waits with its activations if at least this many like it fit.
+_FEWEST_HELD = 4
 
 Deliver = Callable[..., None]
 
@@ -40,7 +44,13 @@ class _Group:
     floor: float
     views: list[Joinable] = field(default_factory=list)
     owed: list[_Owed] = field(default_factory=list)
-    bytes_held: int = 0
+    size: int = 0
+
+    def add(self, view: Joinable, owed: _Owed, size: int) -> None:
+        """Have a view wait here; its size is in the units of the limit of the group."""
+        self.views.append(view)
+        self.owed.append(owed)
+        self.size += size
 
     def evaluate(self) -> None:
         """All metrics of all views."""
@@ -71,25 +81,38 @@ class PendingReadings:
     def evaluate(self, specs: Sequence[MetricSpec], view: View, floor: float, deliver: Deliver) -> None:
         """Have ``deliver`` called with the values, statuses and intervals of the metrics on the CPU."""
         joinable = view if isinstance(view, Joinable) and view.batch_shape and view.home.type != "cpu" else None
+        if joinable is None:
+            self.add(_tensors_of(evaluate(specs, view, floor)), deliver)
+        elif joinable.entries_held <= HELD_ENTRIES // _FEWEST_HELD:
+            held = joinable.held()
+            self._wait(specs, held, floor, deliver, held.entries_held, HELD_ENTRIES)
+        else:
+            self._evaluate_large(specs, joinable, floor, deliver)
+
+    def _evaluate_large(self, specs: Sequence[MetricSpec], view: Joinable, floor: float, deliver: Deliver) -> None:
+        """Reduce a view whose activations cannot wait: the first of its kind is evaluated at once, to learn how."""
         # By shape too, because a metric may read other reductions of an empty or a large sequence.
-        shape = None if joinable is None else joinable.stripped(frozenset()).likeness
-        kind = (tuple(spec.name for spec in specs), type(view), shape)
+        kind = (tuple(spec.name for spec in specs), type(view), view.stripped(frozenset()).likeness)
         reductions = self._reductions.get(kind)
-        if joinable is None or reductions is None:
-            reading = evaluate(specs, view, floor)
-            self.add(_tensors_of(reading), deliver)
-            if joinable is not None and kind not in self._reductions:
-                self._reductions[kind] = _reductions_read(specs, joinable, floor)
+        if reductions is None:
+            whole: Any = view
+            self.add(_tensors_of(evaluate(specs, whole, floor)), deliver)
+            if kind not in self._reductions:
+                self._reductions[kind] = _reductions_read(specs, view, floor)
             return
-        stripped = joinable.stripped(reductions)
-        key = (kind, floor, stripped.likeness)
-        group, owed = self._groups.setdefault(key, _Group(specs, floor)), _Owed(deliver)
-        self._owed.append(owed)
-        group.views.append(stripped)
-        group.owed.append(owed)
-        group.bytes_held += stripped.bytes_held
-        if group.bytes_held > HELD_BYTES:
+        stripped = view.stripped(reductions)
+        self._wait(specs, stripped, floor, deliver, stripped.bytes_held, HELD_BYTES)
+
+    def _wait(
+        self, specs: Sequence[MetricSpec], view: Joinable, floor: float, deliver: Deliver, size: int, most: int
+    ) -> None:
+        """Add a view to those like it; what would exceed ``most`` is evaluated first."""
+        key = (tuple(spec.name for spec in specs), type(view), floor, view.likeness)
+        if key in self._groups and self._groups[key].size + size > most:
             self._groups.pop(key).evaluate()
+        owed = _Owed(deliver)
+        self._owed.append(owed)
+        self._groups.setdefault(key, _Group(specs, floor)).add(view, owed, size)
 
     def settle(self) -> None:
         """Copy everything to the CPU, once, and deliver it."""
