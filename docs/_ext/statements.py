@@ -154,14 +154,18 @@ class CommandsTable(GeneratedTable):
 
         commands = typer.main.get_command(command_line()).commands  # type: ignore[attr-defined]
         rows = ([self.named(name), str(command.help).strip().split("\n")[0]] for name, command in commands.items())
-        return markdown_table(["command", "answers"], rows)
+        monitor = [f"[`rankscope.monitor`]({self.up()}howto/monitor.md) (Python)", "Is my training run collapsing?"]
+        return markdown_table(["command", "answers"], [*rows, monitor])
 
     def named(self, name: str) -> str:
         page = f"{name}.md" if (HOWTO / f"{name}.md").is_file() else EXPLAINED_IN.get(name)
         if page is None:
             return f"`{name}`"
-        up = "../" * self.env.docname.count("/")
-        return f"[`{name}`]({up}howto/{page})"
+        return f"[`{name}`]({self.up()}howto/{page})"
+
+    def up(self) -> str:
+        """From the page to the folder of the documentation."""
+        return "../" * self.env.docname.count("/")
 
 
 class ExportedApi(GeneratedTable):
