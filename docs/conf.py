@@ -57,6 +57,7 @@ nb_merge_streams = True
 
 myst_enable_extensions = ["dollarmath", "deflist", "colon_fence", "attrs_inline"]
 myst_heading_anchors = 3
+smartquotes_action = "qe"  # quotes and ellipses; two hyphens begin an option
 # [issue tracker](repo:issues) is a link into the repository that pyproject.toml names.
 myst_url_schemes = {"http": None, "https": None, "mailto": None, "repo": PROJECT_URLS["Repository"] + "/{{path}}"}
 

@@ -14,7 +14,8 @@ from tests.browser import launched, opened, serious_findings
 
 BUILT = Path(__file__).resolve().parents[2] / "docs" / "_build" / "html"
 PAGES = ("index.html", "trust.html", "notebooks/first_look.html", "howto/report.html", "gallery/index.html")
-WIDE = (*PAGES, "quickstart.html", "howto/monitor.html", "howto/remedy.html", "faq.html", "models.html")
+WIDE = (*PAGES, "quickstart.html", "howto/monitor.html", "compatibility.html", "adding.html", "models.html", "scale.html",
+        "gallery/dong2021_fig2.html", "gallery/dong2021_paths.html", "gallery/long_paths.html")  # fmt: skip
 """Pages on which no table and no code may be cut on a screen of 1400 pixels."""
 QUESTIONS = {
     "Is my training run collapsing?": (["howto/monitor.html"], "raises an alarm"),
