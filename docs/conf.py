@@ -9,6 +9,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent / "_ext"))
 
+from generated import PROJECT_URLS
+
 from rankscope import __version__
 
 project = "rankscope"
@@ -25,6 +27,7 @@ extensions = [
     "sphinxcontrib.bibtex",
     "generated",
     "statements",
+    "redirects",
 ]
 exclude_patterns = ["_build", "_generated", "data/reproductions/*/text.md"]
 html_theme = "furo"
@@ -33,7 +36,13 @@ html_static_path = ["_static"]
 html_css_files = ["rankscope.css"]
 html_js_files = ["access.js"]
 html_favicon = "_static/logo.svg"
-html_theme_options = {"light_logo": "logo-light.svg", "dark_logo": "logo-dark.svg"}
+html_theme_options = {
+    "light_logo": "logo-light.svg",
+    "dark_logo": "logo-dark.svg",
+    "source_repository": PROJECT_URLS["Repository"],
+    "source_branch": "main",
+    "source_directory": "docs/",
+}
 
 # Notebooks run anew when they or the sources of the package change; an error in one stops the build.
 _SOURCES = sorted((Path(__file__).parents[1] / "src").rglob("*.py"))
@@ -48,6 +57,9 @@ nb_merge_streams = True
 
 myst_enable_extensions = ["dollarmath", "deflist", "colon_fence", "attrs_inline"]
 myst_heading_anchors = 3
+smartquotes_action = "qe"  # quotes and ellipses; two hyphens begin an option
+# [issue tracker](repo:issues) is a link into the repository that pyproject.toml names.
+myst_url_schemes = {"http": None, "https": None, "mailto": None, "repo": PROJECT_URLS["Repository"] + "/{{path}}"}
 
 bibtex_bibfiles = ["references.bib"]
 bibtex_default_style = "plain"

@@ -1,10 +1,11 @@
 """Draw the picture of the landing page: the words of one sentence on a sphere, block by block, with and without skips.
 
 Each globe is seen from above the mean token: a word's distance from the middle is the sine of the angle between it and
-the mean, exactly; its bearing comes from the two main directions of what is left, turned to fit the globe before. The
-sentence runs through all-MiniLM-L6-v2, trained weights, in float64. Numbers below the globes are relative residuals
-from ``measure`` and ``exact``. Writes four SVG files to ``docs/_static`` and the numbers to
-``docs/data/landing.json``::
+the mean, exactly; its bearing comes from the two main directions of what is left, turned to fit the state before.
+Words are moved on straight lines from one measured state to the next. The sentence runs through all-MiniLM-L6-v2,
+trained weights, in float64. Numbers below the globes are relative residuals from ``measure`` and ``exact``. Writes two
+animated SVG files to ``docs/_static``, which stand still for readers who prefer reduced motion, the numbers to
+``docs/data/landing.json``, and the report that the page links to, from the commands that it shows::
 
     python scripts/landing_picture.py
 """
@@ -13,6 +14,13 @@ from __future__ import annotations
 
 import json
 import math
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -27,28 +35,46 @@ from rankscope.verbs.exact.judge import exact_curves
 ROOT = Path(__file__).parents[1]
 STATIC = ROOT / "docs" / "_static"
 NUMBERS = ROOT / "docs" / "data" / "landing.json"
+PAGE = ROOT / "docs" / "index.md"
+MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 SENTENCE = "Attention alone makes every word of this sentence the same."
-SHOWN = (0, 1, 2, 3, 6)
-RADIUS = 84
 TITLES = ("with skip connections", "skip connections removed")
-SHORT_TITLES = ("with skips", "skips removed")
 HUES = ("#4477aa", "#66ccee", "#228833", "#99bb33", "#ccbb44", "#ee8866", "#ee6677", "#cc3377", "#aa3377", "#8855bb")
+HOLD, MOVE, LAST, BACK = 0.9, 0.7, 2.6, 0.9
+"""Seconds: at rest after a block, on the way to the next, at rest after the last, and on the way back."""
+STYLE = """
+.collapse { --ink: #1c2430; --faint: #5b6675; --line: #c6cfda; --globe: #e6ecf3; --shine: #fff; --alarm: #b3261e;
+  --here: #dfe7f1; font-family: system-ui, sans-serif; }
+@media (prefers-color-scheme: dark) { .collapse { --ink: #e8edf3; --faint: #a3b0bf; --line: #43505f; --globe: #161c24;
+  --shine: #2b3644; --alarm: #ff9b8f; --here: #2b3644; } }
+.collapse text { fill: var(--ink); } .collapse .faint { fill: var(--faint); } .collapse .alarm { fill: var(--alarm); }
+.collapse .bold { font-weight: 700; } .collapse .line { fill: none; stroke: var(--line); }
+.collapse .here { fill: var(--here); } .collapse .dot { stroke: var(--globe); stroke-width: 1.5; }
+.collapse .still { display: none; }
+@media (prefers-reduced-motion: reduce) {
+  .collapse .moving { display: none; } .collapse .still { display: inline; } }
+"""
+"""Colours of a light and of a dark page; ``rankscope.css`` repeats them for the theme that a reader chooses."""
 
 
 @dataclass(frozen=True)
-class Theme:
-    """Colours that must suit the page behind."""
+class Shape:
+    """Sizes of one picture: radius of a globe, size of a panel and of its text, and where the second panel is."""
 
-    ink: str
-    faint: str
-    line: str
-    globe: str
-    shine: str
-    alarm: str
+    name: str
+    radius: float
+    panel: float
+    size: int
+    second: tuple[float, float]
+
+    @property
+    def height(self) -> float:
+        """Height of a panel."""
+        return 92 + 2 * self.radius + 3 * self.size
 
 
-LIGHT = Theme(ink="#1c2430", faint="#5b6675", line="#c6cfda", globe="#e6ecf3", shine="#ffffff", alarm="#b3261e")
-DARK = Theme(ink="#e8edf3", faint="#a3b0bf", line="#43505f", globe="#161c24", shine="#2b3644", alarm="#ff9b8f")
+WIDE = Shape("wide", radius=128, panel=480, size=17, second=(504, 0))
+NARROW = Shape("narrow", radius=88, panel=390, size=15, second=(0, 330))
 
 
 def streams(skip: float) -> tuple[list[str], list[np.ndarray]]:
@@ -94,46 +120,67 @@ def percent(log10: float) -> str:
 
     Example:
         >>> percent(-0.03), percent(-1.16), percent(-29.46)
-        ('93%', '6.9%', '10⁻²⁹')
+        ('93%', '7%', '10⁻²⁹')
     """
     if log10 > -4:
         share = 100 * 10**log10
-        return f"{share:.0f}%" if share >= 10 else f"{share:.2g}%"
+        return f"{share:.0f}%" if share >= 1 else f"{share:.1g}%"
     digits = str(round(log10)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
     return f"10{digits}"
 
 
-def text(
-    x: float, y: float, words: str, colour: str, *, size: int = 18, anchor: str = "middle", bold: bool = False
-) -> str:
-    """One line of text."""
-    weight = ' font-weight="700"' if bold else ""
+Row = tuple[list[np.ndarray], list[float]]
+"""States of the words on the disc, and log10 of the relative residual at each."""
+
+
+def keys(count: int) -> tuple[str, float]:
+    """The ``keyTimes`` of an animation that rests at each of ``count`` states and returns, and its seconds."""
+    times, now = [0.0], 0.0
+    for number in range(count):
+        now += LAST if number == count - 1 else HOLD
+        times.append(now)
+        if number < count - 1:
+            now += MOVE
+            times.append(now)
+    total = now + BACK
+    return ";".join(f"{time / total:.4f}" for time in (*times, total)), total
+
+
+def animate(attribute: str, values: Sequence[float | str]) -> str:
+    """An attribute that takes each value in turn, rests there, and returns to the first."""
+    times, total = keys(len(values))
+    shown = [value if isinstance(value, str) else f"{value:.1f}" for value in values]
+    twice = ";".join([each for value in shown for each in (value, value)] + [shown[0]])
     return (
-        f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}"{weight} fill="{colour}">'
+        f'<animate attributeName="{attribute}" values="{twice}" keyTimes="{times}" dur="{total:.1f}s" '
+        f'repeatCount="indefinite"/>'
+    )
+
+
+def text(x: float, y: float, words: str, kind: str, size: float, anchor: str = "middle") -> str:
+    """One line of text."""
+    return (
+        f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size:g}" class="{kind}">'
         f"{escape(words)}</text>"
     )
 
 
-def globe(x: float, y: float, theme: Theme) -> list[str]:
+def globe(x: float, y: float, shape: Shape) -> list[str]:
     """A sphere from above its pole: circles of latitude every 30 degrees."""
-    parts = [f'<circle cx="{x}" cy="{y}" r="{RADIUS}" fill="url(#globe)" stroke="{theme.line}" stroke-width="1.5"/>']
-    for degrees in (30, 60):
-        radius = RADIUS * math.sin(math.radians(degrees))
-        parts.append(f'<circle cx="{x}" cy="{y}" r="{radius:.1f}" fill="none" stroke="{theme.line}"/>')
+    radius = shape.radius
+    parts = [
+        f'<circle cx="{x}" cy="{y}" r="{radius}" fill="url(#globe-{shape.name})" stroke="var(--line)" '
+        f'stroke-width="1.5"/>'
+    ]
+    parts += [
+        f'<circle cx="{x}" cy="{y}" r="{radius * math.sin(math.radians(degrees)):.1f}" class="line"/>'
+        for degrees in (30, 60)
+    ]
     for turn in range(6):
         along, up = math.cos(math.pi * turn / 3), math.sin(math.pi * turn / 3)
-        end = f"{x + RADIUS * along:.1f} {y + RADIUS * up:.1f}"
-        parts.append(f'<path d="M{x} {y}L{end}" stroke="{theme.line}" stroke-opacity="0.6"/>')
+        end = f"{x + radius * along:.1f} {y + radius * up:.1f}"
+        parts.append(f'<path d="M{x} {y}L{end}" class="line" stroke-opacity="0.6"/>')
     return parts
-
-
-def dots(x: float, y: float, places: np.ndarray, theme: Theme) -> list[str]:
-    """The words."""
-    edge = f'stroke="{theme.globe}" stroke-width="1.5"'
-    return [
-        f'<circle cx="{x + a:.1f}" cy="{y + b:.1f}" r="7.5" fill="{HUES[number % len(HUES)]}" {edge}/>'
-        for number, (a, b) in enumerate(places * RADIUS)
-    ]
 
 
 def apart(heights: list[float], least: float) -> list[float]:
@@ -148,86 +195,94 @@ def apart(heights: list[float], least: float) -> list[float]:
     return moved
 
 
-def names(x: float, y: float, places: np.ndarray, words: list[str], theme: Theme) -> list[str]:
-    """The words written outside the rim, each with a line to its dot."""
-    parts = []
-    for side, anchor in ((-1, "end"), (1, "start")):
-        mine = sorted((i for i in range(len(words)) if (places[i, 0] >= 0) == (side > 0)), key=lambda i: places[i, 1])
-        heights = apart([float(y + places[i, 1] * RADIUS) for i in mine], 19)
+def labels(x: float, y: float, first: np.ndarray, shape: Shape) -> dict[int, tuple[float, float, int]]:
+    """Place and side of each word outside the rim, next to where it is before the first block."""
+    found = {}
+    for side in (-1, 1):
+        mine = sorted((i for i in range(len(first)) if (first[i, 0] >= 0) == (side > 0)), key=lambda i: first[i, 1])
+        heights = apart([float(y + first[i, 1] * shape.radius) for i in mine], shape.size + 3)
         for i, height in zip(mine, heights, strict=True):
-            rim = RADIUS + 8
-            end = x + side * max(40.0, math.sqrt(max(0.0, rim**2 - (height - y) ** 2)))
-            start = f"{x + places[i, 0] * RADIUS:.1f} {y + places[i, 1] * RADIUS:.1f}"
-            parts.append(f'<path d="M{start}L{end:.1f} {height:.1f}" stroke="{theme.line}"/>')
-            parts.append(text(end + 4 * side, height + 5, words[i], theme.ink, size=16, anchor=anchor))
+            rim = shape.radius + 10
+            found[i] = (x + side * max(50.0, math.sqrt(max(0.0, rim**2 - (height - y) ** 2))), height, side)
+    return found
+
+
+def words_on(x: float, y: float, places: list[np.ndarray], words: list[str], shape: Shape) -> tuple[list[str], ...]:
+    """The words as dots, each with a line to its name: moving through all states, and still after the last block."""
+    named = labels(x, y, places[0], shape)
+    shown = [place * shape.radius + (x, y) for place in places]
+    moving, still = [], []
+    for i, (far, height, _) in named.items():
+        ends = f'x2="{far:.1f}" y2="{height:.1f}" class="line"'
+        course = animate("x1", [s[i, 0] for s in shown]) + animate("y1", [s[i, 1] for s in shown])
+        moving.append(f'<line x1="{shown[0][i, 0]:.1f}" y1="{shown[0][i, 1]:.1f}" {ends}>{course}</line>')
+        still.append(f'<line x1="{shown[-1][i, 0]:.1f}" y1="{shown[-1][i, 1]:.1f}" {ends}/>')
+    for i, hue in enumerate(HUES[: len(words)]):
+        dot = f'r="{shape.radius / 15 + 1.5:.1f}" fill="{hue}" class="dot"'
+        course = animate("cx", [s[i, 0] for s in shown]) + animate("cy", [s[i, 1] for s in shown])
+        moving.append(f'<circle cx="{shown[0][i, 0]:.1f}" cy="{shown[0][i, 1]:.1f}" {dot}>{course}</circle>')
+        still.append(f'<circle cx="{shown[-1][i, 0]:.1f}" cy="{shown[-1][i, 1]:.1f}" {dot}/>')
+    names = [
+        text(far + 5 * side, height + 5, words[i], "", shape.size, "start" if side > 0 else "end")
+        for i, (far, height, side) in named.items()
+    ]
+    return moving, still, names
+
+
+def panel(left: float, top: float, row: Row, words: list[str], title: str, shape: Shape) -> list[str]:
+    """A globe with its words and, below, how much they differ after each block; a mark follows the moving words."""
+    places, logs = row
+    x, y = left + shape.panel / 2, top + 54 + shape.radius
+    moving, still, names = words_on(x, y, places, words, shape)
+    step = (shape.panel - 16) / len(logs)
+    columns = [left + 8 + step * (number + 0.5) for number in range(len(logs))]
+    below = y + shape.radius + 22
+    marks = [column - step / 2 + 1 for column in columns]
+    box = f'y="{below:.1f}" width="{step - 2:.1f}" height="{2.9 * shape.size:.1f}" rx="5" class="here"'
+    parts = [text(x, top + 24, title, "bold", shape.size + 3), *globe(x, y, shape)]
+    parts += [f'<g class="moving"><rect x="{marks[0]:.1f}" {box}>{animate("x", marks)}</rect>', *moving, "</g>"]
+    parts += [f'<g class="still"><rect x="{marks[-1]:.1f}" {box}/>', *still, "</g>", *names]
+    for number, (column, log) in enumerate(zip(columns, logs, strict=True)):
+        state, kind = f"block {number - 1}" if number else "input", "bold alarm" if 10**log < 0.1 else "bold"
+        parts.append(text(column, below + 1.15 * shape.size, state, "faint", shape.size - 2))
+        parts.append(text(column, below + 2.4 * shape.size, percent(log), kind, shape.size))
     return parts
 
 
-Row = tuple[list[np.ndarray], list[float]]
-
-
-def panel(x: float, y: float, row: Row, block: int, words: list[str], theme: Theme, *, named: bool) -> list[str]:
-    """One globe with its dots and, below, how much the words still differ."""
-    places, logs = row
-    bad = 10 ** logs[block] < 0.1
-    parts = globe(x, y, theme)
-    if named:
-        parts += names(x, y, places[block], words, theme)
-    parts += dots(x, y, places[block], theme)
-    below = text(x, y + RADIUS + 29, percent(logs[block]), theme.alarm if bad else theme.ink, size=22, bold=True)
-    return [*parts, below]
-
-
-def wide(words: list[str], rows: tuple[Row, Row], theme: Theme) -> tuple[int, int, list[str]]:
-    """Blocks from left to right, a row with skips above one without."""
-    parts, left, step, height = [], 96, 2 * RADIUS + 36, 2 * RADIUS + 118
-    for number, row in enumerate(rows):
-        y = 96 + RADIUS + number * height
-        parts.append(
-            text(0, y - RADIUS - 62 + 26 * number, TITLES[number], theme.ink, size=21, anchor="start", bold=True)
-        )
-        for position, block in enumerate(SHOWN):
-            x = left + RADIUS + position * step + (60 if position else 0)
-            parts += panel(x, y, row, block, words, theme, named=position == 0)
-            if number == 0:
-                parts.append(text(x, y - RADIUS - 18, name_of(block), theme.faint))
-    return left + 60 + len(SHOWN) * step - 34, 96 + 2 * height - 76, parts
-
-
-def tall(words: list[str], rows: tuple[Row, Row], theme: Theme) -> tuple[int, int, list[str]]:
-    """Blocks from top to bottom, a column with skips beside one without."""
-    parts, left, step, height = [], 96, 288, 2 * RADIUS + 62
-    for number, row in enumerate(rows):
-        x = left + RADIUS + number * step
-        parts.append(text(x, 26, SHORT_TITLES[number], theme.ink, size=23, bold=True))
-        for position, block in enumerate(SHOWN):
-            y = 64 + RADIUS + position * height
-            parts += panel(x, y, row, block, words, theme, named=position == number == 0)
-            if number == 0:
-                parts.append(text(x + step / 2, y + RADIUS + 29, name_of(block), theme.faint, size=21))
-    return left + 2 * RADIUS + step + 40, 64 + len(SHOWN) * height - 10, parts
-
-
-def name_of(block: int) -> str:
-    """What is written beside a globe."""
-    return "input" if block == 0 else f"block {block}"
-
-
-def picture(width: int, height: int, parts: list[str], theme: Theme) -> str:
-    """The SVG around its parts."""
-    described = "Words of a sentence as points on a sphere, after 0, 1, 2, 3 and 6 blocks of a trained transformer."
+def picture(rows: tuple[Row, Row], words: list[str], shape: Shape) -> str:
+    """Two panels, side by side or one below the other."""
+    right, down = shape.second
+    width, height = right + shape.panel, down + shape.height
+    parts = panel(0, 0, rows[0], words, TITLES[0], shape) + panel(right, down, rows[1], words, TITLES[1], shape)
+    described = (
+        "Ten words as points on a sphere, through six blocks of a trained transformer. With skip connections they "
+        f"stay apart, {percent(rows[0][1][0])} to {percent(rows[0][1][-1])}. With skip connections removed they meet "
+        f"in one point: {', '.join(percent(log) for log in rows[1][1][1:])}."
+    )
     shade = (
-        f'<defs><radialGradient id="globe" cx="0.4" cy="0.35" r="0.75"><stop offset="0" stop-color="{theme.shine}"/>'
-        f'<stop offset="1" stop-color="{theme.globe}"/></radialGradient></defs>'
+        f'<defs><radialGradient id="globe-{shape.name}" cx="0.4" cy="0.35" r="0.75"><stop offset="0" '
+        'style="stop-color:var(--shine)"/><stop offset="1" style="stop-color:var(--globe)"/></radialGradient></defs>'
     )
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
-        f'font-family="system-ui, sans-serif" role="img"><title>{described}</title>{shade}{"".join(parts)}</svg>\n'
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="collapse {shape.name}" viewBox="0 0 {width:g} {height:g}" '
+        f'role="img" aria-label="{described}"><style>{STYLE}</style>{shade}{"".join(parts)}</svg>\n'
     )
+
+
+def write_report() -> None:
+    """Run the commands of the landing page and keep the page that the last one writes."""
+    commands = re.findall(r"^\$ (rankscope .*)$", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    with tempfile.TemporaryDirectory() as folder:
+        link = Path(folder, MINILM)
+        link.parent.mkdir()
+        link.symlink_to(pretrained_folder("minilm"), target_is_directory=True)
+        for command in commands:
+            subprocess.run([sys.executable, "-m", *shlex.split(command)], cwd=folder, check=True)
+        shutil.copy(Path(folder, "minilm.html"), STATIC / "report" / "minilm.html")
 
 
 def main() -> None:
-    """Run the sentence twice, draw four files, write the numbers down."""
+    """Run the sentence twice, draw two files, write the numbers and the report."""
     rows: list[Row] = []
     words: list[str] = []
     for skip in (1.0, 0.0):
@@ -237,14 +292,14 @@ def main() -> None:
             reference = places[-1] if places else (rows[0][0][0] if rows else None)
             places.append(layout(state, reference))
         rows.append((places, residuals(skip)))
-    for theme, shade in ((LIGHT, "light"), (DARK, "dark")):
-        for arrange, shape in ((wide, "wide"), (tall, "tall")):
-            drawn = picture(*arrange(words, (rows[0], rows[1]), theme), theme)
-            (STATIC / f"collapse-{shape}-{shade}.svg").write_text(drawn, encoding="utf-8")
+    for shape in (WIDE, NARROW):
+        drawn = picture((rows[0], rows[1]), words, shape)
+        (STATIC / f"collapse-{shape.name}.svg").write_text(drawn, encoding="utf-8")
     titles = ("with skips", "without skips")
     numbers = {title: [round(value, 4) for value in row[1]] for title, row in zip(titles, rows, strict=True)}
     NUMBERS.write_text(json.dumps({"sentence": SENTENCE, "log10 relative residual": numbers}, indent=1) + "\n")
     print(json.dumps(numbers))
+    write_report()
 
 
 if __name__ == "__main__":

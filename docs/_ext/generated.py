@@ -8,6 +8,8 @@
     One row per model of ``docs/data/models.json``, which ``scripts/model_gallery.py`` writes.
 ``compatibility-table``
     One row per model, from ``docs/data/compatibility.json``, which the family tests write.
+``project-links``
+    One line with the addresses of ``pyproject.toml``.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import tomllib
 from docutils import nodes
 from docutils.statemachine import StringList
 from sphinx.application import Sphinx
@@ -29,6 +32,9 @@ if TYPE_CHECKING:
 
 COMPATIBILITY = Path(__file__).parents[1] / "data" / "compatibility.json"
 MODELS = Path(__file__).parents[1] / "data" / "models.json"
+PROJECT = Path(__file__).parents[2] / "pyproject.toml"
+PROJECT_URLS: dict[str, str] = tomllib.loads(PROJECT.read_text(encoding="utf-8"))["project"]["urls"]
+"""Where the project lives: the only place that pages take its addresses from."""
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
@@ -52,6 +58,14 @@ class SitesTable(GeneratedTable):
         from rankscope.stream.sites import SITES
 
         return markdown_table(["site", "what is measured there"], ([f"`{name}`", text] for name, text in SITES.items()))
+
+
+class ProjectLinks(GeneratedTable):
+    """The addresses of ``pyproject.toml`` but for that of the pages themselves."""
+
+    def lines(self) -> list[str]:
+        self.env.note_dependency(str(PROJECT))
+        return [" · ".join(f"[{name}]({url})" for name, url in PROJECT_URLS.items() if name != "Documentation")]
 
 
 class MetricsTable(GeneratedTable):
@@ -158,4 +172,5 @@ def setup(app: Sphinx) -> dict[str, object]:
     app.add_directive("sites-table", SitesTable)
     app.add_directive("models-table", ModelsTable)
     app.add_directive("compatibility-table", CompatibilityTable)
+    app.add_directive("project-links", ProjectLinks)
     return {"version": "1", "parallel_read_safe": True}

@@ -23,7 +23,13 @@ from sphinx.application import Sphinx
 
 ROOT = Path(__file__).parents[2]
 HOWTO = ROOT / "docs" / "howto"
-EXPLAINED_IN = {"ls": "../reference/registries.md", "env": "doctor.md"}
+EXPLAINED_IN = {
+    "card": "report.md",
+    "env": "doctor.md",
+    "ls": "../reference/registries.md",
+    "query": "sweep.md",
+    "selftest": "doctor.md",
+}
 """Pages of commands that have none of their own name, as seen from ``docs/howto``."""
 
 
@@ -148,14 +154,18 @@ class CommandsTable(GeneratedTable):
 
         commands = typer.main.get_command(command_line()).commands  # type: ignore[attr-defined]
         rows = ([self.named(name), str(command.help).strip().split("\n")[0]] for name, command in commands.items())
-        return markdown_table(["command", "answers"], rows)
+        monitor = [f"[`rankscope.monitor`]({self.up()}howto/monitor.md) (Python)", "Is my training run collapsing?"]
+        return markdown_table(["command", "answers"], [*rows, monitor])
 
     def named(self, name: str) -> str:
         page = f"{name}.md" if (HOWTO / f"{name}.md").is_file() else EXPLAINED_IN.get(name)
         if page is None:
             return f"`{name}`"
-        up = "../" * self.env.docname.count("/")
-        return f"[`{name}`]({up}howto/{page})"
+        return f"[`{name}`]({self.up()}howto/{page})"
+
+    def up(self) -> str:
+        """From the page to the folder of the documentation."""
+        return "../" * self.env.docname.count("/")
 
 
 class ExportedApi(GeneratedTable):

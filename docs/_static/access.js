@@ -1,7 +1,16 @@
-// What the generated pages lack for a keyboard and a screen reader: a level on the captions of the menu, and a way to
-// reach regions that scroll sideways.
+// What the generated pages lack for a keyboard and a screen reader: a level on the captions of the menu, a way to
+// reach regions that scroll sideways, and a way to stop the moving picture.
 document.addEventListener("DOMContentLoaded", () => {
   document.querySelectorAll('p.caption[role="heading"]').forEach((caption) => caption.setAttribute("aria-level", "2"));
+  document.querySelectorAll("figure.landing button.pause").forEach((button) => {
+    const pictures = [...button.closest("figure").querySelectorAll("svg")];
+    button.hidden = false;
+    button.addEventListener("click", () => {
+      const resume = pictures[0].animationsPaused();
+      pictures.forEach((picture) => (resume ? picture.unpauseAnimations() : picture.pauseAnimations()));
+      button.textContent = resume ? "Pause" : "Play";
+    });
+  });
   document.querySelectorAll("pre, .table-wrapper, .rankscope, div.math").forEach((region) => {
     if (!region.hasAttribute("tabindex")) region.setAttribute("tabindex", "0");
   });
