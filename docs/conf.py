@@ -20,9 +20,9 @@ extensions = [
     "myst_nb",
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
-    "sphinx.ext.mathjax",
     "sphinx.ext.viewcode",
     "sphinxcontrib.bibtex",
+    "formulas",
     "generated",
     "statements",
 ]
@@ -32,6 +32,7 @@ html_title = f"rankscope {release}"
 html_static_path = ["_static"]
 html_css_files = ["rankscope.css"]
 html_js_files = ["access.js"]
+html_math_renderer = "mathml"
 html_favicon = "_static/logo.svg"
 html_theme_options = {"light_logo": "logo-light.svg", "dark_logo": "logo-dark.svg"}
 

@@ -1,6 +1,6 @@
-"""Every ``python`` block of the README and of the docs runs as printed: one namespace per page, in order.
+"""Every page runs as printed and prints what it shows: its ``python`` blocks and its ``rankscope`` commands, in order.
 
-Blocks in ``console``, ``text`` and ``json`` are not run; console lines are checked against the commands that exist.
+``tests/printed.py`` runs and compares. Commands that are not run are checked against the commands that exist.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 import rankscope
+from tests.printed import blocks, check
 
 ROOT = Path(__file__).resolve().parents[1]
 HOWTO = sorted(path.stem for path in (ROOT / "docs/howto").glob("*.md"))
@@ -34,35 +35,27 @@ EXPLAINED_ELSEWHERE = {
     "env": "docs/howto/selftest.md",
 }
 NOTEBOOKS = sorted((ROOT / "docs/notebooks").glob("*.md"))
-FENCE = re.compile(r"^```(?P<language>\w+)\n(?P<body>.*?)^```$", flags=re.MULTILINE | re.DOTALL)
 
 
-def blocks(page: str, language: str) -> list[tuple[int, str]]:
-    """Line number and text of each fenced block of that language."""
-    text = (ROOT / page).read_text(encoding="utf-8")
-    return [(text[: m.start("body")].count("\n"), m["body"]) for m in FENCE.finditer(text) if m["language"] == language]
+def bodies(page: str, language: str) -> list[str]:
+    """Text of each fenced block of that language."""
+    return [block.body for block in blocks((ROOT / page).read_text(encoding="utf-8"), language)]
 
 
 def commands() -> list[tuple[str, list[str]]]:
     """Page and words of each ``rankscope ...`` line in a console block."""
-    lines = ((page, line) for page in WRITTEN for _, body in blocks(page, "console") for line in body.splitlines())
+    lines = ((page, line) for page in WRITTEN for body in bodies(page, "console") for line in body.splitlines())
     return [(page, line[2:].split()) for page, line in lines if line.startswith("$ rankscope ")]
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_python_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = blocks(page, "python")
-    assert found, f"{page} has no python block"
-    monkeypatch.chdir(tmp_path)
-    namespace: dict[str, object] = {"__name__": "__main__"}
-    for line, body in found:
-        # Blank lines first, so that a traceback shows the line of the page.
-        exec(compile("\n" * line + body, str(ROOT / page), "exec"), namespace)
+def test_code_runs_and_prints_what_the_page_shows(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check(ROOT / page, tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize("page", IN_A_FRESH_PYTHON)
 def test_python_blocks_run_in_a_fresh_python(page: str, tmp_path: Path) -> None:
-    program = "\n".join(body for _, body in blocks(page, "python"))
+    program = "\n".join(bodies(page, "python"))
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path, check=False)
     assert done.returncode == 0, done.stderr
 
@@ -94,7 +87,7 @@ def test_the_three_notebooks_are_there() -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_json_blocks_are_json(page: str) -> None:
-    for _, body in blocks(page, "json"):
+    for body in bodies(page, "json"):
         json.loads(body)
 
 
