@@ -25,6 +25,7 @@ extensions = [
     "formulas",
     "generated",
     "statements",
+    "redirects",
 ]
 exclude_patterns = ["_build", "_generated", "data/reproductions/*/text.md"]
 html_theme = "furo"

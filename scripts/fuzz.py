@@ -9,7 +9,7 @@ after::
     python scripts/fuzz.py --cases 20000 mask-npz condition   # over some
     python scripts/fuzz.py --guided 60 mask-words condition   # guided by coverage (atheris), so many seconds each
 
-The figures of a campaign are added to ``docs/data/fuzz.json``, and the table of ``docs/reliability.md`` follows.
+The figures of a campaign are added to ``docs/data/fuzz.json``, and the table of ``docs/reliability_tests.md`` follows.
 """
 
 from __future__ import annotations

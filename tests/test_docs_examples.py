@@ -32,8 +32,12 @@ PAGES = [page for page in WRITTEN if page not in (*IN_A_FRESH_PYTHON, *BY_ANOTHE
 EXPLAINED_ELSEWHERE = {
     "card": "docs/howto/report.md",
     "ls": "docs/reference/registries.md",
-    "env": "docs/howto/selftest.md",
+    "env": "docs/howto/doctor.md",
+    "query": "docs/howto/sweep.md",
+    "selftest": "docs/howto/doctor.md",
 }
+NAVIGATED = [str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")
+             if not {"_build", "data"} & set(path.parts) and path != ROOT / "docs/index.md"]  # fmt: skip
 NOTEBOOKS = sorted((ROOT / "docs/notebooks").glob("*.md"))
 
 
@@ -69,6 +73,20 @@ def test_every_command_and_verb_has_a_how_to() -> None:
     assert {name for name in commands if name not in {*HOWTO, *EXPLAINED_ELSEWHERE}} == set()
     for name, page in EXPLAINED_ELSEWHERE.items():
         assert f"rankscope {name}" in (ROOT / page).read_text(encoding="utf-8")
+
+
+def test_the_sidebar_has_short_sections_and_every_page_once() -> None:
+    """Sections of at most twelve entries, `monitor` among the first ten, and no page that cannot be reached."""
+    listed: dict[str, list[str]] = {}
+    for source in (ROOT / "docs").rglob("*.md"):
+        for body in re.findall(r"^```\{toctree\}\n(.*?)^```$", source.read_text("utf-8"), re.MULTILINE | re.DOTALL):
+            entries = [line.rpartition("<")[2].rstrip(">") for line in body.splitlines() if not line.startswith(":")]
+            pages = [str((source.parent / name).relative_to(ROOT / "docs")) for name in entries if name]
+            listed.setdefault(str(source.relative_to(ROOT / "docs")), []).extend(pages)
+            assert len(pages) <= 12 or source.parent.name in {"decisions", "gallery"}
+    everywhere = [f"{name}.md" for pages in listed.values() for name in pages]
+    assert sorted(everywhere) == sorted(page.removeprefix("docs/") for page in NAVIGATED)
+    assert "howto/monitor" in listed["index.md"][:10]
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

@@ -13,7 +13,7 @@ from scripts.write_versions import CORE, DATA, EXTRAS, TABLE, table
 
 ROOT = Path(__file__).resolve().parents[1]
 WITH_OTHERS = {"gradio", "trackio", "wandb", "mlflow"}
-"""Extras that were not installed beside the oldest of all others; docs/reliability.md says so."""
+"""Extras that were not installed beside the oldest of all others; docs/reliability_tests.md says so."""
 OLDEST_SYNTAX = (3, 10)
 
 

@@ -23,7 +23,13 @@ from sphinx.application import Sphinx
 
 ROOT = Path(__file__).parents[2]
 HOWTO = ROOT / "docs" / "howto"
-EXPLAINED_IN = {"ls": "../reference/registries.md", "env": "doctor.md"}
+EXPLAINED_IN = {
+    "card": "report.md",
+    "env": "doctor.md",
+    "ls": "../reference/registries.md",
+    "query": "sweep.md",
+    "selftest": "doctor.md",
+}
 """Pages of commands that have none of their own name, as seen from ``docs/howto``."""
 
 
