@@ -7,7 +7,7 @@ command prints is below the command. ``RANKSCOPE_WRITE_OUTPUTS=1`` (``./dev outp
 Words after the language of a block say how it is treated:
 
 - ``console norun``: not run, because it needs what a test does not have (a server, a GPU, hours). Shows no output.
-- ``output varies``, ``console varies``: what is printed contains timings or paths; numbers and spacing may differ.
+- ``output varies``, ``console varies``: what is printed contains timings, dates or versions; numbers may differ.
 - ``console fails``: the exit code of the last command is 1.
 """
 
@@ -36,8 +36,10 @@ FIRST, LAST = 28, 10
 """Lines kept of an output that is longer than both together."""
 FENCE = re.compile(r"^```(?P<language>\w+)(?P<words>(?: \w+)*)\n(?P<body>.*?)^```$", flags=re.MULTILINE | re.DOTALL)
 BELOW = re.compile(r"\s*^```output(?P<words>[ \w]*)\n.*?^```$", flags=re.MULTILINE | re.DOTALL)
-CUT = re.compile(r"^\[\.\.\. \d+ lines \.\.\.\]$", flags=re.MULTILINE)
+VERSION = re.compile(r"\b\d[\w.+-]*")
 NUMBER = re.compile(r"(?:\d+\.\d+|\.\d+|\d+)(?:e[+-]?\d+)?")
+ROUNDING = 1e-12
+"""Relative errors below are rounding of float64."""
 FLOOR = re.compile(r"(?:float floor \(?|differences below )([\d.]+e-\d+)")
 
 
@@ -91,14 +93,14 @@ def agree(shown: str, now: str, *, varies: bool = False) -> bool:
     """Whether two outputs have the same words and, unless it ``varies``, the same numbers; spacing is free.
 
     A number may differ by one unit of its last printed digit, because processors round differently. Below the float
-    floor that an output states, a number is rounding error and only has to be below the floor again.
+    floor that an output states, or ``ROUNDING`` without one, a number only has to be below it again.
     """
     shown, now = (re.sub(r"[▁-█]+", "▁", text) for text in (shown, now))  # of numbers that are compared
     if varies:
-        shown, now = (re.sub(r"[-─━]{2,}", "--", CUT.sub("[...]", text)) for text in (shown, now))
+        shown, now = (re.sub(r"[-─━]{2,}", "--", VERSION.sub("0", text)) for text in (shown, now))
     if [part.split() for part in NUMBER.split(shown)] != [part.split() for part in NUMBER.split(now)]:
         return False
-    floor = max((float(number) for number in FLOOR.findall(shown)), default=0.0)
+    floor = max((float(number) for number in FLOOR.findall(shown)), default=ROUNDING)
     pairs = zip(NUMBER.finditer(shown), NUMBER.finditer(now), strict=True)
     return varies or all(_same(a, b, floor) for a, b in pairs)
 
@@ -187,7 +189,8 @@ def _wrapped(line: str) -> list[str]:
         return [line]
     if line.startswith(("{", "[")):
         return [f"{line[: COLUMNS - 28]} [... {len(line) - COLUMNS + 28} characters ...]"]
-    return textwrap.wrap(line, COLUMNS, break_long_words=False, break_on_hyphens=False)
+    margin = line[: len(line) - len(line.lstrip())]
+    return textwrap.wrap(line, COLUMNS, subsequent_indent=margin, break_long_words=False, break_on_hyphens=False)
 
 
 def _place_minilm(folder: Path) -> None:

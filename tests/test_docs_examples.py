@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 import rankscope
-from tests.printed import blocks, check
+from tests.printed import agree, blocks, check, shortened
 
 ROOT = Path(__file__).resolve().parents[1]
 HOWTO = sorted(path.stem for path in (ROOT / "docs/howto").glob("*.md"))
@@ -27,8 +27,7 @@ BY_ANOTHER_TEST = ["docs/howto/monitor.md"]  # tests/monitor/test_page.py
 WRITTEN = ["README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")
                                 if not {"_build", "notebooks"} & set(path.parts))]  # fmt: skip
 PAGES = [page for page in WRITTEN if page not in (*IN_A_FRESH_PYTHON, *BY_ANOTHER_TEST)
-         and ("howto/" in page or "\n```python\n" in (ROOT / page).read_text(encoding="utf-8"))]  # fmt: skip
-"""Pages with code, and every how-to, which must have some."""
+         and re.search(r"^```(python|console)", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE)]  # fmt: skip
 EXPLAINED_ELSEWHERE = {
     "card": "docs/howto/report.md",
     "ls": "docs/reference/registries.md",
@@ -54,7 +53,35 @@ def commands() -> list[tuple[str, list[str]]]:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_code_runs_and_prints_what_the_page_shows(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert bodies(page, "python") or "howto/" not in page, f"{page} has no python block"
     check(ROOT / page, tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("shown", "now", "same"),
+    [
+        ("residual  0.857", "residual 0.858", True),
+        ("residual 0.857", "residual 0.859", False),
+        ("residual 0.857", "rank 0.857", False),
+        ("3 blocks", "4 blocks", False),
+        ("86% of 3.67e-04", "87% of 3.68e-04", True),
+        ("1.4e-07, float floor (4.77e-07)", "3.2e-07, float floor (4.77e-07)", True),
+        ("1.4e-07", "3.2e-07", False),
+        ("4.46e-03* at the float floor", "1.20e-03* at the float floor", True),
+        ("trend ▁▄█", "trend ▁▅█", True),
+        ("[... 9 lines ...]", "[... 8 lines ...]", False),
+    ],
+)
+def test_outputs_agree_up_to_the_last_printed_digit(shown: str, now: str, same: bool) -> None:
+    assert agree(shown, now) is same
+    assert agree(shown, now, varies=True) is ("rank" not in now)
+
+
+def test_long_outputs_are_cut_in_the_middle_and_sentences_wrapped() -> None:
+    told = shortened("\n".join(f"  line {number}" for number in range(60)))
+    assert told.startswith("line 0\nline 1\n")
+    assert "line 27\n[... 22 lines ...]\nline 50\n" in told
+    assert max(map(len, shortened("word " * 60).splitlines())) <= 80
 
 
 @pytest.mark.parametrize("page", IN_A_FRESH_PYTHON)

@@ -30,7 +30,7 @@ def visit_math(translator: Any, node: nodes.Element) -> None:
 
 def visit_displayed(translator: Any, node: nodes.Element) -> None:
     """A formula on a line of its own; one that is too wide for the page scrolls."""
-    translator.body.append(f'<div class="math" tabindex="0"><math display="block">{converted(node)}</math></div>')
+    translator.body.append(f'<div class="math"><math display="block">{converted(node)}</math></div>')
     raise nodes.SkipNode
 
 
