@@ -1,7 +1,7 @@
 """Write the notebooks of the docs as ``.ipynb`` with outputs and figures, from what the last ``./dev docs`` executed.
 
-The sources are ``docs/notebooks/*.md``. Each ``.ipynb`` beside them begins with a cell that installs rankscope where it
-is missing, as on Colab, and does nothing elsewhere; links point to the documentation.
+The sources are ``docs/notebooks/*.md``. After its introduction, each ``.ipynb`` has a cell that installs rankscope
+where it is missing, as on Colab, and does nothing elsewhere; links point to the documentation.
 """
 
 from __future__ import annotations
@@ -29,9 +29,7 @@ def main() -> int:
     for source in sorted(SOURCES.glob("*.md")):
         executed = EXECUTED / f"{source.stem}.ipynb"
         if not executed.is_file():
-            print(
-                f"{executed.relative_to(ROOT)} is missing. Build the docs first: ./dev docs", file=sys.stderr
-            )
+            print(f"{executed.relative_to(ROOT)} is missing. Build the docs first: ./dev docs", file=sys.stderr)
             return 1
         target = source.with_suffix(".ipynb")
         target.write_text(written(json.loads(executed.read_text(encoding="utf-8"))), encoding="utf-8")
@@ -41,7 +39,8 @@ def main() -> int:
 
 def written(notebook: dict[str, Any]) -> str:
     """The content of the file: without times and random identifiers, so that it changes only if a result does."""
-    cells = [{"cell_type": "code", "source": INSTALL, "outputs": []}, *notebook["cells"]]
+    introduction, *rest = notebook["cells"]
+    cells = [introduction, {"cell_type": "code", "source": INSTALL, "outputs": []}, *rest]
     content = {
         "cells": [told(cell, place) for place, cell in enumerate(cells)],
         "metadata": {
@@ -63,7 +62,7 @@ def told(cell: dict[str, Any], place: int) -> dict[str, Any]:
     outputs = [{**output, "execution_count": place} if "execution_count" in output else output for output in outputs]
     return {
         "cell_type": "code",
-        "execution_count": place or None,
+        "execution_count": place,
         "id": f"cell-{place}",
         "metadata": {},
         "outputs": outputs,

@@ -85,8 +85,10 @@ def test_notebook_files_hold_what_the_build_computed(name: str) -> None:
     kept = json.loads((ROOT / "docs/notebooks" / f"{name}.ipynb").read_text(encoding="utf-8"))
     repair = "write the notebooks anew: ./dev docs && ./dev notebooks"
     assert [cell["source"] for cell in kept["cells"]] == [cell["source"] for cell in now["cells"]], repair
+    trained = name == "training_run"  # training amplifies the rounding of a processor
     for ours, theirs in zip(kept["cells"], now["cells"], strict=True):
-        assert agree(*("\n".join(texts(cell)) for cell in (ours, theirs))), f"{''.join(ours['source'])}\n{repair}"
+        shown, computed = ("\n".join(texts(cell)) for cell in (ours, theirs))
+        assert agree(shown, computed, varies=trained), f"{''.join(ours['source'])}\n{repair}"
     assert any("image/png" in output.get("data", {}) for cell in kept["cells"] for output in cell.get("outputs", ()))
 
 
