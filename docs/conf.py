@@ -22,19 +22,20 @@ extensions = [
     "myst_nb",
     "sphinx.ext.autodoc",
     "sphinx.ext.napoleon",
-    "sphinx.ext.mathjax",
     "sphinx.ext.viewcode",
     "sphinxcontrib.bibtex",
+    "formulas",
     "generated",
     "statements",
     "redirects",
 ]
-exclude_patterns = ["_build", "_generated", "data/reproductions/*/text.md"]
+exclude_patterns = ["_build", "_generated", "notebooks/*.ipynb", "data/reproductions/*/text.md"]
 html_theme = "furo"
 html_title = f"rankscope {release}"
 html_static_path = ["_static"]
 html_css_files = ["rankscope.css"]
 html_js_files = ["access.js"]
+html_math_renderer = "mathml"
 html_favicon = "_static/logo.svg"
 html_theme_options = {
     "light_logo": "logo-light.svg",
@@ -49,6 +50,7 @@ _SOURCES = sorted((Path(__file__).parents[1] / "src").rglob("*.py"))
 _DIGEST = hashlib.sha256(b"".join(path.read_bytes() for path in _SOURCES)).hexdigest()[:12]
 nb_execution_cache_path = str(Path(__file__).parent / "_build" / "notebooks" / _DIGEST)
 os.environ["PYTHONWARNINGS"] = "ignore:IProgress not found"  # progress bars are text here
+os.environ["MPLBACKEND"] = "module://matplotlib_inline.backend_inline"  # with another one, notebooks have no figures
 nb_execution_mode = "cache"
 nb_execution_raise_on_error = True
 nb_execution_timeout = 300

@@ -1,6 +1,6 @@
-"""Every ``python`` block of the README and of the docs runs as printed: one namespace per page, in order.
+"""Every page runs as printed and prints what it shows: its ``python`` blocks and its ``rankscope`` commands, in order.
 
-Blocks in ``console``, ``text`` and ``json`` are not run; console lines are checked against the commands that exist.
+``tests/printed.py`` runs and compares. Commands that are not run are checked against the commands that exist.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 import rankscope
+from tests.printed import agree, blocks, check, shortened
 
 ROOT = Path(__file__).resolve().parents[1]
 HOWTO = sorted(path.stem for path in (ROOT / "docs/howto").glob("*.md"))
@@ -26,8 +27,7 @@ BY_ANOTHER_TEST = ["docs/howto/monitor.md"]  # tests/monitor/test_page.py
 WRITTEN = ["README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")
                                 if not {"_build", "notebooks"} & set(path.parts))]  # fmt: skip
 PAGES = [page for page in WRITTEN if page not in (*IN_A_FRESH_PYTHON, *BY_ANOTHER_TEST)
-         and ("howto/" in page or "\n```python\n" in (ROOT / page).read_text(encoding="utf-8"))]  # fmt: skip
-"""Pages with code, and every how-to, which must have some."""
+         and re.search(r"^```(python|console)", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE)]  # fmt: skip
 EXPLAINED_ELSEWHERE = {
     "card": "docs/howto/report.md",
     "ls": "docs/reference/registries.md",
@@ -38,35 +38,55 @@ EXPLAINED_ELSEWHERE = {
 NAVIGATED = [str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md")
              if not {"_build", "data"} & set(path.parts) and path != ROOT / "docs/index.md"]  # fmt: skip
 NOTEBOOKS = sorted((ROOT / "docs/notebooks").glob("*.md"))
-FENCE = re.compile(r"^```(?P<language>\w+)\n(?P<body>.*?)^```$", flags=re.MULTILINE | re.DOTALL)
 
 
-def blocks(page: str, language: str) -> list[tuple[int, str]]:
-    """Line number and text of each fenced block of that language."""
-    text = (ROOT / page).read_text(encoding="utf-8")
-    return [(text[: m.start("body")].count("\n"), m["body"]) for m in FENCE.finditer(text) if m["language"] == language]
+def bodies(page: str, language: str) -> list[str]:
+    """Text of each fenced block of that language."""
+    return [block.body for block in blocks((ROOT / page).read_text(encoding="utf-8"), language)]
 
 
 def commands() -> list[tuple[str, list[str]]]:
     """Page and words of each ``rankscope ...`` line in a console block."""
-    lines = ((page, line) for page in WRITTEN for _, body in blocks(page, "console") for line in body.splitlines())
+    lines = ((page, line) for page in WRITTEN for body in bodies(page, "console") for line in body.splitlines())
     return [(page, line[2:].split()) for page, line in lines if line.startswith("$ rankscope ")]
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_python_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = blocks(page, "python")
-    assert found, f"{page} has no python block"
-    monkeypatch.chdir(tmp_path)
-    namespace: dict[str, object] = {"__name__": "__main__"}
-    for line, body in found:
-        # Blank lines first, so that a traceback shows the line of the page.
-        exec(compile("\n" * line + body, str(ROOT / page), "exec"), namespace)
+def test_code_runs_and_prints_what_the_page_shows(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert bodies(page, "python") or "howto/" not in page, f"{page} has no python block"
+    check(ROOT / page, tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("shown", "now", "same"),
+    [
+        ("residual  0.857", "residual 0.858", True),
+        ("residual 0.857", "residual 0.859", False),
+        ("residual 0.857", "rank 0.857", False),
+        ("3 blocks", "4 blocks", False),
+        ("86% of 3.67e-04", "87% of 3.68e-04", True),
+        ("1.4e-07, float floor (4.77e-07)", "3.2e-07, float floor (4.77e-07)", True),
+        ("1.4e-07", "3.2e-07", False),
+        ("4.46e-03* at the float floor", "1.20e-03* at the float floor", True),
+        ("trend ▁▄█", "trend ▁▅█", True),
+        ("[... 9 lines ...]", "[... 8 lines ...]", False),
+    ],
+)
+def test_outputs_agree_up_to_the_last_printed_digit(shown: str, now: str, same: bool) -> None:
+    assert agree(shown, now) is same
+    assert agree(shown, now, varies=True) is ("rank" not in now)
+
+
+def test_long_outputs_are_cut_in_the_middle_and_sentences_wrapped() -> None:
+    told = shortened("\n".join(f"  line {number}" for number in range(60)))
+    assert told.startswith("line 0\nline 1\n")
+    assert "line 27\n[... 22 lines ...]\nline 50\n" in told
+    assert max(map(len, shortened("word " * 60).splitlines())) <= 80
 
 
 @pytest.mark.parametrize("page", IN_A_FRESH_PYTHON)
 def test_python_blocks_run_in_a_fresh_python(page: str, tmp_path: Path) -> None:
-    program = "\n".join(body for _, body in blocks(page, "python"))
+    program = "\n".join(bodies(page, "python"))
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path, check=False)
     assert done.returncode == 0, done.stderr
 
@@ -112,7 +132,7 @@ def test_the_three_notebooks_are_there() -> None:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_json_blocks_are_json(page: str) -> None:
-    for _, body in blocks(page, "json"):
+    for body in bodies(page, "json"):
         json.loads(body)
 
 

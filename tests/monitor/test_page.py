@@ -10,9 +10,9 @@ import pytest
 
 from rankscope.monitor import read_record
 from tests.monitor.sinks.readings import events
-from tests.test_docs_examples import ROOT, blocks
+from tests.printed import check
 
-PAGE = "docs/howto/monitor.md"
+PAGE = Path(__file__).parents[2] / "docs/howto/monitor.md"
 RESIDUAL = "rankscope/relative_residual/least"
 
 
@@ -30,10 +30,7 @@ def _fresh_accelerator() -> Iterator[None]:
 def test_every_block_runs_and_every_host_leaves_a_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for package in ("lightning", "tensorboard", "torchmetrics", "matplotlib"):
         pytest.importorskip(package)
-    monkeypatch.chdir(tmp_path)
-    namespace: dict[str, object] = {"__name__": "__main__"}
-    for line, body in blocks(PAGE, "python"):
-        exec(compile("\n" * line + body, str(ROOT / PAGE), "exec"), namespace)
+    check(PAGE, tmp_path, monkeypatch)
     for host in ("plain", "trainer", "lightning", "accelerate"):
         (reading, *_) = read_record(Path("runs") / host).readings
         assert {row.layer for row in reading.table} == {0, 1, None}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,10 +10,13 @@ from typing import Any
 
 import pytest
 from scripts.fetch_axe import axe_file
+from scripts.write_notebooks import written
 
 from tests.browser import launched, opened, serious_findings
+from tests.printed import agree
 
-BUILT = Path(__file__).resolve().parents[2] / "docs" / "_build" / "html"
+ROOT = Path(__file__).resolve().parents[2]
+BUILT = ROOT / "docs" / "_build" / "html"
 PAGES = ("index.html", "trust.html", "notebooks/first_look.html", "howto/report.html", "gallery/index.html")
 WIDE = (*PAGES, "quickstart.html", "howto/monitor.html", "compatibility.html", "adding.html", "models.html", "scale.html",
         "gallery/dong2021_fig2.html", "gallery/dong2021_paths.html", "gallery/long_paths.html")  # fmt: skip
@@ -86,3 +90,60 @@ def test_answers_are_two_clicks_away(question: str) -> None:
     assert not anchor or f'id="{anchor}"' in text
     assert answer in re.sub(r"<[^>]+>", "", text.partition(f'id="{anchor}"')[2] if anchor else text) or answer in text
     assert len(clicks) <= 2
+
+LOADED = re.compile(
+    r"""<(?:script|img|iframe|source|video)\b[^>]*\ssrc(?:set)?=["']?(?:https?:)?//"""
+    r"""|<link\b(?=[^>]*\brel=["']?(?:stylesheet|icon|preload))[^>]*href=["']?(?:https?:)?//"""
+)
+"""What a browser asks for by itself when it opens a page."""
+
+
+def built_pages() -> dict[Path, str]:
+    """Every page with its source; those of a report or of the playground have tests of their own."""
+    found = (path for path in BUILT.rglob("*.html") if "_static" not in path.parts)
+    return {path: path.read_text(encoding="utf-8") for path in found}
+
+
+def test_no_page_loads_anything_from_the_network() -> None:
+    if not (BUILT / "index.html").is_file():
+        pytest.skip("the documentation is not built: run ./dev docs")
+    assert [str(path.relative_to(BUILT)) for path, text in built_pages().items() if LOADED.search(text)] == []
+    assert LOADED.search('<script async="async" src="https://cdn.example/mathjax.js">')
+    assert LOADED.search('<link rel="stylesheet" href="//fonts.example/a.css">')
+
+
+def test_formulas_are_drawn_without_a_network(browser: Any) -> None:
+    with_formulas = [path for path, text in built_pages().items() if "<math" in text]
+    assert {BUILT / "theory/cubic_law.html", BUILT / "reference/metrics.html"} <= set(with_formulas)
+    drawn = """[...document.querySelectorAll("math")].map((formula) => {
+        const box = formula.getBoundingClientRect();
+        return [formula.textContent, formula.offsetParent === null || (box.width > 2 && box.height > 4)];
+    }).filter(([text, seen]) => !seen).map(([text]) => text)"""
+    with opened(browser, with_formulas[0]) as seen:
+        for path in with_formulas:
+            seen.page.goto(path.as_uri(), wait_until="load")
+            assert seen.page.evaluate(drawn) == [], path
+        assert [url for url in seen.asked if not url.startswith(("file:", "data:"))] == []
+
+
+@pytest.mark.parametrize("name", ["first_look", "own_architecture", "training_run"])
+def test_notebook_files_hold_what_the_build_computed(name: str) -> None:
+    executed = BUILT.parent / "jupyter_execute" / "notebooks" / f"{name}.ipynb"
+    if not executed.is_file():
+        pytest.skip("the documentation is not built: run ./dev docs")
+    now = json.loads(written(json.loads(executed.read_text(encoding="utf-8"))))
+    kept = json.loads((ROOT / "docs/notebooks" / f"{name}.ipynb").read_text(encoding="utf-8"))
+    repair = "write the notebooks anew: ./dev docs && ./dev notebooks"
+    assert [cell["source"] for cell in kept["cells"]] == [cell["source"] for cell in now["cells"]], repair
+    trained = name == "training_run"  # training amplifies the rounding of a processor
+    for ours, theirs in zip(kept["cells"], now["cells"], strict=True):
+        shown, computed = ("\n".join(texts(cell)) for cell in (ours, theirs))
+        assert agree(shown, computed, varies=trained), f"{''.join(ours['source'])}\n{repair}"
+    assert any("image/png" in output.get("data", {}) for cell in kept["cells"] for output in cell.get("outputs", ()))
+
+
+def texts(cell: dict[str, Any]) -> list[str]:
+    """What the outputs of a cell say."""
+    outputs = cell.get("outputs", ())
+    found = [output.get("text") or output.get("data", {}).get("text/plain", "") for output in outputs]
+    return ["".join(part) for part in found]

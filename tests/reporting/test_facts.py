@@ -55,6 +55,10 @@ def test_own_terms_do_not_shadow_metrics_and_cite_what_exists() -> None:
         (r"\|X\|_F", "<mo stretchy='false'>‖</mo><mi>X</mi><msub><mo stretchy='false'>‖</mo><mi>F</mi></msub>"),
         (r"\frac{a}{2}", "<mfrac><mrow><mi>a</mi></mrow><mrow><mn>2</mn></mrow></mfrac>"),
         (r"\sqrt{n-1}", "<msqrt><mrow><mi>n</mi><mo stretchy='false'>−</mo><mn>1</mn></mrow></msqrt>"),
+        (r"\frac12", "<mfrac><mn>1</mn><mn>2</mn></mfrac>"),
+        (r"-f'", "<mo form='prefix' lspace='0' rspace='0'>−</mo><msup><mi>f</mi><mo>′</mo></msup>"),
+        (r"\left(x\right)", "<mrow><mo stretchy='true'>(</mo><mi>x</mi><mo stretchy='true'>)</mo></mrow>"),
+        (r"\text{all }\mathbb E", "<mtext>all\u00a0</mtext><mi>𝔼</mi>"),
         (r"x^T_i", "<msubsup><mi>x</mi><mi>i</mi><mi>T</mi></msubsup>"),
     ],
 )
@@ -62,7 +66,10 @@ def test_mathml(tex: str, said: str) -> None:
     assert mathml(tex) == f"<math>{said}</math>"
 
 
-@pytest.mark.parametrize("tex", [r"\input{file}", "{a", "a}", "x_", r"\mathrm x", "<script>\\foo"])
+NOT_KNOWN = [r"\input{file}", "{a", "a}", "x_", r"\mathrm x", r"\left(x", r"\mathbb{Q}", r"\big x", "<script>\\foo"]
+
+
+@pytest.mark.parametrize("tex", NOT_KNOWN)
 def test_what_is_not_understood_is_shown_as_written(tex: str) -> None:
     drawn = mathml(tex)
     assert drawn.startswith("<code>")

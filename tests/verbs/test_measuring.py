@@ -12,6 +12,7 @@ from rankscope.metrics.stable_rank import stable_rank
 from rankscope.models.loading import load
 from rankscope.runs.run import Run
 from rankscope.verbs.measure.run import measure
+from rankscope.verbs.origin import spec_of
 from tests.own_models import GPT, ids
 
 
@@ -121,3 +122,9 @@ def test_a_run_survives_saving(tmp_path) -> None:
     run.save(tmp_path / "run")
     again = Run.load(tmp_path / "run")
     assert again.to_json() == run.to_json()
+
+
+def test_next_steps_name_a_loaded_model_as_it_was_asked_for() -> None:
+    loaded = load("init:tiny-bert")
+    assert spec_of(loaded) == "init:tiny-bert"
+    assert spec_of(load(loaded.model)) is spec_of(loaded.model) is None

@@ -11,6 +11,7 @@ from torch import nn
 
 from rankscope.linalg.precision import float_floor, lowered_products
 from rankscope.models.inputs import Prepared
+from rankscope.models.loading import LoadedModel
 from rankscope.models.loading.devices import device_of
 from rankscope.models.stream import Stream
 from rankscope.runs.provenance import Provenance
@@ -136,8 +137,10 @@ def _arithmetic(loaded: Described, dtypes: set[torch.dtype]) -> str | None:
     return (f"{names} (products in {lowered})" if lowered else names) or None
 
 
-def spec_of(model: str | Path | nn.Module) -> str | None:
+def spec_of(model: str | Path | nn.Module | LoadedModel) -> str | None:
     """How a model was named, for the commands a verdict suggests; None for a module."""
+    if isinstance(model, LoadedModel):
+        return None if model.origin == "memory" else model.spec
     return None if isinstance(model, nn.Module) else str(model)
 
 

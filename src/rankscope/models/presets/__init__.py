@@ -1,4 +1,4 @@
-"""Architectures that ``init:NAME`` can build at random: published shapes and a tiny twin of each family."""
+"""Architectures that ``init:NAME`` can build at random: published shapes, a tiny twin of each family, a deep one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import MappingProxyType
 from rankscope.errors import UnknownNameError
 from rankscope.models.presets.real import REAL
 from rankscope.models.presets.record import InputKind, Preset
-from rankscope.models.presets.tiny import TINY_AUDIO, TINY_DECODERS, TINY_ENCODERS, TINY_SEQ2SEQ, TINY_VISION
+from rankscope.models.presets.tiny import DEEP, TINY_AUDIO, TINY_DECODERS, TINY_ENCODERS, TINY_SEQ2SEQ, TINY_VISION
 
 __all__ = ["PRESETS", "TINY_PRESETS", "InputKind", "Preset", "preset"]
 
@@ -23,7 +23,7 @@ def _by_name(presets: tuple[Preset, ...]) -> Mapping[str, Preset]:
 
 
 PRESETS: Mapping[str, Preset] = _by_name(
-    (*REAL, *TINY_ENCODERS, *TINY_DECODERS, *TINY_SEQ2SEQ, *TINY_VISION, *TINY_AUDIO)
+    (*REAL, *DEEP, *TINY_ENCODERS, *TINY_DECODERS, *TINY_SEQ2SEQ, *TINY_VISION, *TINY_AUDIO)
 )
 TINY_PRESETS: tuple[str, ...] = tuple(name for name in PRESETS if name.startswith("tiny-"))
 

@@ -21,6 +21,23 @@ def _encoder(family: str, model_type: str, model_class: str = "AutoModel", **cha
     return Preset(f"tiny-{family}", model_type, config, model_class, "text", f"{family}, 3 blocks of width 32")
 
 
+DEEP: tuple[Preset, ...] = (
+    Preset(
+        "deep-bert",
+        "bert",
+        {
+            "vocab_size": 1000,
+            "hidden_size": 64,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 4,
+            "intermediate_size": 256,
+            "initializer_range": 0.125,
+        },
+        summary="bert, 24 blocks of width 64, weights of variance 1/64: collapses at initialisation",
+    ),
+)
+"""Small networks in which tokens collapse although nothing was removed."""
+
 TINY_ENCODERS: tuple[Preset, ...] = (
     _encoder("bert", "bert"),
     _encoder("roberta", "roberta"),
