@@ -126,14 +126,14 @@ def test_the_slider_moves_tokens_and_the_play_button_runs(browser: Any, address:
         assert page.locator(".where").inner_text() == "first tokens"
         place = (token.get_attribute("cx"), token.get_attribute("cy"))
         slider.fill("8")
-        assert page.locator(".where").inner_text() == "block 8"
+        assert page.locator(".where").inner_text() == "after block 7"
         assert (token.get_attribute("cx"), token.get_attribute("cy")) != place
         chart = page.locator("svg.curve.wide")
         assert chart.locator(".cursor").get_attribute("x1") == chart.get_attribute("data-right").removesuffix(".0")
         page.get_by_role("button", name="Play", exact=True).click()
         page.get_by_role("button", name="Pause", exact=True).wait_for()
         page.get_by_role("button", name="Play", exact=True).wait_for()
-        assert page.locator(".where").inner_text() == "block 8"
+        assert page.locator(".where").inner_text() == "after block 7"
 
 
 def test_a_remedy_draws_a_second_curve(browser: Any, address: str) -> None:

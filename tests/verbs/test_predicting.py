@@ -264,7 +264,7 @@ def test_without_a_norm_nothing_overflows_in_silence() -> None:
     assert math.isfinite(run.extra["final"]["mean"])
     assert not field["applies"]
     assert any("stay that small" in one["assumption"] and not one["holds"] for one in field["assumptions"])
-    with pytest.raises(InputError, match=r"leave the range of float64 in block \d+ of 60.*norm='none'"):
+    with pytest.raises(InputError, match=r"leave the range of float64 after \d+ of 60 blocks.*norm='none'"):
         rankscope.predict(bare.changed(depth=60, weight_std=20.0), seeds=1)
     with pytest.raises(InputError, match="every token is zero"):
         rankscope.predict(bare.changed(skip_gain=0.0, value_std=0.0), seeds=1)

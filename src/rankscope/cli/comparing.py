@@ -9,7 +9,7 @@ import typer
 
 from rankscope.cli import parameters
 from rankscope.cli.showing import save_figure
-from rankscope.cli.streams import print_json, remarks_console
+from rankscope.cli.streams import print_json, remarks_console, results_console
 from rankscope.cli.verb_commands import split_names
 
 
@@ -46,7 +46,12 @@ def compare_command(
         rankscope.report([a, b], output, comparison=found)
     if as_json:
         print_json(found.to_json())
+    elif quiet:
+        typer.echo(found.verdict)
     else:
-        typer.echo(found.verdict if quiet else str(found))
+        from rankscope.runs.compare_show import document
+        from rankscope.views.terminal import print_document
+
+        print_document(document(found), results_console())
     if output is not None and not quiet:
         remarks_console().print(f"wrote {output}", markup=False)

@@ -13,6 +13,7 @@ from rankscope.cli import processes
 from rankscope.cli.completing import complete_site, complete_spec
 from rankscope.cli.interrupting import keeping
 from rankscope.cli.showing import fail_where, show_answer, show_run, wants_progress, work_of
+from rankscope.cli.streams import remarks_console
 from rankscope.options import Option
 from rankscope.verbs._spec import Verb, function_at
 
@@ -100,6 +101,8 @@ def _run_and_show(verb: Verb, values: Mapping[str, Any]) -> None:
         arguments["work"] = work_of(values["offload"], values["work"], out)
     if verb.is_shared:
         arguments["parallel"] = processes.way(values["parallel"])
+    if arguments["progress"] and "model" in arguments:
+        remarks_console().print(f"Loading {arguments['model']} ...", markup=False, style="dim")
     with keeping(out):
         run = _called(verb, arguments)
     if not processes.is_first():

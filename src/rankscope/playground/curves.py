@@ -67,21 +67,22 @@ def _grid(plane: Plane) -> list[str]:
         parts.append(f'<text class="tick" x="{plane.left - 8}" y="{y + 4:.1f}" text-anchor="end">{text}</text>')
     low = plane.height - BOTTOM + 18
     parts += [
-        f'<text class="tick" x="{plane.x(block):.1f}" y="{low}" text-anchor="middle">{block}</text>'
-        for block in _blocks(plane)
+        f'<text class="tick" x="{plane.x(block):.1f}" y="{low}" text-anchor="middle">{name}</text>'
+        for block, name in _blocks(plane)
     ]
     middle = (plane.left + plane.width - RIGHT) / 2
     parts.append(
         f'<text class="title" x="{middle:.0f}" y="{plane.height - 6}" text-anchor="middle">'
-        "block (0: the first tokens)</text>"
+        "block (in: the first tokens)</text>"
     )
     return parts
 
 
-def _blocks(plane: Plane) -> list[int]:
+def _blocks(plane: Plane) -> list[tuple[int, str]]:
+    """Positions and names of the ticks: ``in`` for the first tokens, then the number of a block, from 0."""
     most = 6 if plane.width < 500 else 12
     step = next(size for size in (1, 2, 3, 4, 6, 8, 12, 16, 24) if plane.depth / size <= most)
-    return list(range(0, plane.depth + 1, step))
+    return [(0, "in"), *((block + 1, str(block)) for block in range(0 if step == 1 else step, plane.depth, step))]
 
 
 def _floors(picture: Picture, plane: Plane) -> list[str]:
@@ -91,7 +92,7 @@ def _floors(picture: Picture, plane: Plane) -> list[str]:
         word = f"{SHORT[name]} floor"
         if sight.block is not None:
             word += f": block {sight.block}"
-            x = plane.x(sight.block)
+            x = plane.x(sight.block + 1)
             parts.append(f'<circle class="reached {SHORT[name]}" cx="{x:.1f}" cy="{y:.1f}" r="4"/>')
         at, anchor = (plane.width - RIGHT - 2, "end") if plane.axis.stretched else (plane.left + 4, "start")
         parts.append(

@@ -60,7 +60,7 @@ class Sight:
 
     Attributes:
         floor: relative residual at and below which the format shows its own rounding.
-        block: first block, from 1, after which the exact curve is at or below the floor; None if it stays above.
+        block: first block after which the exact curve is at or below the floor; None if it stays above.
         log10_relative: as measured by a forward pass in this format; minus infinity if tokens are equal in it.
     """
 

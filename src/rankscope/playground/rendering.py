@@ -87,7 +87,7 @@ def _slows(picture: Picture) -> bool:
 
 def _facts(picture: Picture) -> Iterator[tuple[str, str]]:
     course = picture.course.log10_relative
-    yield f"tokens differ after block {picture.choices.depth} by", f"{power(course[-1])} of themselves"
+    yield f"tokens differ after block {picture.choices.depth - 1} by", f"{power(course[-1])} of themselves"
     yield "state, as measure names it", escape(in_words(read_logs(np.array(course[1:])[:, None])))
     order = picture.course.order[-1]
     lost = "tokens are equal" if course[-1] == -math.inf else "too small a residual to measure it"
@@ -165,7 +165,8 @@ def _row(picture: Picture, given: TokenCourse | None, block: int) -> str:
     cells += [_cell(sight.log10_relative[block]) for sight in picture.sights.values()]
     if given is not None:
         cells += [_cell(given.log10_relative[block]), _cell(given.order[block - 1]) if block else ""]
-    return f'<tr><th scope="row">{block}</th>{"".join(f"<td>{cell}</td>" for cell in cells)}</tr>'
+    name = str(block - 1) if block else "in"
+    return f'<tr><th scope="row">{name}</th>{"".join(f"<td>{cell}</td>" for cell in cells)}</tr>'
 
 
 def _cell(value: float) -> str:

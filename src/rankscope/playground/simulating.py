@@ -145,7 +145,8 @@ def _sight(model: Transformer, tokens: Tensor, dtype: torch.dtype, relative: Seq
         x = block(x)
         seen.append(_read(x))
     floor = float_floor(dtype)
-    return Sight(floor, float_visible_depth(relative[1:], floor), tuple(seen))
+    passed = float_visible_depth(relative[1:], floor)
+    return Sight(floor, None if passed is None else passed - 1, tuple(seen))
 
 
 def _read(x: Tensor) -> float:

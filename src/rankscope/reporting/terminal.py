@@ -10,7 +10,7 @@ from rankscope.reporting.states import state_of
 from rankscope.runs.presenting import document_of
 from rankscope.runs.run import Run
 from rankscope.views import Column, Table
-from rankscope.views.terminal import print_document, print_table
+from rankscope.views.terminal import WORDS_WIDTH, print_document, print_table
 
 
 def print_run(run: Run, console: Console) -> None:
@@ -23,5 +23,8 @@ def print_entries(rows: Sequence[Mapping[str, str]], console: Console) -> None:
     if not rows:
         console.print("nothing registered")
         return
-    columns = [Column(name, align="left", width="" if place == 0 else "wide") for place, name in enumerate(rows[0])]
+    columns = []
+    for place, name in enumerate(rows[0]):
+        wordy = max(len(row[name]) for row in rows) > WORDS_WIDTH
+        columns.append(Column(name, align="left", width="wide" if wordy else "", spare=0 if wordy else place))
     print_table(Table(columns, [list(row.values()) for row in rows]), console)

@@ -115,7 +115,7 @@ def predicted_sentence(
         )
     low, high = interval
     within = "" if math.isnan(low) else f" ({_power(low)} to {_power(min(0.0, high))} in 95% of initialisations)"
-    return f"{words}; {when}. After block {depth} the relative residual is {_power(final)}{within}."
+    return f"{words}; {when}. After the last block ({depth - 1}) the relative residual is {_power(final)}{within}."
 
 
 def _power(log10: float) -> str:

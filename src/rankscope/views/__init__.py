@@ -30,6 +30,7 @@ Colours, markers and greys are those of :mod:`rankscope.views.palette`.
 """
 
 from rankscope.views.charts import (
+    BEFORE,
     BarChart,
     Guide,
     HeatMap,
@@ -45,6 +46,7 @@ from rankscope.views.documents import Document, Part, Section
 from rankscope.views.tables import UNDEFINED, Cell, Column, Mark, Row, Table, measured, number
 
 __all__ = [
+    "BEFORE",
     "UNDEFINED",
     "BarChart",
     "Cell",

@@ -12,6 +12,9 @@ from numpy.typing import ArrayLike
 LOG_DECADES = 2.0
 """Values that span more decades than this get a logarithmic axis."""
 
+BEFORE = -1
+"""Place of the tokens that enter block 0 on an axis of blocks; its tick says ``in``."""
+
 Dash = str | tuple[int, tuple[float, ...]]
 
 

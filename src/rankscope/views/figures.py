@@ -7,7 +7,6 @@ and draw into its axes with the other functions. pyplot is never imported.
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rankscope.errors import MissingExtraError
-from rankscope.views.charts import BarChart, Guide, HeatMap, Line, LineChart, Note, Panel, Plot, Style
+from rankscope.views.charts import BEFORE, BarChart, Guide, HeatMap, Line, LineChart, Note, Panel, Plot, Style
 from rankscope.views.palette import FAINT, FLOOR_ZONE, GRID, INK, MARKERS, OTHERS, SERIES, SOFT
 from rankscope.views.tables import number
 
@@ -65,6 +64,10 @@ def draw(plot: Plot, asked_by: str = "Run.plot") -> Figure:
     """
     rows = max(1, math.ceil(len(plot.panels) / plot.columns))
     lines = plot.panels[0].lines if plot.shared_legend and isinstance(plot.panels[0], LineChart) else ()
+    named = [0.0] * plot.columns
+    for place, panel in enumerate(plot.panels):
+        if not lines:
+            named[place % plot.columns] = max(named[place % plot.columns], _legend_inches(panel))
     with drawing_style(asked_by):
         figure, grid = headed_figure(
             plot.title,
@@ -74,6 +77,7 @@ def draw(plot: Plot, asked_by: str = "Run.plot") -> Figure:
             panel_size=plot.panel_size,
             widths=plot.widths,
             legend_rows=math.ceil(len(lines) / 2),
+            legend_inches=sum(named),
             asked_by=asked_by,
         )
         places = [axes for row in grid for axes in row]
@@ -98,6 +102,7 @@ def headed_figure(
     panel_size: tuple[float, float] = (3.5, 2.45),
     widths: Sequence[float] = (),
     legend_rows: int = 0,
+    legend_inches: float = 0.0,
     asked_by: str = "Run.plot",
 ) -> tuple[Figure, list[list[Axes]]]:
     """A grid of empty panels under a title and a sentence.
@@ -110,6 +115,7 @@ def headed_figure(
         panel_size: width and height of a panel in inches.
         widths: relative widths of the columns.
         legend_rows: rows to reserve for a legend below all panels.
+        legend_inches: width to add for legends at the right of panels.
         asked_by: what the reader called, for the message.
 
     Raises:
@@ -118,8 +124,10 @@ def headed_figure(
     with drawing_style(asked_by):
         from matplotlib.figure import Figure
 
-        width = max(panel_size[0] * columns, NARROWEST_INCHES)
-        bold, plain = textwrap.wrap(title, int(width * 12)), textwrap.wrap(subtitle, int(width * 14.5))
+        width = max(panel_size[0] * columns + legend_inches, NARROWEST_INCHES)
+        # Hinting makes drawn letters up to 4% wider than their outlines.
+        bold = wrapped(title, width * 0.93, 9.5, "bold")
+        plain = [line for part in subtitle.split("\n") for line in wrapped(part, width * 0.93, 8.5)]
         below = 0.14 + 0.18 * len(bold)
         head = below + 0.17 * len(plain) + 0.12
         foot = 0.12 + 0.18 * legend_rows if legend_rows else 0.0
@@ -132,6 +140,43 @@ def headed_figure(
         figure.text(0.012, 1 - below / height, "\n".join(plain), va="top", size=8.5, color=INK, linespacing=1.35)
         grid = figure.subplots(rows, columns, squeeze=False, width_ratios=list(widths) or None)
     return figure, [list(row) for row in grid]
+
+
+def wrapped(text: str, inches: float, size: float, weight: str = "normal") -> list[str]:
+    """Lines of ``text`` that are at most ``inches`` wide, by the outlines of its letters; a longer word is broken."""
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.textpath import text_to_path
+
+    font = FontProperties(family=TYPE["font.family"], size=size, weight=weight)
+
+    def fits(words: str) -> bool:
+        is_math = words.count("$") > 1
+        return bool(text_to_path.get_text_width_height_descent(words, font, ismath=is_math)[0] <= 72 * inches)
+
+    lines: list[str] = []
+    for word in text.split():
+        if lines and fits(f"{lines[-1]} {word}"):
+            lines[-1] += f" {word}"
+            continue
+        while len(word) > 1 and not fits(word):
+            end = next(end for end in range(len(word) - 1, 0, -1) if end == 1 or fits(word[:end]))
+            lines.append(word[:end])
+            word = word[end:]
+        lines.append(word)
+    return lines
+
+
+def _legend_inches(panel: Panel) -> float:
+    """Width of the legend at the right of a panel; 0 if it has none."""
+    if not isinstance(panel, LineChart) or panel.names != "legend":
+        return 0.0
+    names = [panel.legend_title, *(line.name for line in panel.lines), *(guide.label for guide in _beside(panel))]
+    return 0.45 + 0.058 * max(map(len, names)) if any(names) else 0.0
+
+
+def _beside(panel: LineChart) -> list[Guide]:
+    """Guides that are named in the legend, not in the panel: vertical lines."""
+    return [guide for guide in panel.guides if guide.axis == "x" and guide.kind == "level"]
 
 
 def for_notebooks(figure: Figure) -> Figure:
@@ -176,9 +221,12 @@ def _draw_lines(axes: Axes, chart: LineChart, *, legend: bool) -> None:
         _draw_note(axes, note)
     if chart.names == "ends" and len(lines) > 1:
         _name_ends(axes, lines)
-    elif legend and chart.names == "legend" and any(line.name for line in lines):
-        title = chart.legend_title or None
-        axes.legend(frameon=False, fontsize=7.5, labelcolor=INK, loc="best", title=title, title_fontsize=7)
+    elif legend and _legend_inches(chart):
+        # Outside: a legend inside the axes covers a line sooner or later.
+        axes.legend(
+            frameon=False, fontsize=7.5, labelcolor=INK, loc="upper left", bbox_to_anchor=(1.0, 1.0),
+            title=chart.legend_title or None, title_fontsize=7, alignment="left", borderaxespad=0.2,
+        )  # fmt: skip
 
 
 def _styled(lines: Sequence[Line]) -> tuple[Line, ...]:
@@ -217,16 +265,19 @@ def draw_line(axes: Axes, line: Line) -> None:
 def _x_axis(axes: Axes, chart: LineChart) -> None:
     from matplotlib.ticker import MaxNLocator
 
+    whole = MaxNLocator(nbins=7, integer=True, min_n_ticks=1)
     if chart.log_x:
         axes.set_xscale("symlog", linthresh=10, linscale=0.6)
     else:
-        axes.xaxis.set_major_locator(MaxNLocator(nbins=7, integer=True, min_n_ticks=1))
-    if chart.x_range is not None:
-        axes.set_xlim(*chart.x_range)
-        return
+        axes.xaxis.set_major_locator(whole)
     every = np.concatenate([_floats(line.x) for line in chart.lines])
-    pad = max(0.5, 0.03 * float(every.max() - every.min()))
-    axes.set_xlim(float(every.min()) - pad, float(every.max()) + pad)
+    first, last = (float(every.min()), float(every.max())) if chart.x_range is None else chart.x_range
+    pad = max(0.5, 0.03 * (last - first)) if chart.x_range is None else 0.0
+    axes.set_xlim(first - pad, last + pad)
+    if chart.x_label == "block" and first == BEFORE:
+        room = (last - first) / 20
+        blocks = [tick for tick in whole.tick_values(0, last) if BEFORE + room < tick <= last]
+        axes.set_xticks([BEFORE, *blocks], ["in", *(f"{block:.0f}" for block in blocks)])
 
 
 def _draw_guide(axes: Axes, guide: Guide) -> None:
@@ -247,15 +298,27 @@ def _draw_guide(axes: Axes, guide: Guide) -> None:
     elif guide.kind == "level" and guide.axis == "y":
         axes.axhline(guide.value, color=FAINT, linewidth=0.8, zorder=1)
         axes.annotate(
-            guide.label, (0.01, guide.value), xycoords=axes.get_yaxis_transform(), xytext=(0, 2.5),
-            textcoords="offset points", va="bottom", size=7.5, color=FAINT,
+            guide.label, (_quiet_end(axes, guide.value), guide.value), xycoords=axes.get_yaxis_transform(),
+            xytext=(0, 2.5), textcoords="offset points", va="bottom", size=7.5, color=FAINT,
+            ha="left" if _quiet_end(axes, guide.value) < 0.5 else "right",
         )  # fmt: skip
     elif guide.kind == "level":
-        axes.axvline(guide.value, color=FAINT, linewidth=0.8, linestyle=(0, (4, 3)), zorder=1)
-        axes.annotate(
-            guide.label, (guide.value, 0.03), xycoords=axes.get_xaxis_transform(), xytext=(3, 0),
-            textcoords="offset points", rotation=90, va="bottom", size=7.5, color=FAINT,
-        )  # fmt: skip
+        dashed = {"color": FAINT, "linewidth": 0.8, "linestyle": (0, (4, 3))}
+        axes.axvline(guide.value, zorder=1, label=guide.label or "_unnamed", **dashed)
+
+
+def _quiet_end(axes: Axes, value: float) -> float:
+    """Where to write the name of a level: at the end of the axis at which lines are further from it, left if equal."""
+    span = axes.transData + axes.transAxes.inverted()
+    height = span.transform((axes.get_xlim()[0], value))[1]
+    nearest = {0.01: np.inf, 0.99: np.inf}
+    for line in axes.get_lines():
+        points = span.transform(np.column_stack([_floats(line.get_xdata()), _floats(line.get_ydata())]))
+        for end, near in nearest.items():
+            here = points[np.abs(points[:, 0] - end) < 0.3, 1]
+            away = np.abs(here[np.isfinite(here)] - height - 0.03)
+            nearest[end] = min(near, float(away.min(initial=np.inf)))
+    return max(nearest, key=lambda end: nearest[end])
 
 
 def draw_floor(axes: Axes, floor: float, label: str) -> None:

@@ -28,7 +28,7 @@ LIGHT: Mapping[str, str] = {
     "bg": "#faf9f6", "card": "#ffffff", "ink": "#1d2126", "soft": "#565c65", "faint": "#6f757e", "line": "#e4e1da",
     "grid": "#ecebe6", "accent": "#00629a", "wash": "#eef4f8", "field": "#f4f2ec",
     "c0": "#0072b2", "c1": "#d55e00", "c2": "#009e73", "c3": "#cc79a7", "c4": "#56b4e9", "c5": "#7d6b00",
-    "c6": "#6b6f76", "down": "#d55e00", "up": "#0072b2",
+    "c6": "#6b6f76", "c7": "#882255", "down": "#d55e00", "up": "#0072b2",
     "good": "#00674b", "good-bg": "#e7f4ef", "care": "#7a5200", "care-bg": "#fbf1da", "bad": "#a33c00",
     "bad-bg": "#fdebe0", "floor": "#7b3a66", "floor-bg": "#f7eaf2", "plain": "#00629a", "plain-bg": "#eaf2f8",
 }  # fmt: skip
@@ -36,11 +36,16 @@ DARK: Mapping[str, str] = {
     "bg": "#14171b", "card": "#1b1f24", "ink": "#ebe8e2", "soft": "#b0b5bd", "faint": "#969ca6", "line": "#31373f",
     "grid": "#272c33", "accent": "#7cc0ee", "wash": "#1d2a35", "field": "#252b32",
     "c0": "#58ade6", "c1": "#f28c45", "c2": "#35c79b", "c3": "#e3a3c6", "c4": "#9ad6f8", "c5": "#d9c65a",
-    "c6": "#a3a8b0", "down": "#f28c45", "up": "#58ade6",
+    "c6": "#a3a8b0", "c7": "#d9799f", "down": "#f28c45", "up": "#58ade6",
     "good": "#63d3ae", "good-bg": "#17312a", "care": "#eac36c", "care-bg": "#352b17", "bad": "#fb9d68",
     "bad-bg": "#3a2419", "floor": "#e0a3c9", "floor-bg": "#332331", "plain": "#7cc0ee", "plain-bg": "#1a2b38",
 }  # fmt: skip
 """Colours of the report and of the playground in both themes, by purpose."""
+
+ON_PAGE: Mapping[str, str] = {
+    BLUE: "c0", VERMILION: "c1", GREEN: "c2", PURPLE: "c3", SKY: "c4", BLACK: "ink", GREY: "c6", WINE: "c7",
+}  # fmt: skip
+"""The colour of a figure by its name on the page, so that a line has the same colour in both."""
 
 
 def css_variables(theme: Mapping[str, str]) -> str:

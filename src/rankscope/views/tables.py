@@ -72,6 +72,7 @@ class Column:
         trend: values of the whole column, drawn as a small curve below it if the medium supports it.
         term: name of the metric in it, which the page explains.
         width: ``narrow`` and ``wide`` are for words; the page wraps them.
+        spare: columns with a higher number are left out first if a terminal is too narrow, and named.
     """
 
     name: str
@@ -79,6 +80,7 @@ class Column:
     trend: Sequence[float] | None = None
     term: str | None = None
     width: Literal["", "narrow", "wide"] = ""
+    spare: int = 0
 
 
 Row = Sequence[str | Cell] | None

@@ -17,7 +17,8 @@ from rankscope.views.tables import Cell, Column, Mark, Table
 from rankscope.views.trends import sparkline
 
 TREND_WIDTH = 9
-CELL_PADDING = 3
+WORDS_WIDTH = 30
+"""Least width of a column of words, if it has that many."""
 MARK_STYLES: dict[Mark, str] = {
     "floor": TONES["floor"],
     "good": TONES["good"],
@@ -64,9 +65,14 @@ def print_part(part: object, console: Console) -> None:
 
 
 def print_table(table: Table, console: Console) -> None:
-    """Print one table; columns that do not fit follow in a second table, which repeats the first column."""
-    for columns in _fitting(table, console.width):
-        console.print(_rich_table(table, columns, plain=is_plain(console)))
+    """Print one table; columns that do not fit are left out and named below it."""
+    plain = is_plain(console)
+    columns = _fitting(table, console.width, plain=plain)
+    console.print(_rich_table(table, columns, plain=plain))
+    omitted = [column.name for place, column in enumerate(table.head) if place not in columns]
+    if omitted:
+        words = f"Left out at a width of {console.width}: {', '.join(omitted)}. COLUMNS=200 shows them."
+        console.print(Text(words, style="dim"))
 
 
 def is_plain(console: Console) -> bool:
@@ -74,25 +80,23 @@ def is_plain(console: Console) -> bool:
     return not console.encoding.lower().startswith("utf")
 
 
-def _fitting(table: Table, width: int) -> list[list[int]]:
-    """Columns of each part of the table. A table of words is left to rich, which wraps them."""
-    if any(column.width for column in table.head):
-        return [list(range(len(table.head)))]
-    needed = [_needed(table, place) for place in range(len(table.head))]
-    spare = width - 1 - (TREND_WIDTH + CELL_PADDING if table.row_trends else 0)
-    groups: list[list[int]] = [[0]]
-    for place in range(1, len(needed)):
-        if len(groups[-1]) > 1 and sum(needed[one] for one in groups[-1]) + needed[place] > spare:
-            groups.append([0])
-        groups[-1].append(place)
-    return groups
+def _fitting(table: Table, width: int, *, plain: bool) -> list[int]:
+    """The columns that fit: of those with the highest ``spare``, the last is left out first, and the first stays."""
+    gap = 3 if plain else 2
+    needed = [_needed(table, place) + gap for place in range(len(table.head))]
+    room = width - 2 - (TREND_WIDTH + gap if table.row_trends else 0)
+    columns = list(range(len(needed)))
+    while len(columns) > 2 and sum(needed[place] for place in columns) > room:
+        columns.remove(max(columns[1:], key=lambda place: (table.head[place].spare, place)))
+    return columns
 
 
 def _needed(table: Table, place: int) -> int:
     column = table.head[place]
-    words = [*_broken(column.name).split("\n"), *(str(row[place]) for row in table.body)]
+    cells = max((len(str(row[place])) for row in table.body), default=0)
+    name = column.name if column.width else max(_broken(column.name).split("\n"), key=len)
     trend = 0 if column.trend is None else min(TREND_WIDTH, len(column.trend))
-    return max(trend, *map(len, words)) + CELL_PADDING
+    return max(trend, len(name), min(cells, WORDS_WIDTH) if column.width else cells)
 
 
 def _broken(name: str) -> str:
@@ -103,7 +107,7 @@ def _broken(name: str) -> str:
 def _rich_table(table: Table, columns: Sequence[int], *, plain: bool) -> RichTable:
     shape = box.ASCII if plain else box.SIMPLE_HEAD
     trends = any(column.trend is not None for column in table.head)
-    made = RichTable(box=shape, show_footer=trends)
+    made = RichTable(box=shape, show_footer=trends, padding=(0, 1) if plain else (0, 1, 0, 0))
     for place in columns:
         column = table.head[place]
         made.add_column(

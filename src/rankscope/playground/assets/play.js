@@ -121,7 +121,7 @@ class Player {
   }
 
   say(block) {
-    const frame = this.frames[block], words = block ? `block ${block}` : "first tokens";
+    const frame = this.frames[block], words = block ? `after block ${block - 1}` : "first tokens";
     this.slider.value = String(block);
     this.slider.setAttribute("aria-valuetext", words);
     this.root.querySelector(".where").textContent = words;

@@ -11,6 +11,7 @@ from rankscope.reporting.page.safe_text import clipped, visible
 from rankscope.runs.curves import names_in
 from rankscope.runs.run import Run
 from rankscope.verbs.ablate.judge import MEASURE, AblationArm, arms
+from rankscope.verbs.ablate.show import STYLES
 from rankscope.verdicts.states import COLLAPSED_RESIDUAL
 from rankscope.views import UNDEFINED, Cell, Row, Section, Table, number
 
@@ -29,7 +30,7 @@ def ablation_section(run: Run, detail: int) -> Section | None:
             groups.setdefault(setting_of(arm), []).append(arm)
         for setting, members in groups.items():
             lines = [(arm.variant, arm.line) for arm in members]
-            views[metric, setting] = line_view(metric, lines, guides_of(run, metric))
+            views[metric, setting] = line_view(metric, lines, guides_of(run, metric), styles=STYLES)
     if not views:
         return None
     chart = Chart(

@@ -19,7 +19,8 @@ from rankscope.runs.rows import only
 from rankscope.runs.run import Run
 from rankscope.runs.summary import HEADLINE, MAIN_SITES
 from rankscope.verbs.measure.show import guides as run_guides
-from rankscope.views import Guide, spans_decades
+from rankscope.views import Guide, Style, spans_decades
+from rankscope.views.palette import ON_PAGE
 
 ChartKind = Literal["lines", "bars", "waterfall", "heat", "matrix", "multiples"]
 DIGITS = 5
@@ -91,9 +92,10 @@ def plain_list(values: NDArray[np.float64] | Sequence[float]) -> list[float | No
     return [plain(float(value)) for value in values]
 
 
-def series_of(name: str, line: Curve) -> dict[str, Any]:
-    """One line with its band; ``floor`` lists the points at the float floor."""
+def series_of(name: str, line: Curve, style: Style | None = None) -> dict[str, Any]:
+    """One line with its band; ``floor`` lists the points at the float floor. Without a style the page chooses one."""
     return {
+        **({} if style is None else {"colour": ON_PAGE[style.colour]}),
         "name": clipped(name, 40),
         "x": [int(layer) for layer in line.layers],
         "y": plain_list(line.mean),
@@ -109,9 +111,10 @@ def line_view(
     guides: Sequence[Guide] = (),
     *,
     form: str = "number",
+    styles: Mapping[str, Style] | None = None,
 ) -> dict[str, Any]:
-    """A view of a line chart: the metric by block, one line per name."""
-    series = [series_of(name, line) for name, line in lines][:MOST_SERIES]
+    """A view of a line chart: the metric by block, one line per name, in the colours of the figure if given."""
+    series = [series_of(name, line, (styles or {}).get(name)) for name, line in lines][:MOST_SERIES]
     return {
         "metric": metric,
         "series": series,

@@ -14,7 +14,7 @@ from rankscope.runs.curves import Curve, names_in
 from rankscope.runs.run import Run
 from rankscope.runs.summary import stacks_of
 from rankscope.verbs.exact.judge import exact_curves
-from rankscope.verbs.exact.show import exact_table
+from rankscope.verbs.exact.show import STYLES, exact_table
 from rankscope.views import Guide, Section, Table
 
 RELATIVE = "log10_relative_residual"
@@ -32,7 +32,7 @@ def exact_section(run: Run, detail: int) -> Section | None:
             lines = exact_curves(run.table, metric, stack)
             if lines:
                 guides = _floors(run) if metric == RELATIVE else []
-                residuals[metric, name] = line_view(metric, lines.items(), guides, form="power")
+                residuals[metric, name] = line_view(metric, lines.items(), guides, form="power", styles=STYLES)
         if (RELATIVE, name) in residuals:
             relative = exact_curves(run.table, RELATIVE, stack)
             residuals[DIGITS, name] = _digits(run, relative)
@@ -65,7 +65,7 @@ def _digits(run: Run, relative: Mapping[str, Curve]) -> dict[str, Any]:
         return replace(line, mean=digits, low=low, high=high)
 
     guides = [replace(guide, value=-guide.value) for guide in _floors(run)]
-    view = line_view(DIGITS, [(name, turned(line)) for name, line in relative.items()], guides)
+    view = line_view(DIGITS, [(name, turned(line)) for name, line in relative.items()], guides, styles=STYLES)
     return {**view, "log": True}
 
 

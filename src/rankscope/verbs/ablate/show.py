@@ -54,7 +54,11 @@ def _words(setting: Setting) -> str:
 
 def _table(setting: Setting, members: list[AblationArm]) -> Table:
     chosen = shown_layers(members[0].line.layers.size)
-    blocks = [Column(f"block {members[0].line.layers[place]}") for place in chosen]
+    ends = (0, len(chosen) - 1)
+    blocks = [
+        Column(f"block {members[0].line.layers[place]}", spare=0 if number in ends else 1 + number % 2)
+        for number, place in enumerate(chosen)
+    ]
     rows: list[Row] = [
         [
             arm.variant,
@@ -94,7 +98,9 @@ def plot(run: Run, *, metrics: Sequence[str] | None = None, site: str | None = N
         for place, (setting, members) in enumerate(settings.items())
     ]
     size = (4.6 if len(panels) > 1 else 6.4, 3.3)
-    return Plot(facts_line(run), run.verdict, tuple(panels), columns=columns, panel_size=size)
+    names = [line.name for line in panels[0].lines]
+    shared = len(panels) > 1 and all([line.name for line in panel.lines] == names for panel in panels)
+    return Plot(facts_line(run), run.verdict, tuple(panels), columns=columns, panel_size=size, shared_legend=shared)
 
 
 def _chart(run: Run, setting: Setting, members: list[AblationArm], y_label: str) -> LineChart:

@@ -9,7 +9,21 @@ import numpy as np
 from rankscope.runs.document import facts_line, run_document
 from rankscope.runs.summary import shown_lines, stacks_of
 from rankscope.verbs.bound.judge import OURS, PUBLISHED, TheoremGrid, grid_of, rows_of, theorems_in
-from rankscope.views import UNDEFINED, Cell, Document, Guide, Line, LineChart, Part, Plot, Row, Section, Style, Table
+from rankscope.views import (
+    UNDEFINED,
+    Cell,
+    Column,
+    Document,
+    Guide,
+    Line,
+    LineChart,
+    Part,
+    Plot,
+    Row,
+    Section,
+    Style,
+    Table,
+)
 from rankscope.views.palette import BLUE, GREY, VERMILION
 
 if TYPE_CHECKING:
@@ -25,11 +39,50 @@ HEADINGS = {
 MEANING = "log10, mean over sequences; margin: of the hypothesis nearest to failing or failing most, below 0 fails."
 
 
+MOST_WHOLE = 2
+"""A run of more theorems than this shows one row per theorem, so that it fits a screen."""
+
+
 def document(run: Run) -> Document:
-    """For each theorem its sentence, its layers, its depth and the hypotheses that fail."""
-    stacks = stacks_of(run.table)
-    theorems = [_theorem(run, theorem, stack) for theorem in theorems_in(run.table) for stack in stacks]
-    return run_document(run, (*theorems, MEANING))
+    """Of one or two theorems the sentence, layers, depth and hypotheses that fail; of more, one row each."""
+    cases = [(theorem, stack) for theorem in theorems_in(run.table) for stack in stacks_of(run.table)]
+    if len(theorems_in(run.table)) > MOST_WHOLE:
+        return run_document(run, (_overview(run, cases), OVERVIEW))
+    return run_document(run, (*(_theorem(run, theorem, stack) for theorem, stack in cases), MEANING))
+
+
+OVERVIEW = (
+    "applies: whether every hypothesis is met; slack: log10 of bound over measured value, least to largest over "
+    "blocks. --theorems NAME shows the blocks of a theorem and the hypotheses that fail."
+)
+
+
+def _overview(run: Run, cases: list[tuple[str, str | None]]) -> Table:
+    rows: list[Row] = []
+    for theorem, stack in cases:
+        applies = run.extra.get("applies", {}).get(theorem)
+        rows.append(
+            [
+                f"{theorem}, {stack}" if stack else theorem,
+                "" if applies is None else "yes" if applies else "no",
+                _slack(run, theorem, stack),
+                run.extra["quantities"][theorem],
+            ]
+        )
+    columns = [Column("theorem", align="left"), "applies", "slack"]
+    return Table([*columns, Column("quantity bounded", align="left", width="wide")], rows)
+
+
+def _slack(run: Run, theorem: str, stack: str | None) -> str:
+    """The least and the largest mean slack of a block, or that over depth; empty if nothing was measured."""
+    for scope in ("layer", "depth"):
+        grid = grid_of(run.table, theorem, scope, stack)
+        slack = grid.mean("log10_slack") if _any(grid, "log10_slack") else np.empty(0)
+        slack = slack[~np.isnan(slack)]
+        if slack.size:
+            ends = dict.fromkeys(f"{end:.2f}" for end in (slack.min(), slack.max()))
+            return " to ".join(ends)
+    return ""
 
 
 def _theorem(run: Run, theorem: str, stack: str | None) -> Section:

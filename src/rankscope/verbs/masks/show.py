@@ -17,8 +17,10 @@ if TYPE_CHECKING:
     from rankscope.verbs.masks.facts import MaskGraph
 
 COLUMNS = (
-    "tokens", "pairs", "centres", "connected", "radius", "diameter", "lambda_2", "gap", "transient", "to 1e-3",
+    Column("tokens", spare=1), Column("pairs", spare=3), Column("centres", spare=3), Column("connected", spare=1),
+    Column("radius", spare=2), "diameter", "lambda_2", Column("gap", spare=4), "transient", "to 1e-3",
 )  # fmt: skip
+"""The gap is one minus the second eigenvalue, so it is left out first."""
 DEEPEST = -6.0
 AGREEMENT = -3.0
 SURE = ("exact", "simulated", "infinite", "no late")

@@ -88,11 +88,11 @@ def follow(design: Design, seed: int, tokens: int, blocks: int, most_blocks: int
 def _no_residual(x: Tensor, block: int, design: Design) -> str:
     if not float(torch.linalg.vector_norm(x.base if isinstance(x, Deviation) else x)):
         return (
-            f"After block {block} of the design every token is zero, and a relative residual has no meaning. Give "
+            f"After {block} blocks of the design every token is zero, and a relative residual has no meaning. Give "
             "values or a skip a size other than 0 (value_std, output_std, skip_gain)."
         )
     return (
-        f"The tokens of the design leave the range of float64 in block {block} of {design.depth}: it has norm="
+        f"The tokens of the design leave the range of float64 after {block} of {design.depth} blocks: it has norm="
         f"{design.norm!r}, and its stream grows in every block. Give it a norm, or a smaller branch_scale or "
         "weight_std."
     )

@@ -14,7 +14,21 @@ from rankscope.runs.document import run_document
 from rankscope.runs.prediction import AGREEMENT
 from rankscope.runs.rows import only
 from rankscope.runs.summary import shown_lines
-from rankscope.views import Column, Document, Guide, HeatMap, Line, LineChart, Panel, Plot, Row, Style, Table, number
+from rankscope.views import (
+    BEFORE,
+    Column,
+    Document,
+    Guide,
+    HeatMap,
+    Line,
+    LineChart,
+    Panel,
+    Plot,
+    Row,
+    Style,
+    Table,
+    number,
+)
 from rankscope.views.palette import BLACK, BLUE, SERIES
 
 if TYPE_CHECKING:
@@ -70,7 +84,7 @@ def _table(run: Run) -> Table:
         own = sampled[:, place] if place < sampled.shape[1] else np.array([math.nan])
         spread = float(own.std(ddof=1)) if len(own) > 1 else math.nan
         told = [float(grid[0, place]) if place < grid.shape[1] else math.nan for grid in others.values()]
-        label = "tokens" if place == 0 else str(place - 1)
+        label = "in" if place == 0 else str(place - 1)
         rows.append([label, *(_digits(value) for value in (float(own.mean()), spread, *told))])
     columns = [
         Column(SAMPLED, trend=sampled.mean(axis=0)[: depth + 1].tolist()),
@@ -117,22 +131,22 @@ def _chart(run: Run) -> LineChart:
     sampled, depth = curves[SAMPLED], run.extra["design"]["depth"]
     seeds = Style(BLUE, width=1.1)
     lines = [
-        Line("" if seed else "sampled, one line per seed", np.arange(row.size), row, style=seeds)
+        Line("" if seed else "sampled, one line per seed", np.arange(BEFORE, row.size - 1), row, style=seeds)
         for seed, row in enumerate(sampled)
     ]
     for order, (name, grid) in enumerate((name, grid) for name, grid in curves.items() if name != SAMPLED):
         style = Style((BLACK, *SERIES[1:5])[order % 5], dash=DASHES[order % len(DASHES)], width=1.6)
-        lines.append(Line(name.replace("_", " "), np.arange(grid.shape[1]), grid[0], style=style))
+        lines.append(Line(name.replace("_", " "), np.arange(BEFORE, grid.shape[1] - 1), grid[0], style=style))
     furthest = _furthest(sampled, depth)
     low = max(DEEPEST_SHOWN, float(np.nanmin(sampled)) - 0.3)
     guides = [Guide(math.log10(AGREEMENT), "tokens agree to $10^{-3}$")]
-    if depth <= furthest:
-        guides.append(Guide(depth, "depth of the design", axis="x"))
+    if depth - 1 <= furthest:
+        guides.append(Guide(depth - 1, "last block of the design", axis="x"))
     return LineChart(
         "log10 of the relative residual",
         tuple(lines),
         guides=tuple(guides),
-        x_range=(0, furthest),
+        x_range=(BEFORE, furthest),
         y_range=(min(low, math.log10(AGREEMENT) - 0.5), 0.15),
     )
 

@@ -10,14 +10,22 @@ import numpy as np
 from rankscope.runs.document import facts_line, run_document
 from rankscope.verbs.measure.show import floor_guides
 from rankscope.verbs.remedy.judge import NONE
-from rankscope.views import BarChart, Cell, Column, Document, Line, LineChart, Plot, Style, Table, number
+from rankscope.views import BEFORE, BarChart, Cell, Column, Document, Line, LineChart, Plot, Style, Table, number
 from rankscope.views.palette import BLACK, OTHERS, SERIES
 
 if TYPE_CHECKING:
     from rankscope.runs.run import Run
 
 Entry = Mapping[str, Any]
-COLUMNS = ("strength", "residual", "cosine", "factor", "QK/V gradient", "parameters", "time")
+COLUMNS = (
+    Column("strength", spare=1),
+    "residual",
+    "cosine",
+    "factor",
+    "QK/V gradient",
+    Column("parameters", spare=2),
+    "time",
+)
 MEANING = (
     "residual: relative residual after the last block; cosine: mean cosine of tokens there; factor: of the residual "
     "per block; QK/V gradient: that of query and key weights over that of value weights, geometric mean over blocks; "
@@ -94,13 +102,12 @@ def _chart(run: Run, entries: Sequence[Entry], styles: Mapping[str, str]) -> Lin
         values[values <= 0] = np.nan
         width = 2.6 if name == NONE else 1.6 if name in styles else 1.0
         style = Style(styles.get(name, OTHERS), dash="--" if name == NONE else "-", width=width)
-        line = Line(name if name in styles else "", np.arange(values.size), values, style=style)
+        line = Line(name if name in styles else "", np.arange(BEFORE, values.size - 1), values, style=style)
         (named if name in styles else unnamed).append(line)
     known = np.concatenate([np.asarray(line.y) for line in (*named, *unnamed)])
     return LineChart(
         "relative residual",
         (*unnamed, *named),  # grey lines below
-        x_label="blocks passed",
         guides=floor_guides(run),
         log=True,
         y_range=(None, max(1.3, 1.3 * float(np.nanmax(known))) if np.isfinite(known).any() else 1.3),

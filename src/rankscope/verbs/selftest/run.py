@@ -25,10 +25,10 @@ COLUMNS: dict[str, str] = {
     "mu_over_norm": "mu/norm",
     "mean_cosine": "mean cosine",
     "stable_rank": "stable rank",
-    "centred_stable_rank": "centred s.r.",
-    "effective_rank": "erank",
-    "centred_effective_rank": "centred erank",
-    "participation_ratio": "participation",
+    "centred_stable_rank": "centred stable rank",
+    "effective_rank": "effective rank",
+    "centred_effective_rank": "centred effective rank",
+    "participation_ratio": "participation ratio",
 }
 
 PRINTED: dict[str, tuple[str, ...]] = {
@@ -118,12 +118,13 @@ def selftest(device: torch.device | str | None = None) -> SelfTest:
 def document(result: SelfTest) -> Document:
     """The table, whether its digits are those expected, and the verbs on a device."""
     rows = [
-        [kind, *(as_printed(v, digits) for v, digits in zip(result.values[kind], printed, strict=True))]
-        for kind, printed in PRINTED.items()
+        [name, *(as_printed(result.values[kind][place], printed[place]) for kind, printed in PRINTED.items())]
+        for place, name in enumerate(COLUMNS.values())
     ]
+    kinds = [kind.partition(" (")[0] for kind in PRINTED]
     verdict = "All 40 values agree with the published table." if result.passed else "\n".join(result.differences)
     reading = "No single metric distinguishes these five; a verdict needs several."
-    table = Table([Column("tokens", align="left"), *COLUMNS.values()], rows)
+    table = Table([Column("metric", align="left"), *kinds], rows)
     if not result.verbs:
         return Document("selftest: five kinds of tokens", verdict, parts=(table, reading))
     if result.passed:

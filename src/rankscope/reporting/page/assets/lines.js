@@ -1,7 +1,7 @@
 /* Curves over depth: band, float floor, lines to compare with, a logarithmic axis. */
 
 const DASHES = ["", "7 4", "2 3", "9 3 2 3"];
-const colourOf = (index) => `var(--c${index % 7})`;
+const colourOf = (one, index) => `var(--${one.colour || `c${index % 7}`})`;
 const dashOf = (index) => DASHES[Math.floor(index / 7) % 4];
 const DIRECT_LABELS = 8;
 
@@ -83,7 +83,7 @@ function drawMoments(box, view, x) {
 }
 
 function drawSeries(box, one, index, x, y, domain, log) {
-  const colour = colourOf(index);
+  const colour = colourOf(one, index);
   const height = (value) => (log && value <= 0 ? box.bottom : y.at(Math.max(domain[0], value)));
   const runs = [];
   one.x.forEach((block, i) => {
@@ -116,14 +116,14 @@ function labelEnds(box, view, x, y) {
   view.series.forEach((one, index) => {
     let last = one.y.length - 1;
     while (last >= 0 && !known(one.y[last])) last -= 1;
-    if (last >= 0) ends.push({ index, name: one.name, at: Math.max(box.margin.top, Math.min(box.bottom, y.at(one.y[last] || 0) || box.bottom)) });
+    if (last >= 0) ends.push({ index, colour: colourOf(one, index), name: one.name, at: Math.max(box.margin.top, Math.min(box.bottom, y.at(one.y[last] || 0) || box.bottom)) });
   });
   ends.sort((a, b) => a.at - b.at);
   for (let i = 1; i < ends.length; i += 1) ends[i].at = Math.max(ends[i].at, ends[i - 1].at + 16);
   const over = ends.length ? ends[ends.length - 1].at - (box.bottom + 2) : 0;
   if (over > 0) for (let i = ends.length - 1; i >= 0; i -= 1) ends[i].at = Math.min(ends[i].at, box.bottom + 2 - (ends.length - 1 - i) * 16);
   for (const end of ends) {
-    draw(box.svg, "line", { x1: box.right + 4, x2: box.right + 16, y1: end.at, y2: end.at, stroke: colourOf(end.index), "stroke-width": 3, "stroke-dasharray": dashOf(end.index) });
+    draw(box.svg, "line", { x1: box.right + 4, x2: box.right + 16, y1: end.at, y2: end.at, stroke: end.colour, "stroke-width": 3, "stroke-dasharray": dashOf(end.index) });
     draw(box.svg, "text", { x: box.right + 21, y: end.at + 4, class: "strong" }, end.name);
   }
 }
@@ -147,7 +147,7 @@ function crosshair(plot, box, view, blocks, x, y, names) {
       if (at < 0) return;
       const value = view.form === "power" ? powerWords(one.y[at]) : number(one.y[at]);
       const band = known(one.low[at]) && one.low[at] !== one.high[at] ? ` (${view.form === "power" ? powerWords(one.low[at]) : number(one.low[at])} to ${view.form === "power" ? powerWords(one.high[at]) : number(one.high[at])})` : "";
-      lines.push([colourOf(i), `${one.name ? `${one.name} ` : ""}${value}${band}${one.floor.includes(at) ? ", at the float floor" : ""}`]);
+      lines.push([colourOf(one, i), `${one.name ? `${one.name} ` : ""}${value}${band}${one.floor.includes(at) ? ", at the float floor" : ""}`]);
     });
     hint.show(x(block), box.height / 2, `${view.xlabel || "block"} ${block}`, lines.slice(0, 12));
   };
@@ -170,7 +170,7 @@ function lineTable(view) {
 
 function lineLegend(view, width) {
   if (view.series.length < 2 || (view.series.length <= DIRECT_LABELS && width > 620)) return [];
-  return view.series.map((one, index) => ({ name: one.name, colour: colourOf(index), dash: dashOf(index) }));
+  return view.series.map((one, index) => ({ name: one.name, colour: colourOf(one, index), dash: dashOf(index) }));
 }
 
 /* A curve of a few pixels for a card. */

@@ -78,8 +78,12 @@ function drawWaterfall(plot, view) {
 
 function waterfallLegend(view) {
   const people = [...new Set(view.steps.map((step) => step.who))];
-  return [{ name: "brings tokens together", colour: "var(--down)", block: 1 }, { name: "parts them", colour: "var(--up)", block: 1 },
-    ...people.map((who, i) => ({ name: who, colour: "var(--ink)", block: WHO_OPACITY[i % 4] }))];
+  const drawn = view.steps.filter((step) => known(step.from) && known(step.to));
+  const ways = [["brings tokens together", "var(--down)", (step) => step.to < step.from], ["parts them", "var(--up)", (step) => step.to >= step.from]];
+  const seen = (who) => ways.filter(([, , is]) => drawn.some((step) => (who === null || step.who === who) && is(step)));
+  const both = (colours) => (colours.length === 2 ? `linear-gradient(90deg, ${colours[0]} 50%, ${colours[1]} 50%)` : colours[0]);
+  return [...seen(null).map(([name, colour]) => ({ name, colour, block: 1 })),
+    ...people.filter((who) => seen(who).length).map((who) => ({ name: who, colour: both(seen(who).map(([, colour]) => colour)), block: WHO_OPACITY[people.indexOf(who) % 4] }))];
 }
 
 const waterfallTable = (view) => ({ head: ["block", "part", "before", "after", "decades"], rows: view.steps.map((s) => [s.block, s.who, known(s.from) ? number(10 ** s.from) : "undefined", known(s.to) ? number(10 ** s.to) : "undefined", known(s.from) && known(s.to) ? (s.to - s.from).toFixed(4) : ""]) });
