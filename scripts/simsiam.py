@@ -82,6 +82,7 @@ def train(seed: int, *, stop_gradient: bool, steps: int = STEPS) -> dict[str, An
             loss = model.loss(replaced(batch, generator), replaced(batch, generator), stop_gradient=stop_gradient)
             optimiser.zero_grad()
             loss.backward()
+            gauge.after_backward(step)
             optimiser.step()
             losses.append(float(loss.detach()))
             reading = gauge.step(step, loss=loss)

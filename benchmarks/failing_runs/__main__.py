@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.failing_runs.declared import RUNS
+from benchmarks.failing_runs.declared import HEALTHY, RUNS
 from benchmarks.failing_runs.training import DONE, SIZES, run
 
 
@@ -31,7 +31,8 @@ def folder_of(keep: Path, name: str, seed: int, size: str) -> Path:
 
 def train(options: argparse.Namespace) -> int:
     """Train what is missing."""
-    names = [name for name in RUNS if not options.only or any(word in name for word in options.only)]
+    offered = [declared.name for declared in HEALTHY] if options.healthy else list(RUNS)
+    names = [name for name in offered if not options.only or any(word in name for word in options.only)]
     wanted = [(name, seed) for seed in options.seeds for name in names]
     missing = [
         (name, seed) for name, seed in wanted if not (folder_of(options.keep, name, seed, options.size) / DONE).exists()
@@ -51,15 +52,16 @@ def train(options: argparse.Namespace) -> int:
 
 def evaluate(options: argparse.Namespace) -> int:
     """Print what every detector says about the stored runs."""
-    from benchmarks.failing_runs.evaluating import facts_of, stored, summary, table
+    from benchmarks.failing_runs.evaluating import facts_of, page, stored, summary, table
 
-    runs = [facts_of(run) for run in stored(options.keep, options.size, options.seeds)]
+    runs = [facts_of(run) for size in options.size for run in stored(options.keep, size, options.seeds)]
     print(table(runs))
     found = summary(runs)
     print(json.dumps(found, indent=1))
     if options.out is not None:
         told = {"date": date.today().isoformat(), "size": options.size, "summary": found, "runs": runs}
         options.out.write_text(json.dumps(told, indent=1) + "\n")
+        options.out.with_suffix(".inc").write_text(page(runs))
     return 0
 
 
@@ -72,14 +74,15 @@ def main() -> int:
     training.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     training.add_argument("--size", choices=SIZES, default="tiny")
     training.add_argument("--only", nargs="+", help="names of runs, or parts of names")
+    training.add_argument("--healthy", action="store_true", help="the healthy runs only, for the rate of false alarms")
     training.add_argument("--workers", type=int, default=2)
     training.add_argument("--live", action="store_true", help="raise alarms and look for causes while training")
     training.set_defaults(act=train)
     evaluating = commands.add_parser("evaluate", help="evaluate detectors on the stored runs")
     evaluating.add_argument("--keep", type=Path, required=True, help="folder of the runs")
     evaluating.add_argument("--seeds", type=int, nargs="+", help="all that are stored, if not given")
-    evaluating.add_argument("--size", choices=SIZES, default="tiny")
-    evaluating.add_argument("--out", type=Path, help="file for the numbers")
+    evaluating.add_argument("--size", choices=SIZES, nargs="+", default=["tiny"])
+    evaluating.add_argument("--out", type=Path, help="file for the numbers; the tables are written beside it (.inc)")
     evaluating.set_defaults(act=evaluate)
     options = parser.parse_args()
     return int(options.act(options))

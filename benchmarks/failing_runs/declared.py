@@ -48,16 +48,16 @@ class Declared:
     options: frozenset[str] = frozenset()
 
 
-_ATTENTION, _SKIP = ("attention",), ("skip",)
+_ATTENTION, _SKIP, _RATE = ("attention",), ("skip",), ("rate",)
 _COLLAPSE = (*TOKENS_ALARMS, CHANGED, REBUILT)
 
 FAULTY: tuple[Declared, ...] = (
-    Declared("post-norm, high rate", "none", 0, TOKENS_ALARMS, family="post", layers=8, rate=1e-2, warmup=0),
-    Declared("post-norm masked, high rate", "none", 0, TOKENS_ALARMS, family="post-mlm", objective="masked",
+    Declared("post-norm, high rate", "none", 0, TOKENS_ALARMS, _RATE, family="post", layers=8, rate=1e-2, warmup=0),
+    Declared("post-norm masked, high rate", "none", 0, TOKENS_ALARMS, _RATE, family="post-mlm", objective="masked",
              layers=8, rate=1e-2, warmup=0),
     Declared("post-norm, 16 layers", "none", 0, TOKENS_ALARMS, family="post", layers=16, warmup=0),
     Declared("scores grow from the start", "sharper", 0, ("entropy_collapse",), _ATTENTION),
-    Declared("scores grow", "sharper", ONSET, ("entropy_collapse", CHANGED), _ATTENTION, family="pre-mlm",
+    Declared("scores grow", "sharper, faster", ONSET, ("entropy_collapse", CHANGED), _ATTENTION, family="pre-mlm",
              objective="masked"),
     Declared("skips removed", "no skip", ONSET, _COLLAPSE, _SKIP),
     Declared("skips removed, post-norm", "no skip", ONSET, _COLLAPSE, _SKIP, family="post-mlm", objective="masked",
@@ -65,14 +65,16 @@ FAULTY: tuple[Declared, ...] = (
     Declared("skips halved", "half skip", ONSET, _COLLAPSE, _SKIP),
     Declared("skips halved, post-norm", "half skip", ONSET, _COLLAPSE, _SKIP, family="post-mlm", objective="masked",
              rate=5e-4, warmup=40),
-    Declared("branches scaled down", "small branch", ONSET, (CHANGED,), ("attention", "mlp")),
+    Declared("branches scaled down", "small branch", ONSET, (CHANGED,), ("branches",)),
     Declared("uniform attention", "uniform", ONSET, (*_COLLAPSE,), _ATTENTION),
     Declared("causal mask lost", "mask", ONSET, (CHANGED, REBUILT), _ATTENTION),
     Declared("one block reset", "reset block", ONSET, _COLLAPSE, ("attention", "mlp", "weights")),
-    Declared("siamese, no stop-gradient", "none", 0, ("input_collapse", "token_collapse"), family="post-mlm",
-             objective="siamese", layers=2, rate=5e-2, warmup=0, batch=32, options=frozenset({"sgd", "no stop"})),
+    Declared("siamese, no stop-gradient", "none", 0, ("input_collapse", "token_collapse"), ("objective",),
+             family="post-mlm", objective="siamese", layers=2, rate=5e-2, warmup=0, batch=32,
+             options=frozenset({"sgd", "no stop"})),
     Declared("weight decay too high", "decay", ONSET, (*_COLLAPSE, "channel_domination"), ("weights",)),
-    Declared("rate drifts up", "rate", ONSET, (*_COLLAPSE, "entropy_collapse", "sink_domination"), ()),
+    Declared("rate drifts up", "rate", ONSET, (*_COLLAPSE, "entropy_collapse", "sink_domination", "update_growth"),
+             _RATE),
     Declared("stream overflows float16", "overflow", ONSET, ("not_finite",), ("activations",), kind="numbers",
              options=frozenset({"half"})),
     Declared("gradients overflow float16", "gradient overflow", ONSET, ("not_finite", "not_finite_gradients"),
@@ -107,6 +109,8 @@ HEALTHY: tuple[Declared, ...] = (
     Declared("Llama", family="llama"),
     Declared("BERT, warm-up", family="bert", objective="masked", rate=5e-4, warmup=40),
     Declared("ViT", family="vit", objective="images", batch=16),
+    Declared("MiniLM, fine-tuned", family="minilm", objective="contrast", rate=3e-5),
+    Declared("adapters", rate=3e-3, options=frozenset({"adapters"})),
     Declared("contrastive", family="pre-mlm", objective="contrast", layers=2, batch=16),
     Declared("siamese, stop-gradient", family="post-mlm", objective="siamese", layers=2, rate=5e-2, warmup=0, batch=32,
              options=frozenset({"sgd"})),

@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks.failing_runs.declared import RUNS, Declared
 from benchmarks.failing_runs.nets import TOKENS
-from benchmarks.failing_runs.training import DONE, EVERY, SIZES
+from benchmarks.failing_runs.training import DONE, SIZES
 from rankscope.monitor import Record, read_record
 from rankscope.monitor.causes import Cause
 from rankscope.monitor.probing import chosen_metrics
@@ -140,6 +140,7 @@ def facts_of(run: Stored) -> dict[str, Any]:
         "readings": len(run.record.readings),
         "alarms": [[name, step] for name, step in found["gauge"]],
         "before_onset": sum(step < onset for _, step in found["gauge"]),
+        "readings_before": sum(reading.step < onset for reading in run.record.readings),
         "right": any(name in declared.right for name, step in found["gauge"] if step >= onset),
         "components": list(declared.components),
         "cause": recognised[0].component if recognised else None,
@@ -168,14 +169,19 @@ def summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         ]
         found["detectors"][name] = {
             "detected": sum(run["first"][name] is not None for run in faulty),
+            "detected_representation": sum(
+                run["first"][name] is not None for run in faulty if run["kind"] == "representation"
+            ),
             "median_lead_over_loss": median(leads) if leads else None,
             "healthy_runs_alarmed": sum(run["first"][name] is not None for run in healthy),
         }
     false = sum(len(run["alarms"]) for run in healthy) + sum(run["before_onset"] for run in faulty)
-    readings += sum(run["sets_in"] // EVERY for run in faulty)
+    readings += sum(run["readings_before"] for run in faulty)
     named = [run for run in faulty if run["cause"] is not None]
     right = [run for run in named if run["cause"] in (run["components"] or ["unknown"])]
+    of_kind = [run for run in faulty if run["kind"] == "representation"]
     found["gauge"] = {
+        "representation": {"runs": len(of_kind), "recognised": sum(run["right"] for run in of_kind)},
         "recognised": sum(run["right"] for run in faulty),
         "false_alarms": false,
         "healthy_readings": readings,
@@ -189,11 +195,51 @@ def summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def table(runs: Sequence[Mapping[str, Any]]) -> str:
     """The runs as Markdown, one row each."""
-    lines = ["| run | seed | alarm | step | loss shows it | cause |", "|---|---|---|---|---|---|"]
+    lines = ["| run | affects | seed | alarm | step | loss shows it | cause |", "|---|---|---|---|---|---|---|"]
     for run in runs:
         name, step = next(((n, s) for n, s in run["alarms"] if s >= run["sets_in"]), ("none", ""))
         loss = run["first"]["loss rises"]
         mark = "" if not run["faulty"] or run["right"] else " (not the right one)" if name != "none" else " (missed)"
-        cells = [run["name"], run["seed"], name.replace("_", " ") + mark, step, "" if loss is None else loss]
+        cells = [
+            run["name"],
+            run["kind"],
+            run["seed"],
+            name.replace("_", " ") + mark,
+            step,
+            "" if loss is None else loss,
+        ]
         lines.append("| " + " | ".join(map(str, [*cells, run["cause"] or ""])) + " |")
     return "\n".join(lines)
+
+
+def page(runs: Sequence[Mapping[str, Any]]) -> str:
+    """The tables of the documentation: detectors beside each other, then every fault."""
+    found = summary(runs)
+    of_kind = found["gauge"]["representation"]["runs"]
+    lines = [
+        "| detector | faults detected | of those that affect the representation | median lead over the loss, steps "
+        "| healthy runs with an alarm |",
+        "|---|---|---|---|---|",
+    ]
+    for name, facts in found["detectors"].items():
+        lead = facts["median_lead_over_loss"]
+        cells = [
+            name,
+            f"{facts['detected']} of {found['faulty_runs']}",
+            f"{facts['detected_representation']} of {of_kind}",
+            "" if lead is None else f"{lead:g}",
+            f"{facts['healthy_runs_alarmed']} of {found['healthy_runs']}",
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    own = found["gauge"]
+    lines += [
+        "",
+        f"The gauge named a cause in {own['causes_named'] - own['causes_not_found']} of {own['causes_named']} "
+        f"recognised faults, {own['causes_right']} of {own['causes_named']} answers were right, and "
+        f'{own["causes_not_found"]} were "not found". It raised {own["false_alarms"]} false alarms in '
+        f"{own['healthy_readings']:,} healthy readings: at most "
+        f"{own['false_alarms_per_reading_at_most']:.1e} per reading (95%, Clopper and Pearson).",
+        "",
+        table([run for run in runs if run["faulty"]]),
+    ]
+    return "\n".join(lines) + "\n"

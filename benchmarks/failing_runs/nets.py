@@ -11,12 +11,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rankscope.models.inputs.text import sample_text
+from rankscope.models.pretrained import pretrained_folder
 
 Place = Literal["pre", "post"]
 TOKENS, HEADS = 24, 2
 SPECIAL = 2
 PAD, HIDDEN = 0, 1
 """Ids of padding and of a masked character."""
+ADAPTER = 4
+"""Rank of an adapter."""
 
 
 def text_ids() -> tuple[Tensor, int]:
@@ -24,6 +27,14 @@ def text_ids() -> tuple[Tensor, int]:
     text = sample_text()
     number = {letter: place + SPECIAL for place, letter in enumerate(sorted(set(text)))}
     return torch.tensor([number[letter] for letter in text]), len(number) + SPECIAL
+
+
+def words() -> tuple[Tensor, int]:
+    """The same text in the tokens of MiniLM (``./dev fetch minilm``)."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(pretrained_folder("minilm"))
+    return torch.tensor(tokenizer(sample_text(), add_special_tokens=False)["input_ids"]), len(tokenizer)
 
 
 def windows(ids: Tensor, count: int, generator: torch.Generator, tokens: int = TOKENS) -> Tensor:
@@ -126,6 +137,8 @@ def _from_transformers(family: str, vocabulary: int, layers: int, width: int) ->
         "vocab_size": vocabulary, "hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": HEADS,
         "intermediate_size": 4 * width, "max_position_embeddings": TOKENS,
     }  # fmt: skip
+    if family == "minilm":
+        return hf.BertModel.from_pretrained(pretrained_folder("minilm"), add_pooling_layer=False)
     if family == "gpt2":
         sizes = {"n_layer": layers, "n_embd": width, "n_head": HEADS, "n_positions": TOKENS}
         return hf.GPT2LMHeadModel(
@@ -140,6 +153,36 @@ def _from_transformers(family: str, vocabulary: int, layers: int, width: int) ->
     return hf.ViTForImageClassification(
         hf.ViTConfig(**shape, image_size=16, patch_size=4, num_channels=1, num_labels=8)
     )
+
+
+class Adapter(nn.Module):
+    """A frozen linear map plus a low-rank one that learns and starts at zero.
+
+    Args:
+        base: the linear map.
+    """
+
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.base = base
+        self.down = nn.Linear(base.in_features, ADAPTER, bias=False)
+        self.up = nn.Linear(ADAPTER, base.out_features, bias=False)
+        nn.init.zeros_(self.up.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Both, added."""
+        return self.base(x) + self.up(self.down(x))
+
+
+def add_adapters(model: nn.Module) -> None:
+    """Adapters on queries and values."""
+    for block in [module for module in model.modules() if isinstance(module, Block)]:
+        block.q_proj, block.v_proj = Adapter(block.q_proj), Adapter(block.v_proj)
+
+
+def encoded(model: nn.Module, input_ids: Tensor) -> Tensor:
+    """The stream after the last block and norm."""
+    return model.encode(input_ids) if isinstance(model, Net) else model(input_ids=input_ids).last_hidden_state
 
 
 def images(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:

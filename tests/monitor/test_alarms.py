@@ -32,6 +32,7 @@ HEALTHY = {
     "batch_padding": 0.2,
     "batch_surprise": 3.0,
     "weight_norm": 1.0,
+    "weight_motion": 1e-3,
     "structure_changes": 0.0,
 }
 BAD = {
@@ -48,6 +49,7 @@ BAD = {
     "sudden_change": {"weight_norm": 9.0},
     "data_shift": {"batch_surprise": 9.0},
     "model_changed": {"structure_changes": 1.0},
+    "update_growth": {"weight_motion": 6e-3},
 }
 
 
@@ -58,7 +60,7 @@ def state(now: Mapping[str, float], start: Mapping[str, float] = HEALTHY) -> Lay
         for metric, value in now.items()
         if metric in ("weight_norm", "batch_surprise")
     }
-    return LayerState(now, start, NULL, largest, changes=changes)
+    return LayerState(now, start, NULL, largest, changes=changes, highest=start, peak=start)
 
 
 def severity(spec: AlarmSpec, now: Mapping[str, float], start: Mapping[str, float] = HEALTHY) -> float:

@@ -60,7 +60,7 @@ def test_numbers_are_those_of_measure() -> None:
     assert reading is not None
     run = measure(model, probe(), metrics=DEFAULT_METRICS)
     for name in DEFAULT_METRICS:
-        site = "block.out" if METRICS[name].side == "tokens" else "attention.probs"
+        site = {"tokens": "block.out", "update": "block.update"}.get(METRICS[name].side, "attention.probs")
         for layer, value in reading.values(name).items():
             rows = [
                 row["value"]

@@ -11,7 +11,7 @@ from torch import nn
 
 from rankscope.monitor import Alarm, Gauge
 from rankscope.monitor.batches import BatchWatch
-from rankscope.monitor.changes import BASE, LEAST_HISTORY, Series
+from rankscope.monitor.changes import LAG, LEAST_HISTORY, Peak, Series
 from tests.monitor.trainings import batches, bert, gpt2, probe
 
 
@@ -155,7 +155,7 @@ def scores(values: list[float]) -> list[float]:
 
 
 def test_jump_scores_in_its_second_reading_and_drift_does_not() -> None:
-    start = BASE + 1 + LEAST_HISTORY
+    start = LEAST_HISTORY + 3
     level = [1.0, 1.1, 0.95] * 10
     found = scores([*level, 3.0, 3.1])
     assert max(found[:-1]) < 2.0
@@ -168,5 +168,20 @@ def test_jump_scores_in_its_second_reading_and_drift_does_not() -> None:
 
 def test_what_did_not_move_needs_a_change_that_can_be_seen() -> None:
     assert max(scores([1.0] * 30 + [1.01] * 5)) < 1.0
-    assert max(scores([1.0] * 30 + [1.5] * 5)) > 10.0
+    assert max(scores([1.0] * 30 + [1.3] * 5)) > 5.0
     assert not any(scores([math.nan] * 30 + [0.0] * 5))
+
+
+def test_jump_in_a_drift_is_seen_against_the_reading_before() -> None:
+    drift = [math.exp(0.2 * n) for n in range(20)]
+    # 0.2 a reading, and 0.6 from a median of five
+    assert scores([*drift, 5.0 * drift[-1], 5.2 * drift[-1]])[-1] > 4.0
+
+
+def test_a_linear_warm_up_stays_below_twice_its_peak_and_an_exponential_rise_does_not() -> None:
+    peak = Peak()
+    ratios = [value / peak.take(float(value)) for value in range(1, 80)]
+    assert max(ratio for ratio in ratios if not math.isnan(ratio)) == pytest.approx((2 * LAG) / LAG)
+    peak = Peak()
+    assert [1.2**n / peak.take(1.2**n) for n in range(40)][-1] == pytest.approx(1.2**LAG)
+    assert peak.largest == 1.2**39

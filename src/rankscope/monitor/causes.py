@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from rankscope.errors import RankscopeError
 from rankscope.metrics import METRICS
 from rankscope.models.inputs import Batch
 from rankscope.models.view import ModelView
-from rankscope.monitor.alarms import AlarmSpec
+from rankscope.monitor.alarms import AlarmSpec, LayerState
 from rankscope.runs.readings import LayerValue
 from rankscope.stream.attention_calls import AttentionCall
 from rankscope.stream.sites import SiteRef, SiteSelection
@@ -31,8 +31,13 @@ LARGEST_ERROR = 0.01
 """Share of the stream that those roundings may be; more, and the branch hides the stream."""
 CARRIED = 0.5
 """Gain below which a skip no longer carries most of the stream."""
+OTHER_BRANCH = 2.0
+"""Factor by which the size of a branch, relative to the stream, has to change to be named."""
 COLLAPSED_ENTRY = 0.1
 """Relative residual of the first block's input below which the embedding is the cause."""
+FAST = 0.02
+"""Change of the weights per step, relative to their norm, above which the learning rate is the cause. In training that
+works it is about 0.001, and at most 0.008 in the healthy runs of our benchmark."""
 MOST_HALVINGS = 3
 _NOT_SHOWN = "Cause not found: a pass of the probe does not show this."
 
@@ -60,12 +65,15 @@ class Structure:
             **Exact** up to rounding. Later adds are left out: after a norm, their stream is not the sum before.
         sees_later: whether attention sees later tokens, by stack and layer.
         entry: relative residual of the first block's input, by stack.
+        branches: size of what each branch adds, relative to the block's input, by stack, layer and branch
+            (``"encoder/3/mlp"``).
     """
 
     shapes: str
     gains: Mapping[str, float]
     sees_later: Mapping[str, bool]
     entry: Mapping[str, float]
+    branches: Mapping[str, float] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """What two sessions of a run compare."""
@@ -100,6 +108,24 @@ class Structure:
             seen = "sees later tokens, which it did not" if self.sees_later[masks[0]] else "no longer sees later tokens"
             found.append(Cause("attention", f"attention {seen} in {_blocks(masks)}"))
         return tuple(found)
+
+    def other_branches(self, before: Structure) -> Cause | None:
+        """The branches that add far more, or far less, than before."""
+        ratios = {
+            name: size / before.branches[name]
+            for name, size in self.branches.items()
+            if size > 0.0 and before.branches.get(name, 0.0) > 0.0
+        }
+        moved = [name for name, ratio in ratios.items() if max(ratio, 1.0 / ratio) >= OTHER_BRANCH]
+        if not moved:
+            return None
+        labels = sorted({name.split("/")[2] for name in moved})
+        first = min(moved, key=_layer_of)
+        words = (
+            f"the branches ({', '.join(labels)}) add {self.branches[first]:.2g} of the stream instead of "
+            f"{before.branches[first]:.2g} in block {_layer_of(first)}, and others than before in {_blocks(moved)}"
+        )
+        return Cause(labels[0] if len(labels) == 1 else "branches", words)
 
     def missing_skips(self, stack: str | None, layer: int) -> Cause | None:
         """The skips up to a layer, if most of them carry less than half of the stream."""
@@ -137,6 +163,8 @@ class _StructureReader:
         self.gains: dict[str, float] = {}
         self.sees_later: dict[str, bool] = {}
         self.entry: dict[str, float] = {}
+        self.branches: dict[str, float] = {}
+        self._size = math.nan
         self._stream: Tensor | None = None
         self._branch: Tensor | None = None
 
@@ -153,12 +181,13 @@ class _StructureReader:
 
     def _take(self, ref: SiteRef, place: str, tensor: Tensor) -> None:
         if ref.site == "block.in":
-            self._stream, self._branch = tensor, None
+            self._stream, self._branch, self._size = tensor, None, float(tensor.double().norm())
             if ref.layer == 0:
                 residual = METRICS["relative_residual"].function
                 self.entry[ref.stack or ""] = float(residual(tensor).mean()) if tensor.ndim == 3 else math.nan
         elif ref.site.endswith(".out"):
             self._branch = tensor if self._branch is None else self._branch
+            self.branches[f"{place}/{ref.site.removesuffix('.out')}"] = float(tensor.double().norm()) / self._size
         elif self._stream is not None and self._branch is not None:
             gain = _gain(tensor, self._branch, self._stream)
             if math.isfinite(gain):
@@ -188,7 +217,7 @@ def read_structure(view: ModelView, batch: Batch) -> Structure:
     shapes = hashlib.sha256()
     for name, parameter in view.model.named_parameters():
         shapes.update(f"{name} {tuple(parameter.shape)};".encode())
-    return Structure(shapes.hexdigest()[:16], reader.gains, reader.sees_later, reader.entry)
+    return Structure(shapes.hexdigest()[:16], reader.gains, reader.sees_later, reader.entry, reader.branches)
 
 
 Severity = Callable[[Sequence[LayerValue]], "tuple[float, float] | None"]
@@ -206,6 +235,32 @@ def cause_of_structure(now: Structure, before: Structure | None, stack: str | No
     if entry < COLLAPSED_ENTRY:
         words = f"Cause: tokens are alike before the first block, relative residual {entry:.2g}."
         return Cause("embedding", words)
+    return None
+
+
+def cause_in_history(state: LayerState, fastest: float) -> Cause | None:
+    """A cause that the run's own history shows: weights that move too fast, or an objective that is satisfied.
+
+    Args:
+        state: of the layer.
+        fastest: largest ``weight_motion`` of any layer of the stack so far.
+    """
+    if fastest >= FAST:
+        return Cause(
+            "rate", f"Cause: the learning rate: weights changed by up to {fastest:.2g} of their norm per step."
+        )
+    if state.settled:
+        words = "Cause: the objective: the gradient of the whole model has nearly vanished in this state."
+        return Cause("objective", words)
+    return None
+
+
+def cause_of_vanished_gradients(state: LayerState, spec: AlarmSpec) -> Cause | None:
+    """Why queries and keys get no gradient, if attention itself is the reason."""
+    entropy, gradient = state.now.get("attention_entropy", math.nan), state.now.get(spec.metrics[0], math.nan)
+    if gradient == 0.0 and entropy > 0.0:
+        words = f"Cause: attention does not depend on queries and keys at all; its entropy is {entropy:.2g}."
+        return Cause("attention", words)
     return None
 
 

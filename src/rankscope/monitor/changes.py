@@ -14,18 +14,29 @@ LEAST_HISTORY = 8
 """Changes that must be known before another one can be called large."""
 KEPT = 24
 """Changes that are remembered."""
-RESOLVED = 0.02
+RESOLVED = 0.05
 """Smallest change, as a share of the value, that earlier changes are taken to allow: what does not move at all, such as
 a frozen layer, would otherwise make every change infinitely large."""
+RESOLVED_OF_BATCH = 0.02
+"""The same for facts about batches, which have no slow phases to hide a change in."""
+
+
+LAG = 8
+"""Readings after which a value counts as one of the past that growth is measured against."""
 
 
 class Series:
     """One metric at one layer over the readings, in constant memory.
 
-    The change of a reading is the distance of its logarithm from the median of the five readings before. A shift of
-    level must show in two readings in a row, both compared with the level before the first of them: the score is the
-    smaller of the two distances, each divided by the largest distance of the same kind that was seen before. What
-    drifts, fast or slowly, changes by similar amounts in every reading and has a score near 1.
+    The change of a reading is the distance of its logarithm from a base: the median of the five readings before, or
+    the reading just before. A shift of level must show in two readings in a row, both compared with the base before the
+    first of them: the score is the smaller of the two distances, each divided by the largest distance of the same kind
+    that was seen before, for the base for which it is larger. What drifts, fast or slowly, changes by similar amounts
+    in every reading and has a score near 1. The median suits values that vary from batch to batch, and the last reading
+    those that drift, whose distance from a median is several readings long.
+
+    Args:
+        resolved: the smallest change that earlier ones are taken to allow.
 
     Example:
         >>> series = Series()
@@ -34,28 +45,73 @@ class Series:
         [1.0, 6.3, 0.9]
     """
 
-    def __init__(self) -> None:
+    def __init__(self, resolved: float = RESOLVED) -> None:
         self._values: deque[float] = deque(maxlen=BASE + 2)
-        self._near: deque[float] = deque(maxlen=KEPT)
-        self._far: deque[float] = deque(maxlen=KEPT)
-        self._pending: float | None = None
+        self._from_median, self._from_last = _Distances(resolved), _Distances(resolved)
 
     def take(self, value: float) -> LevelChange:
         """Add a reading; how far it and the one before are from those before them."""
         if not (math.isfinite(value) and value > 0.0):
             return LevelChange(0.0, math.nan)
         self._values.append(math.log(value))
-        if len(self._values) < BASE + 2:
-            return LevelChange(0.0, math.nan)
         values = list(self._values)
-        level = median(values[:BASE])
-        near, far = values[BASE] - level, values[BASE + 1] - level
-        score = 0.0
+        if len(values) < 3:
+            return LevelChange(0.0, math.nan)
+        last = values[-3]
+        found = LevelChange(self._from_last.score(values[-2] - last, values[-1] - last), math.exp(last))
+        if len(values) == BASE + 2:
+            level = median(values[:BASE])
+            score = self._from_median.score(values[-2] - level, values[-1] - level)
+            found = LevelChange(score, math.exp(level)) if score >= found.score else found
+        return found
+
+
+class _Distances:
+    """The distances of two readings in a row from one base, and the largest of those before."""
+
+    def __init__(self, resolved: float) -> None:
+        self._resolved = resolved
+        self._near: deque[float] = deque(maxlen=KEPT)
+        self._far: deque[float] = deque(maxlen=KEPT)
+        self._pending: float | None = None
+
+    def score(self, near: float, far: float) -> float:
+        """The smaller of both distances, relative to earlier ones; 0 if these are too few, or the two disagree."""
+        found = 0.0
         if len(self._far) >= LEAST_HISTORY and near * far > 0.0:
-            score = min(abs(near) / max(RESOLVED, *self._near), abs(far) / max(RESOLVED, *self._far))
+            found = min(abs(near) / max(self._resolved, *self._near), abs(far) / max(self._resolved, *self._far))
         self._near.append(abs(near))
         # The last distance is that of the reading before, which belongs to the change that is looked for.
         if self._pending is not None:
             self._far.append(self._pending)
         self._pending = abs(far)
-        return LevelChange(score, math.exp(level))
+        return found
+
+
+class Peak:
+    """The largest value of the readings up to eight readings ago, in constant memory.
+
+    A warm-up that raises a value in proportion to the step at most doubles it from there, because as many readings lie
+    before it.
+
+    Example:
+        >>> peak = Peak()
+        >>> [peak.take(float(value)) for value in range(1, 18)][-3:]
+        [nan, 8.0, 9.0]
+    """
+
+    def __init__(self) -> None:
+        self._recent: deque[float] = deque(maxlen=LAG)
+        self._largest, self._number = 0.0, 0
+
+    def take(self, value: float) -> float:
+        """Add a reading; the largest of those at least eight readings before it, NaN if these are fewer than eight."""
+        if len(self._recent) == LAG:
+            self._largest, self._number = max(self._largest, self._recent[0]), self._number + 1
+        self._recent.append(value)
+        return self._largest if self._number >= LAG else math.nan
+
+    @property
+    def largest(self) -> float:
+        """The largest value of all readings."""
+        return max(self._largest, *self._recent)

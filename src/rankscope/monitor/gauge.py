@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,10 +20,17 @@ from rankscope.models.inputs import Padding, TokensPolicy
 from rankscope.models.loading import need_module
 from rankscope.models.stream import Stream, stream_of
 from rankscope.monitor.acting import LOGGER, Action, Actions, CollapseError
-from rankscope.monitor.alarms import AlarmSpec
+from rankscope.monitor.alarms import AlarmSpec, LayerState
 from rankscope.monitor.alarms._spec import JUMP
 from rankscope.monitor.batches import BatchData, BatchWatch
-from rankscope.monitor.causes import Cause, Structure, cause_by_experiment, cause_of_structure
+from rankscope.monitor.causes import (
+    Cause,
+    Structure,
+    cause_by_experiment,
+    cause_in_history,
+    cause_of_structure,
+    cause_of_vanished_gradients,
+)
 from rankscope.monitor.inside import GraphReader, InsideReader, graph_metrics
 from rankscope.monitor.outlets import Outlets, Sink
 from rankscope.monitor.probing import Given, ProbeBattery, ProbePlan, Prober, chosen_metrics
@@ -35,6 +43,9 @@ from rankscope.runs.readings import LOSS, LayerValue, Reading, fact, scalar_name
 Where = Literal["probe", "inside", "graph"]
 STRUCTURE_EVERY = 4
 """Readings between two looks at how the model is put together, each of which costs a pass of the probe."""
+STREAM = "stream_rms"
+OVERFLOWS = 16.0
+"""Growth of the stream since the start of the run that is blamed for numbers that are not finite."""
 
 
 class Gauge:
@@ -124,7 +135,8 @@ class Gauge:
         self._outlets = Outlets(outlets, record if self._ranks.is_first else None, facts, strict=strict)
         self._inside = InsideReader(self._prober, tokens_policy, padding if isinstance(padding, str) else None)
         self._watch, self._references = AlarmWatch(rules), References()
-        self._structure: Structure | None = None
+        # The last but one as well: an alarm that needs two readings may follow a look that has seen the change already.
+        self._structures: deque[Structure] = deque(maxlen=2)
         self._changes: tuple[Cause, ...] = ()
         self._batches = BatchWatch(padding if isinstance(padding, str) else None)
         self._where, self._strict = where, strict
@@ -253,7 +265,7 @@ class Gauge:
         read = self._inside.take() if self._graph is None else self._graph.take()
         if (self._where == "inside" and not read) or not self._meets(step):
             return ()
-        values = (*(read or self._prober.look()), *self._prober.look_at_weights(), *gradients)
+        values = (*(read or self._prober.look()), *self._prober.look_at_weights(step), *gradients)
         values = self._ranks.same_as_first(step, values) if self._prober.needs_all_ranks else values
         return (*values, *self._own(loss, batch))
 
@@ -283,14 +295,19 @@ class Gauge:
                 return Cause(self._changes[0].component, f"Cause: {words}.")
             if spec.blames is not None or layer is None:
                 return Cause(spec.blames or "unknown", "")
-            seen = cause_of_structure(self._prober.structure(), self._structure, stack, layer)
+            state = self._references.states(values)[stack, layer]
+            now, before = self._prober.structure(), self._structures[0] if self._structures else None
+            seen = cause_of_structure(now, before, stack, layer)
+            if seen is None:
+                seen = (
+                    self._cause_of_event(now, before, state, layer)
+                    if spec.is_event
+                    else cause_in_history(state, self._references.fastest(stack))
+                )
+            if seen is None and "qk_to_v_gradient" in spec.metrics:
+                seen = cause_of_vanished_gradients(state, spec)
             if seen is not None:
                 return seen
-            if spec.is_event:
-                change = self._references.states(values)[stack, layer].changes.get("weight_norm")
-                if change is not None and change.score >= JUMP:
-                    return Cause("weights", f"Cause: the weights of block {layer} themselves.")
-                return Cause("unknown", "Cause not found: weights, skips and masks are as they were.")
             return cause_by_experiment(
                 spec,
                 self._prober.depth(stack),
@@ -320,18 +337,29 @@ class Gauge:
         scalars = {**_scalars(values), "rankscope/alarms": float(len(active))}
         return Reading(step, scalars, values, alarms, active, time=time.time())
 
+    @staticmethod
+    def _cause_of_event(now: Structure, before: Structure | None, state: LayerState, layer: int) -> Cause:
+        jumped = {name for name, change in state.changes.items() if change.score >= JUMP}
+        if "weight_norm" in jumped:
+            return Cause("weights", f"Cause: the weights of block {layer} themselves.")
+        other = now.other_branches(before) if before is not None and jumped & {"write_ratio", STREAM} else None
+        if other is not None:
+            return Cause(other.component, f"Cause: {other.words}.")
+        return Cause("unknown", "Cause not found: weights, skips and masks are as they were.")
+
     def _compared(self) -> LayerValue:
         """How the model is put together, compared with what was seen last, here or in an earlier session."""
-        now, before = self._prober.structure(), self._structure
-        self._changes = () if before is None else now.differences(before)
-        self._structure = now
+        now = self._prober.structure()
+        self._changes = now.differences(self._structures[-1]) if self._structures else ()
+        self._structures.append(now)
         self._outlets.describe({"structure": now.to_json()})
         return fact("structure_changes", "structure", float(len(self._changes)))
 
     def _resume(self, step: int, record: Record) -> None:
         """Continue a record: the readings before this step are the history of the run."""
         self._resumes = None
-        self._structure = Structure.from_json(record.facts.get("structure"))
+        structure = Structure.from_json(record.facts.get("structure"))
+        self._structures.extend(() if structure is None else (structure,))
         for reading in record.readings:
             if reading.step < step:
                 self._references.take(reading.table)
@@ -342,12 +370,25 @@ class Gauge:
         """Where the first number that is not finite was seen, and when all were finite last."""
         bad = {row.metric for row in values if row.metric.endswith("not_finite") and row.mean > 0.0}
         since = "" if self._finite is None else f" All numbers were finite at step {self._finite}."
+        if "weights_not_finite" in bad and self._prober.all_weights_bad:
+            return self._cause_of_bad_update(since)
         for of in ("weights", "gradients"):
             if f"{of}_not_finite" in bad:
                 return Cause(of, f"First: {self._prober.not_finite[of]}.{since}")
         if "not_finite" in bad:
             return Cause("activations", f"First: the output of {self._prober.first_not_finite()}.{since}")
         return Cause("loss", f"Weights and the activations of the probe are finite: look at the batch.{since}")
+
+    def _cause_of_bad_update(self, since: str) -> Cause:
+        """An update wrote all weights: its gradient was not finite, perhaps because activations overflowed."""
+        states = {} if self.last is None else self._references.states(self.last.table)
+        sizes = [(state.now.get(STREAM, math.nan), state.highest.get(STREAM, math.nan)) for state in states.values()]
+        grown = max((now / start for now, start in sizes if now > 0.0 and start > 0.0), default=1.0)
+        words = "All weights at once, by an update whose gradient was not finite."
+        if self.last is not None and grown >= OVERFLOWS:
+            words += f" At step {self.last.step} the stream was {grown:.2g} times as large as at the start of the run."
+            return Cause("activations", f"{words}{since}")
+        return Cause("gradients", f"{words}{since}")
 
     @contextmanager
     def _timed(self) -> Iterator[None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from rankscope._types import Status
 from rankscope.linalg.to_host import to_host
 from rankscope.models.view import ModelView
-from rankscope.monitor.gradients import gathered
+from rankscope.monitor.gradients import gathered, local
 from rankscope.runs.readings import LayerValue
 from rankscope.stream.frames import tensors_in
 
@@ -23,6 +23,8 @@ Of = Literal["weight", "gradient"]
 SITE = "block.weights"
 _DEEPEST = 8
 """Levels of tuples and mappings of a module's output that are looked into."""
+_SAMPLED = 1024
+"""Entries of a parameter that are compared with those of the last reading."""
 
 
 @dataclass(frozen=True)
@@ -31,11 +33,15 @@ class ParameterNorms:
 
     Attributes:
         rows: the norm over each block.
+        total: the norm over the whole model.
+        number: how many parameters were looked at.
         not_finite: number of parameters with a NaN or an infinity.
         words: the first of them in the order of the model, and how many of its entries are not finite.
     """
 
     rows: tuple[LayerValue, ...]
+    total: float
+    number: int
     not_finite: int
     words: str
 
@@ -50,15 +56,63 @@ def parameter_norms(view: ModelView, of: Of) -> ParameterNorms:
     norms = dict(zip(named, _norms(list(named.values())), strict=True))
     bad = tuple(name for name, norm in norms.items() if not math.isfinite(norm) and not _all_finite(named[name]))
     squares: dict[tuple[str | None, int], float] = {}
-    homes = {
+    for name, home in _homes(view, norms).items():
+        squares[home] = squares.get(home, 0.0) + norms[name] ** 2
+    rows = [_row(f"{of}_norm", stack, layer, math.sqrt(square)) for (stack, layer), square in squares.items()]
+    total = math.sqrt(math.fsum(norm * norm for norm in norms.values()))
+    return ParameterNorms(tuple(rows), total, len(norms), len(bad), _described(named, bad) if bad else "")
+
+
+class WeightMotion:
+    """How far the weights of each block moved since the last look, by a sample of their entries."""
+
+    def __init__(self) -> None:
+        self._step = 0
+        self._samples: dict[str, Tensor] = {}
+
+    def take(self, view: ModelView, step: int) -> tuple[LayerValue, ...]:
+        r"""Per step, :math:`\|W_t - W_s\|_F / ((t - s) \|W_t\|_F)` over the sampled entries of a block.
+
+        **Estimate.** Nothing at the first look, and of parameters whose shape changed. Of a tensor that is sharded over
+        ranks, the part of this rank is sampled.
+        """
+        named = {name: tensor for name, tensor in _tensors(view.model, "weight") if _is_readable(tensor)}
+        homes = _homes(view, named)
+        now = dict(zip(homes, to_host([_sample(named[name]) for name in homes]), strict=True))
+        now = {name: sample.double() for name, sample in now.items()}
+        before, steps = self._samples, step - self._step
+        self._samples, self._step = now, step
+        moved: dict[tuple[str | None, int], list[float]] = {}
+        for name, home in homes.items():
+            if name in before and before[name].shape == now[name].shape:
+                sums = moved.setdefault(home, [0.0, 0.0])
+                sums[0] += float((now[name] - before[name]).square().sum())
+                sums[1] += float(now[name].square().sum())
+        if steps <= 0:
+            return ()
+        return tuple(
+            _row("weight_motion", stack, layer, math.sqrt(change / size) / steps)
+            for (stack, layer), (change, size) in moved.items()
+            if size > 0.0
+        )
+
+
+def _sample(tensor: Tensor) -> Tensor:
+    flat = _values(local(tensor)).flatten()
+    return flat[:: max(1, len(flat) // _SAMPLED)][:_SAMPLED].clone()
+
+
+def _homes(view: ModelView, names: Iterable[str]) -> dict[str, tuple[str | None, int]]:
+    """Stack and layer of every parameter that belongs to a block."""
+    first = {
         call.module_name: (stack.name, call.first_layer) for stack in view.stacks for call in reversed(stack.calls)
     }
-    for name, norm in norms.items():
-        home = max((home for home in homes if name.startswith(f"{home}.")), key=len, default=None)
-        if home is not None:
-            squares[homes[home]] = squares.get(homes[home], 0.0) + norm * norm
-    rows = [_row(f"{of}_norm", stack, layer, math.sqrt(square)) for (stack, layer), square in squares.items()]
-    return ParameterNorms(tuple(rows), len(bad), _described(named, bad) if bad else "")
+    found = {}
+    for name in names:
+        block = max((block for block in first if name.startswith(f"{block}.")), key=len, default=None)
+        if block is not None:
+            found[name] = first[block]
+    return found
 
 
 def _described(named: Mapping[str, Tensor], bad: Sequence[str]) -> str:

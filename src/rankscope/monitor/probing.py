@@ -26,7 +26,7 @@ from rankscope.monitor.acting import LOGGER
 from rankscope.monitor.causes import Structure, read_structure
 from rankscope.monitor.gradients import BlockProjections, find_projections, gradient_values
 from rankscope.monitor.isolation import beside_training, full_precision
-from rankscope.monitor.parameters import ParameterNorms, parameter_norms, watching_modules
+from rankscope.monitor.parameters import ParameterNorms, WeightMotion, parameter_norms, watching_modules
 from rankscope.remedies import REMEDIES, applied
 from rankscope.runs.readings import LayerValue, fact
 from rankscope.runs.rows import RowWriter, only
@@ -48,6 +48,8 @@ DEFAULT_METRICS = (
     "stable_rank",
     "largest_token_share",
     "largest_channel_share",
+    "stream_rms",
+    "write_ratio",
     "attention_entropy",
 )
 """The default metrics of a gauge: norms, one Gram matrix per layer, and the entropy of attention."""
@@ -215,6 +217,7 @@ class Prober:
     Attributes:
         caveats: how the probe differs from what was given: hashed, random or truncated; known once it is prepared.
         not_finite: which weights and gradients were not finite when they were last looked at, in words.
+        all_weights_bad: whether no parameter was free of NaN and infinity then.
     """
 
     def __init__(self, model: nn.Module, plan: ProbePlan, battery: ProbeBattery) -> None:
@@ -222,7 +225,9 @@ class Prober:
         self.battery = battery
         self.caveats: tuple[str, ...] = ()
         self.not_finite: dict[str, str] = {}
+        self.all_weights_bad = False
         self._plan = plan
+        self._motion = WeightMotion()
         self._ready: tuple[ModelView, Prepared, Mapping[tuple[str | None, int], BlockProjections]] | None = None
 
     @property
@@ -275,16 +280,19 @@ class Prober:
                 LOGGER.warning("The remedy %s could not be tried: %s: %s", name, type(error).__name__, error)
         return found
 
-    def look_at_weights(self) -> tuple[LayerValue, ...]:
-        """Current norms of the weights."""
+    def look_at_weights(self, step: int) -> tuple[LayerValue, ...]:
+        """Current norms of the weights, and how far they moved since the last look."""
         view, _, _ = self.set_up()
-        return self._rows(parameter_norms(view, "weight"), "weights")
+        norms = parameter_norms(view, "weight")
+        self.all_weights_bad = norms.not_finite == norms.number > 0
+        return (*self._rows(norms, "weights"), *self._motion.take(view, step))
 
     def look_at_gradients(self) -> tuple[LayerValue, ...]:
         """Current norms of the gradients."""
         view, _, projections = self.set_up()
         norms = parameter_norms(view, "gradient")
-        return (*gradient_values(self.model, projections), *self._rows(norms, "gradients"))
+        total = (fact("total_gradient_norm", "gradients", norms.total),) if math.isfinite(norms.total) else ()
+        return (*gradient_values(self.model, projections), *self._rows(norms, "gradients"), *total)
 
     def _rows(self, norms: ParameterNorms, of: str) -> tuple[LayerValue, ...]:
         self.not_finite[of] = norms.words

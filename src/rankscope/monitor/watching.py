@@ -14,9 +14,9 @@ from rankscope.linalg.attention import AttentionMatrix
 from rankscope.linalg.precision import float_floor
 from rankscope.metrics import MetricSpec, evaluate
 from rankscope.monitor.alarms import ALARMS, AlarmSpec, Judgement, LayerState, LevelChange
-from rankscope.monitor.alarms._spec import JUMP, TRANSIENT
+from rankscope.monitor.alarms._spec import JUMP, SETTLED, TRANSIENT
 from rankscope.monitor.causes import Cause
-from rankscope.monitor.changes import Series
+from rankscope.monitor.changes import RESOLVED, RESOLVED_OF_BATCH, Peak, Series
 from rankscope.runs.readings import Alarm, LayerValue
 from rankscope.verbs.measure.choosing import DRAWS, gaussian_null
 
@@ -24,6 +24,7 @@ START_READINGS = 3
 """How many of the first readings define the start of the run: their median tolerates one outlier."""
 
 _LARGEST_NULL = 256
+_TOTAL = "total_gradient_norm"
 Place = tuple[str | None, int | None]
 """Stack and layer; a layer of None holds the facts about the whole model and the batch."""
 
@@ -53,18 +54,25 @@ class References:
         self._first: dict[tuple[str, Place], list[float]] = {}
         self._series: dict[tuple[str, Place], Series] = {}
         self._changes: dict[Place, dict[str, LevelChange]] = {}
+        self._peaks: dict[tuple[str, str | None], Peak] = {}
+        self._peak: dict[tuple[str, str | None], float] = {}
 
     def take(self, table: Sequence[LayerValue]) -> None:
         """Record a reading."""
         self._changes = {}
+        largest: dict[tuple[str, str | None], float] = {}
         for row in table:
             place = (row.stack, row.layer)
             known = self._first.setdefault((row.metric, place), [])
             if len(known) < START_READINGS and math.isfinite(row.mean):
                 known.append(row.mean)
             if row.metric in self._watched:
-                change = self._series.setdefault((row.metric, place), Series()).take(row.mean)
+                resolved = RESOLVED if row.metric in ALARMS["sudden_change"].metrics else RESOLVED_OF_BATCH
+                change = self._series.setdefault((row.metric, place), Series(resolved)).take(row.mean)
                 self._changes.setdefault(place, {})[row.metric] = change
+            if row.metric in ALARMS["update_growth"].metrics and math.isfinite(row.mean):
+                largest[row.metric, row.stack] = max(row.mean, largest.get((row.metric, row.stack), 0.0))
+        self._peak = {key: self._peaks.setdefault(key, Peak()).take(value) for key, value in largest.items()}
 
     def states(self, table: Sequence[LayerValue]) -> dict[Place, LayerState]:
         """The input of the rules for every layer."""
@@ -75,6 +83,7 @@ class References:
             if row.status == Status.UNDEFINED:
                 undefined.setdefault((row.stack, row.layer), set()).add(row.metric)
         starts = {key: median(values) for key, values in self._first.items() if values}
+        settled = self._settled(table)
         largest: dict[tuple[str, str | None], float] = {}
         for (metric, (stack, _)), value in starts.items():
             largest[metric, stack] = max(value, largest.get((metric, stack), -math.inf))
@@ -86,9 +95,20 @@ class References:
                 largest_at_start={metric: largest.get((metric, place[0]), math.nan) for metric in values},
                 undefined=frozenset(undefined.get(place, ())),
                 changes=self._changes.get(place, {}),
+                highest={metric: max(self._first.get((metric, place), ()), default=math.nan) for metric in values},
+                peak={metric: self._peak.get((metric, place[0]), math.nan) for metric in values},
+                settled=settled,
             )
             for place, values in sorted(now.items(), key=lambda item: (str(item[0][0]), depth(item[0][1])))
         }
+
+    def fastest(self, stack: str | None) -> float:
+        """The largest ``weight_motion`` of any layer of a stack so far; 0 if none is known."""
+        return max((peak.largest for (_, of), peak in self._peaks.items() if of == stack), default=0.0)
+
+    def _settled(self, table: Sequence[LayerValue]) -> bool:
+        first = self._first.get((_TOTAL, (None, None)), ())
+        return any(row.metric == _TOTAL and row.mean <= SETTLED * max(first, default=0.0) for row in table)
 
 
 HELPS = 0.5

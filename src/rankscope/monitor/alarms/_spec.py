@@ -36,6 +36,10 @@ class LayerState:
         largest_at_start: largest ``start`` over all layers of the stack.
         undefined: metrics that were measured now but have no value in most sequences.
         changes: how far each metric is from its last readings.
+        highest: largest of the first readings of the run, of this layer.
+        peak: largest value of any layer of the stack, up to eight readings ago.
+        settled: whether the gradient of the whole model has nearly vanished since the start, so that training does not
+            lead out of this state again.
     """
 
     now: Mapping[str, float]
@@ -44,6 +48,9 @@ class LayerState:
     largest_at_start: Mapping[str, float]
     undefined: frozenset[str] = frozenset()
     changes: Mapping[str, LevelChange] = field(default_factory=dict)
+    highest: Mapping[str, float] = field(default_factory=dict)
+    peak: Mapping[str, float] = field(default_factory=dict)
+    settled: bool = False
 
     def has(self, *metrics: str) -> bool:
         """Whether all of these were measured now, with a finite value."""
@@ -59,7 +66,7 @@ class Judgement:
         evidence: the numbers it is based on, by name.
         words: the same in a few words.
         may_pass: whether healthy runs are in this state for a while, so that it has to last for :data:`TRANSIENT`
-            readings, unless it set in with a jump.
+            readings, unless it set in with a jump or gradients have vanished.
     """
 
     severity: float
@@ -103,6 +110,9 @@ class AlarmSpec:
     rule: Rule
 
 
+SETTLED = 0.05
+"""Norm of the gradient of the whole model, relative to the first readings, at which training has settled. While a model
+learns how frequent each token is, gradients of its blocks vanish, but not those of embeddings and head."""
 DEEP = 8.0
 """Severity of a collapse that no healthy run was seen to pass through."""
 JUMP = 4.0

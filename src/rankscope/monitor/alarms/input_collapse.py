@@ -9,6 +9,9 @@ from rankscope.monitor.alarms._spec import DEEP, Judgement, LayerState, alarm, f
 from rankscope.verdicts.states import AVERAGING, COLLAPSED_RESIDUAL, SHARED_RESIDUAL
 
 OF_START = 0.1
+OF_HIGHEST = 0.25
+"""A fall to a quarter of the largest of the first readings counts if gradients have nearly vanished too: the objective
+is then satisfied by what all inputs share."""
 
 
 @alarm(
@@ -20,8 +23,8 @@ def input_collapse(layer: LayerState) -> Judgement | None:
     """The pooled inputs have collapsed as ``measure`` would say, or fallen far below the run's own start.
 
     **Heuristic.** Severity is the larger of 0.03 / r and min(0.1 start / r, 0.5 / r), with r the relative residual of
-    the inputs of the probe, each the mean of its tokens. 0 if averaging over many tokens explains r. Needs a probe of
-    at least eight different inputs.
+    the inputs of the probe, each the mean of its tokens; 0 if averaging over many tokens explains r. If gradients have
+    vanished, it is at least 0.25 highest / r. Needs a probe of at least eight different inputs.
     """
     if not layer.has("inputs_relative_residual"):
         return None
@@ -29,11 +32,13 @@ def input_collapse(layer: LayerState) -> Judgement | None:
     start = layer.start.get("inputs_relative_residual", math.nan)
     averaging = layer.now.get("inputs_averaging_residual", math.nan)
     since_start = min(fallen(now, start, OF_START), fallen(now, 1.0, SHARED_RESIDUAL))
-    severity = max(fallen(now, 1.0, COLLAPSED_RESIDUAL), since_start)
+    severity = 0.0 if now >= AVERAGING * averaging else max(fallen(now, 1.0, COLLAPSED_RESIDUAL), since_start)
+    if layer.settled:
+        severity = max(severity, fallen(now, layer.highest.get("inputs_relative_residual", math.nan), OF_HIGHEST))
     return Judgement(
-        severity=0.0 if now >= AVERAGING * averaging else severity,
+        severity=severity,
         evidence={"inputs_relative_residual": now, "at_start": start, "averaging": averaging},
         words=f"relative residual between inputs {now:.2g} (start of the run {start:.2g})",
         # Without an estimate for averaging, inputs are alike because their tokens are, which passes when tokens do.
-        may_pass=math.isnan(averaging) and severity < DEEP,
+        may_pass=math.isnan(averaging) and severity < DEEP and not layer.settled,
     )

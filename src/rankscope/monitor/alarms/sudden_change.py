@@ -8,6 +8,8 @@ WATCHED = (
     "relative_residual",
     "stable_rank",
     "largest_channel_share",
+    "stream_rms",
+    "write_ratio",
     "attention_entropy",
     "inputs_relative_residual",
     "weight_norm",

@@ -23,7 +23,8 @@ def token_collapse(layer: LayerState) -> Judgement | None:
 
     **Heuristic.** Severity is the larger of 0.03 / r, the threshold of every verb
     (:data:`rankscope.verdicts.states.COLLAPSED_RESIDUAL`), and min(0.1 start / r, 0.5 null / r). Healthy trainings pass
-    through 0.07 in their first steps, so that a severity below 8 has to last, or to begin with a jump.
+    through 0.07 in their first steps, so that a severity below 8 has to last, unless it began with a jump or the
+    gradients have vanished.
     """
     if {"relative_residual", "largest_token_share"} <= layer.undefined:
         # Only a zero stream has no largest token.
@@ -42,5 +43,5 @@ def token_collapse(layer: LayerState) -> Judgement | None:
         severity=severity,
         evidence={"relative_residual": now, "at_start": start, "random_tokens": null},
         words=f"relative residual {now:.2g} (start of the run {start:.2g}, random tokens {null:.2g}){caution}",
-        may_pass=severity < DEEP,
+        may_pass=severity < DEEP and not layer.settled,
     )
