@@ -16,6 +16,7 @@ from rankscope.models.inputs import Batch
 from rankscope.models.stream import Stream
 from rankscope.models.view import BlockCall, BlockPlan, Stack
 from rankscope.stream.frames import (
+    ByTensor,
     StreamFrame,
     first_tensor,
     output_tensor,
@@ -110,8 +111,14 @@ def test_an_object_at_the_place_of_one_that_is_gone_is_not_the_stream() -> None:
     frame = StreamFrame(X)
     held = torch.zeros(2, 5, 8)
     frame.follow(held)
-    frame._aliases[id(GAIN)] = frame._aliases.pop(id(held))
+    frame._aliases._held[id(GAIN)] = frame._aliases._held.pop(id(held))
     assert not frame.is_stream(GAIN)
+    numbers = ByTensor[int]()
+    numbers[held] = 1
+    numbers._held[id(GAIN)] = numbers._held[id(held)]
+    assert (numbers.get(held), numbers.get(GAIN)) == (1, None)
+    assert held in numbers
+    assert GAIN not in numbers
 
 
 @dataclass
