@@ -116,6 +116,21 @@ def test_the_sidebar_has_short_sections_and_every_page_once() -> None:
     assert "howto/monitor" in listed["index.md"][:10]
 
 
+def test_addresses_and_citation_are_those_of_the_metadata() -> None:
+    """``project.urls`` is where an address is changed: others must begin with the repository or the documentation."""
+    metadata = (ROOT / "pyproject.toml").read_text("utf-8").partition("[project.urls]")[2].partition("\n[")[0]
+    urls = dict(re.findall(r'^(\w+) = "(.*)"$', metadata, flags=re.MULTILINE))
+    readme, questions = ((ROOT / page).read_text("utf-8") for page in ("README.md", "docs/faq.md"))
+    for url in re.findall(r"https://[^\s)>\"]*rankscope[^\s)>\"}]*", readme + questions):
+        badges = ("https://pypi.org", "https://img.shields.io", "https://readthedocs.org")
+        known = (urls["Repository"], urls["Documentation"], *badges)
+        assert url.startswith(known), f"{url} is not below an address of pyproject.toml"
+    assert all(f"({url})" in readme for url in urls.values() if url != urls["Repository"])
+    (cited,) = re.findall(r"```bibtex\n.*?```", readme, flags=re.DOTALL)
+    assert cited in questions
+    assert re.findall(r"title  = \{(.*)\}", cited)[0] in (ROOT / "CITATION.cff").read_text("utf-8")
+
+
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebooks_have_code_and_end_without_output_of_their_own(path: Path) -> None:
     """They are executed when the documentation is built; here only that there is something to execute."""
