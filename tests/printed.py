@@ -178,7 +178,7 @@ def shortened(text: str) -> str:
         lines.pop(0)
     margin = min((len(line) - len(line.lstrip()) for line in lines if line), default=0)
     lines = [line[margin:] for line in lines]
-    if len(lines) > FIRST + LAST + 1:
+    if len(lines) > FIRST + LAST + 5:
         lines[FIRST:-LAST] = [f"[... {len(lines) - FIRST - LAST} lines ...]"]
     return "".join(f"{line}\n" for line in lines)
 
