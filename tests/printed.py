@@ -8,6 +8,7 @@ Words after the language of a block say how it is treated:
 
 - ``console norun``: not run, because it needs what a test does not have (a server, a GPU, hours). Shows no output.
 - ``output varies``, ``console varies``: what is printed contains timings, dates or versions; numbers may differ.
+- ``python silent``: what it prints comes from other libraries and is not shown.
 - ``console fails``: the exit code of the last command is 1.
 """
 
@@ -38,8 +39,8 @@ FENCE = re.compile(r"^```(?P<language>\w+)(?P<words>(?: \w+)*)\n(?P<body>.*?)^``
 BELOW = re.compile(r"\s*^```output(?P<words>[ \w]*)\n.*?^```$", flags=re.MULTILINE | re.DOTALL)
 VERSION = re.compile(r"\b\d[\w.+-]*")
 NUMBER = re.compile(r"(?:\d+\.\d+|\.\d+|\d+)(?:e[+-]?\d+)?")
-ROUNDING = 1e-12
-"""Relative errors below are rounding of float64."""
+ROUNDING = 4.77e-07
+"""The float floor of float32, for outputs that state none."""
 FLOOR = re.compile(r"(?:float floor \(?|differences below )([\d.]+e-\d+)")
 
 
@@ -141,7 +142,7 @@ def _printed(text: str, page: Path, namespace: dict[str, object], monkeypatch: p
             exec(code, namespace)
         if below is not None:
             done = below.end()
-        if out.getvalue().strip():
+        if out.getvalue().strip() and "silent" not in block.words:
             parts.append(f"\n\n```output{below['words'] if below else ''}\n{shortened(out.getvalue())}```")
     return "".join([*parts, text[done:]])
 
@@ -178,7 +179,7 @@ def shortened(text: str) -> str:
         lines.pop(0)
     margin = min((len(line) - len(line.lstrip()) for line in lines if line), default=0)
     lines = [line[margin:] for line in lines]
-    if len(lines) > FIRST + LAST + 1:
+    if len(lines) > FIRST + LAST + 5:
         lines[FIRST:-LAST] = [f"[... {len(lines) - FIRST - LAST} lines ...]"]
     return "".join(f"{line}\n" for line in lines)
 
