@@ -78,3 +78,15 @@ def test_dependencies_in_the_bill_are_parts_of_it() -> None:
     known = {part["bom-ref"] for part in BILL["components"]} | {"pkg:pypi/rankscope"}
     assert {one["ref"] for one in BILL["dependencies"]} == known
     assert all(set(one.get("dependsOn", ())) <= known for one in BILL["dependencies"])
+
+
+def test_a_release_has_one_version_and_one_list_of_dependencies() -> None:
+    recipe = (ROOT / "packaging" / "meta.yaml").read_text()
+    released = re.sub(r"\.dev\d+$", "", re.search(r'"(.+)"', (ROOT / "src/rankscope/_version.py").read_text())[1])
+    assert f'version = "{released}"' in recipe
+    assert re.search(rf"^version: {re.escape(released)}(\.dev\d+)?$", (ROOT / "CITATION.cff").read_text(), re.M)
+    assert f"\n## {released}" in (ROOT / "CHANGELOG.md").read_text()
+    listed = re.findall(r"^    - (\S+) (>=\S+)$", recipe.split("  run:")[1].split("test:")[0], re.M)
+    named = {name.replace("pytorch", "torch") + bound for name, bound in listed if name != "python"}
+    declared = (ROOT / "pyproject.toml").read_text().split("\ndependencies = [")[1].split("]")[0]
+    assert named == set(re.findall(r'"(.+?)"', declared))

@@ -173,6 +173,9 @@ def test_errors_say_what_to_do(folder: Path, tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(folder_module, "hub_answers", lambda: False)
     with pytest.raises(LoadError, match=r"hub cannot be reached.*init:gpt2"):
         load("gpt2")
+    monkeypatch.chdir(folder.parent)
+    with pytest.raises(LoadError, match=rf"Did you mean the folder \./{folder.name}\?"):
+        load(f"{folder.name}x")
 
 
 @pytest.mark.parametrize(

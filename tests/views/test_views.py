@@ -176,7 +176,7 @@ def test_panels_in_rows_share_their_x_label_and_a_legend() -> None:
 
     figure = drawn(Plot("title", "", (chart, chart, chart), columns=2, shared_legend=True))
     assert [axes.get_xlabel() for axes in figure.axes] == ["", "block", "block"]
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a", "b", "here"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["a", "b"]
     assert all(axes.get_legend() is None for axes in figure.axes)
 
 

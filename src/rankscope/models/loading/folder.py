@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,19 @@ def _hub_error(name: str, error: Exception) -> LoadError:
     from rankscope.models.presets import PRESETS
 
     advice = f"'init:{name}'" if name in PRESETS else "init:NAME for a random initialisation (rankscope ls presets)"
+    near = _near_folder(name)
+    meant = f" Did you mean the folder {near}?" if near else ""
     return LoadError(
         f"{name!r} is not a local folder, and the hub cannot be reached or does not have it "
-        f"({str(error).splitlines()[0]}). Pass a local folder, or {advice}."
+        f"({str(error).splitlines()[0]}).{meant} Pass a local folder, or {advice}."
     )
+
+
+def _near_folder(name: str) -> str | None:
+    """A folder with a model whose name is close to this one, in the folder that ``name`` points into."""
+    place = Path(name)
+    if not place.parent.is_dir():
+        return None
+    folders = [found.parent.name for found in place.parent.glob("*/config.json")]
+    close = get_close_matches(place.name, folders, n=1)
+    return f"./{place.parent / close[0]}" if close and not place.is_absolute() else None
