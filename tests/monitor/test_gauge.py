@@ -18,6 +18,7 @@ from rankscope.metrics import METRICS
 from rankscope.monitor import Alarm, CollapseError, CollapseWarning, Gauge, Heatmap, read_record
 from rankscope.monitor.outlets import HEATMAP_EVERY
 from rankscope.monitor.probing import DEFAULT_METRICS
+from rankscope.remedies import evidence_for
 from rankscope.surgery.operating import operate
 from rankscope.verbs.measure.run import measure
 from rankscope.verbs.remedy.run import remedy
@@ -123,7 +124,10 @@ def test_collapse_is_alarmed_with_the_missing_skip_to_blame(caplog: pytest.LogCa
 
 @pytest.mark.parametrize("cut", [COLLAPSING, {"skip": 0.0}], ids=["pure attention", "skips cut"])
 def test_item_10_what_an_alarm_advises_is_what_remedy_ranks_first(cut: dict[str, Any]) -> None:
-    """Tried on the model at hand, at the moment of the alarm; ``remedy`` is asked on the same probe."""
+    """Tried on the model at hand, at the moment of the alarm; ``remedy`` is asked on the same probe.
+
+    Among those that end the alarm, the ones that rescued the most trainings come first.
+    """
     model = bert(layers=6)
     gauge = Gauge(model, probe(), schedule=1, strict=True, alarms=["token_collapse"])
     with operate(model, **cut):
@@ -132,7 +136,9 @@ def test_item_10_what_an_alarm_advises_is_what_remedy_ranks_first(cut: dict[str,
     raised = [alarm for reading in readings if reading is not None for alarm in reading.alarms]
     assert len(raised) == 1
     worst = {entry["name"]: min(value or 0.0 for value in entry["residual"][1:]) for entry in run.extra["remedies"]}
-    best = sorted(worst, key=lambda name: -worst[name])
+    seen = evidence_for("no skips", ["token_collapse"])
+    useful = [name for name in worst if name != "none" and (name not in seen or seen[name].rescued)]
+    best = sorted(useful, key=lambda name: (-seen[name].share if name in seen else 0.0, -worst[name]))
     assert raised[0].remedies == tuple(best[:2])
     for name in raised[0].remedies:
         assert f"{name} brings the relative residual to {worst[name]:.2g}" in raised[0].sentence

@@ -11,7 +11,7 @@ import torch
 from rankscope.errors import InputError, UnknownNameError
 from rankscope.models.inputs import prepare_inputs
 from rankscope.models.loading import load
-from rankscope.remedies import REMEDIES, applied
+from rankscope.remedies import REMEDIES, applied, evidence_for
 from rankscope.runs.run import load_run
 from rankscope.surgery.operating import operate
 from rankscope.verbs.measure.run import measure
@@ -32,10 +32,17 @@ def test_every_remedy_is_there_or_said_to_be_left_out(run) -> None:
     assert any(note.startswith("layernorm_scaling was left out: ") for note in run.notes)
 
 
-def test_the_rank_is_by_the_last_residual(run) -> None:
-    entries = run.extra["remedies"]
-    ends = [entry["residual_last"] for entry in entries]
-    assert ends == sorted(ends, reverse=True)
+def test_the_rank_is_by_trainings_rescued_then_by_the_last_residual(run) -> None:
+    entries, seen = run.extra["remedies"], evidence_for("post-norm", ["token_collapse"])
+
+    def place(entry) -> tuple[float, float]:
+        known = seen.get(entry["name"])
+        assert entry.get("trained") == (
+            known and {"rescued": known.rescued, "trained": known.trained, "words": known.words}
+        )
+        return 0.0 if known is None else known.share or -1.0, entry["residual_last"]
+
+    assert [place(entry) for entry in entries] == sorted((place(entry) for entry in entries), reverse=True)
     assert [entry["rank"] for entry in entries] == list(range(1, len(entries) + 1))
     for entry in entries:
         assert np.isclose(np.prod(entry["factors"]), entry["residual"][-1] / entry["residual"][0], rtol=1e-12)
@@ -71,6 +78,7 @@ def test_a_strength_is_given_with_the_name() -> None:
     by_name = {entry["name"]: entry for entry in run.extra["remedies"]}
     assert by_name["stronger_skip=1"]["residual"] == by_name["none"]["residual"]
     assert by_name["stronger_skip=3"]["strength"] == 3.0
+    assert by_name["stronger_skip=3"]["trained"] is None, "trainings used the default strength"
     assert by_name["none"]["time_ratio"] is None
 
 
@@ -146,6 +154,15 @@ def test_the_verdict_counts_only_what_can_be_told() -> None:
     assert (verdict.code, verdict.evidence[-1]["state"]) == ("mean offset", "collapsed")
     assert "1 of 3 remedies keep tokens further apart, most of all a (0.500)" in sentence
     assert "1 bring them closer: c" in sentence
+    seen = {"rescued": 3, "trained": 3, "words": "rescued 3 of 3"}
+    entries = [
+        {**entry("b", 0.4), "trained": seen},
+        entry("none", 0.1),
+        {**entry("a", 0.5), "trained": {**seen, "rescued": 0}},
+    ]
+    sentence = judge_remedies(entries, None, 2, is_random=True).sentence
+    assert "1 of 2 remedies keep tokens further apart, best in training first: b (0.400; rescued 3 of 3)" in sentence
+    assert "not suggested, because they rescued no training of such networks: a" in sentence
     floored = [entry("a", 4e-7, at_floor=True), entry("none", 1e-7, at_floor=True)]
     sentence = judge_remedies(floored, 5e-7, 1, is_random=False).sentence
     assert "cannot be quantified" in sentence

@@ -37,6 +37,7 @@ from rankscope.monitor.probing import Given, ProbeBattery, ProbePlan, Prober, ch
 from rankscope.monitor.ranks import Ranks
 from rankscope.monitor.schedules import Schedule, as_schedule
 from rankscope.monitor.watching import Advice, AlarmWatch, References, advise, chosen_alarms, random_null, worst_of
+from rankscope.remedies import evidence_for
 from rankscope.runs.gauge_record import Record, holds_record, read_record
 from rankscope.runs.readings import LOSS, LayerValue, Reading, fact, scalar_name
 
@@ -325,7 +326,8 @@ class Gauge:
             return values if self._where == "probe" else self._prober.look()
 
         def advised(spec: AlarmSpec, stack: str | None) -> Advice:
-            return advise(spec, stack, plain(), trials, self._references.states)
+            seen = evidence_for(self._prober.arrangement(stack), [spec.name])
+            return advise(spec, stack, plain(), trials, self._references.states, seen)
 
         alarms = self._watch.look(step, self._references.states(values), blame, advised)
         if self._where == "probe" and self._prober.caveats:

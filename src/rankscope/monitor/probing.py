@@ -27,7 +27,7 @@ from rankscope.monitor.causes import Structure, read_structure
 from rankscope.monitor.gradients import BlockProjections, find_projections, gradient_values
 from rankscope.monitor.isolation import beside_training, full_precision
 from rankscope.monitor.parameters import ParameterNorms, WeightMotion, parameter_norms, watching_modules
-from rankscope.remedies import REMEDIES, applied
+from rankscope.remedies import REMEDIES, Arrangement, applied, arrangement_of
 from rankscope.runs.readings import LayerValue, fact
 from rankscope.runs.rows import RowWriter, only
 from rankscope.stream.attention_calls import AttentionCall
@@ -311,6 +311,12 @@ class Prober:
         view, prepared, _ = self.set_up()
         with beside_training(self.model):
             return read_structure(view, prepared[0])
+
+    def arrangement(self, stack: str | None) -> Arrangement | None:
+        """How norms and skips are arranged in a stack, as the model runs now."""
+        view, _, _ = self.set_up()
+        missing = self.structure().missing_skips(stack, self.depth(stack) - 1)
+        return arrangement_of(view, stack) if missing is None else "no skips"
 
     def depth(self, stack: str | None) -> int:
         """Number of blocks of a stack."""

@@ -17,6 +17,7 @@ from rankscope.monitor.alarms import ALARMS, AlarmSpec, Judgement, LayerState, L
 from rankscope.monitor.alarms._spec import JUMP, SETTLED, TRANSIENT
 from rankscope.monitor.causes import Cause
 from rankscope.monitor.changes import RESOLVED, RESOLVED_OF_BATCH, Peak, Series
+from rankscope.remedies import Evidence
 from rankscope.runs.readings import Alarm, LayerValue
 from rankscope.verbs.measure.choosing import DRAWS, gaussian_null
 
@@ -112,7 +113,7 @@ class References:
 
 
 HELPS = 0.5
-"""A remedy is suggested if it at least halves the alarm's severity."""
+"""A remedy is suggested only if it at least halves the alarm's severity."""
 MOST_NAMED = 2
 
 States = Callable[[Sequence[LayerValue]], Mapping[Place, LayerState]]
@@ -137,8 +138,11 @@ def advise(
     plain: Sequence[LayerValue],
     trials: Callable[[], Mapping[str, Sequence[LayerValue]]],
     states: States,
+    seen: Mapping[str, Evidence],
 ) -> Advice:
-    """The remedies that at least halve an alarm's severity on the probe.
+    """The remedies that at least halve an alarm's severity on the probe, and are not known never to rescue a training.
+
+    Those that rescued the largest share of trainings come first, then those with the lowest severity.
 
     Args:
         spec: the alarm.
@@ -146,6 +150,7 @@ def advise(
         plain: the values on the probe without a remedy.
         trials: the values with each applicable remedy; called only if it can help.
         states: turns values into the input of an alarm's rule.
+        seen: what was seen of remedies in trainings of such networks that end in this alarm.
     """
     before = worst_of(spec, stack, states(plain))
     if before is None:
@@ -153,12 +158,18 @@ def advise(
     tried = {name: worst_of(spec, stack, states(values)) for name, values in trials().items()}
     known = {name: after for name, after in tried.items() if after is not None}
     better = [name for name in known if known[name][0] < math.inf and known[name][0] <= HELPS * before[0]]
-    better.sort(key=lambda name: known[name][0])
+    useless = [name for name in better if name in seen and not seen[name].rescued]
+    better = [name for name in better if name not in useless]
+    better.sort(key=lambda name: (-seen[name].share if name in seen else 0.0, known[name][0]))
+    if useless and not better:
+        words = f"What helps on the probe rescued no training of such networks: {', '.join(useless)}."
+        return Advice((), f"None of the {len(known)} remedies tried can be suggested. {words}")
     if not better:
         return Advice((), f"None of the {len(known)} remedies tried on the probe helps." if known else
                       "No remedy could be tried on this model.")  # fmt: skip
     what = spec.metrics[0].replace("_", " ")
-    named = [f"{name} brings the {what} to {known[name][1]:.2g}" for name in better[:MOST_NAMED]]
+    trained = {name: f" (in training, it {seen[name].words} with this alarm)" for name in better if name in seen}
+    named = [f"{name} brings the {what} to {known[name][1]:.2g}{trained.get(name, '')}" for name in better[:MOST_NAMED]]
     words = f"Of {len(known)} remedies tried on the probe, on these weights, {' and '.join(named)}."
     return Advice(tuple(better[:MOST_NAMED]), words)
 

@@ -38,14 +38,15 @@ def check_needs(remedy: Remedy, view: ModelView) -> None:
     for stack in view.stacks:
         for layer, plan in enumerate(stack.plans):
             for need in sorted(remedy.needs & _LACKS.keys()):
-                if not _has(plan, need):
+                if not has(plan, need):
                     where = f"{f'{stack.name} ' if stack.name else ''}block {layer}"
                     raise UnsupportedOperationError(
                         f"{remedy.name} needs {need}: in {where} of this {type(view.model).__name__} {_LACKS[need]}."
                     )
 
 
-def _has(plan: BlockPlan, need: Need) -> bool:
+def has(plan: BlockPlan, need: Need) -> bool:
+    """Whether a block has what a remedy may need."""
     if need == "skips":
         return bool(plan.skips)
     if need == "post-norm":

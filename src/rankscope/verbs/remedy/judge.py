@@ -1,4 +1,4 @@
-"""Remedies ranked by what they do to the tokens, and the sentence about it."""
+"""Remedies ranked by the trainings they rescued and by what they do to the tokens, and the sentence about it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,11 @@ NONE = "none"
 
 
 def ranked(table: pa.Table, facts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """One entry per remedy, the one that keeps tokens furthest apart first.
+    """One entry per remedy, best first.
+
+    Remedies that rescued trainings of networks arranged like this one come first, by the share they rescued, then those
+    without such evidence and the model without a remedy, then those that were tried in training and never helped; each
+    group by how far tokens stay apart.
 
     Of a model with several stacks the one whose tokens are closest together without a remedy is shown. Each entry has
     the relative residual and the mean cosine by block, the factor per block of the former, and of the gradients the
@@ -32,10 +36,23 @@ def ranked(table: pa.Table, facts: Sequence[Mapping[str, Any]]) -> list[dict[str
     entries = [{**fact, **_curves(_of(table, str(fact["name"]), stack)), "stack": stack} for fact in facts]
     for entry in entries:
         entry["qk_over_v"] = _ratio([norm for norm in entry["gradients"] if norm["stack"] == stack])
-    entries.sort(key=lambda entry: -or_zero(entry["residual_last"]))
+    entries.sort(key=lambda entry: (*_by_training(entry), -or_zero(entry["residual_last"])))
     for position, entry in enumerate(entries):
         entry["rank"] = position + 1
     return entries
+
+
+def _by_training(entry: Mapping[str, Any]) -> tuple[int, float]:
+    """Group and place in it: rescued some, not tried in training, rescued none."""
+    seen = entry.get("trained")
+    if seen is None:
+        return 1, 0.0
+    return (0, -seen["rescued"] / seen["trained"]) if seen["rescued"] else (2, 0.0)
+
+
+def never_helped(entry: Mapping[str, Any]) -> bool:
+    """Whether the remedy was tried in training networks like this one and rescued none."""
+    return _by_training(entry)[0] == 2
 
 
 def _of(table: pa.Table, remedy: str, stack: str | None) -> pa.Table:
@@ -109,27 +126,37 @@ def judge_remedies(
     ]
     if none["at_floor"]:
         parts[0] += ", at the float floor, so the improvement by a remedy cannot be quantified"
-    higher = [
+    apart = [
         entry for entry in others if or_zero(entry["residual_last"]) >= NOTICEABLE * before and not entry["at_floor"]
     ]
+    higher = [entry for entry in apart if not never_helped(entry)]
     lower = [entry for entry in others if or_zero(entry["residual_last"]) < before / NOTICEABLE]
     if higher:
-        best = ", ".join(f"{entry['name']} ({number(entry['residual_last'])})" for entry in higher[:3])
+        best = ", ".join(_named(entry) for entry in higher[:3])
         still = sum(state_of(entry) >= State.COLLAPSING for entry in higher)
         most = f"; with {still} of these the tokens still collapse" if still else ""
-        parts.append(f"{len(higher)} of {len(others)} remedies keep tokens further apart, most of all {best}{most}")
-    else:
+        first = "best in training first:" if higher[0].get("trained") else "most of all"
+        parts.append(f"{len(higher)} of {len(others)} remedies keep tokens further apart, {first} {best}{most}")
+    elif not apart:
         parts.append(f"none of {len(others)} remedies keeps tokens noticeably further apart")
+    if len(apart) > len(higher):
+        names = ", ".join(entry["name"] for entry in apart if never_helped(entry))
+        parts.append(f"not suggested, because they rescued no training of such networks: {names}")
     if lower:
         parts.append(f"{len(lower)} bring them closer: {', '.join(entry['name'] for entry in lower[:4])}")
     parts += _gradient_words(none, higher)
     weights = "one random initialisation" if is_random else "the given weights, as they are"
-    basis = f"{weights}, {sequences} sequence{'s' if sequences != 1 else ''} and no training"
+    basis = f"{weights}, {sequences} sequence{'s' if sequences != 1 else ''} and no training of this model"
     sentence = "; ".join(parts)
     verdict = f"{sentence[0].upper()}{sentence[1:]}. Based on {basis}; it does not show which remedy trains best."
     keys = ("name", "residual_last", "mean_cosine_last", "factor", "qk_over_v", "parameters", "time_ratio")
     evidence = tuple({**{key: entry[key] for key in keys}, "state": state_of(entry).code} for entry in entries)
     return Verdict(verdict, evidence, state.code)
+
+
+def _named(entry: Mapping[str, Any]) -> str:
+    seen = f"; {entry['trained']['words']}" if entry.get("trained") else ""
+    return f"{entry['name']} ({number(entry['residual_last'])}{seen})"
 
 
 def state_of(entry: Mapping[str, Any]) -> State:

@@ -16,9 +16,12 @@ from rankscope.execution.support import Parallel
 from rankscope.models.inputs import InputPlan, Padding, TokensPolicy, prepare_planned
 from rankscope.models.loading import load_initialised_twin
 from rankscope.models.stream import Stream, stream_of
-from rankscope.remedies import REMEDIES
+from rankscope.models.view import ModelView
+from rankscope.remedies import REMEDIES, Arrangement, arrangement_of, evidence_for
 from rankscope.runs.run import Run
 from rankscope.stream.viewing import need_plain_stream
+from rankscope.surgery.operation import Operation
+from rankscope.surgery.session import operations_on
 from rankscope.verbs.ablate.variants import variant_named
 from rankscope.verbs.origin import floor_of, in_context, provenance_of
 from rankscope.verbs.remedy import EXECUTION, REMEDY
@@ -53,8 +56,9 @@ def remedy(
 ) -> Run:
     """Apply each remedy to a model in turn, measure every block, and rank the remedies.
 
-    They are ranked by the relative residual after the last block: how far tokens stay apart on these weights, without
-    training. This is the effect of a remedy on collapse, not the quality of a model trained with it.
+    Remedies that rescued trainings of small networks with such norms and skips come first; those that were tried and
+    rescued none come last. Within each group they are ranked by the relative residual after the last block: how far
+    tokens stay apart on these weights. This model is not trained.
 
     Args:
         model: a spec or your own module, which is left unchanged.
@@ -106,6 +110,7 @@ def remedy(
         prepared = prepare_planned(loaded, inputs, plan)
         view = execution.plan(prepared, blocks=blocks, stream=declared, model=loaded.model, reads_weights=True)
         need_plain_stream(view, "remedy")
+        arrangement = _arrangement(view, variant_named(variant).operation)
         trial = Trial(loaded, view, prepared, variant_named(variant), tokens_policy, seed)
         arms = trial.arms(wanted)
         trial.run(arms, execution)
@@ -114,7 +119,8 @@ def remedy(
     if not any(arm.name != NONE for arm in done):
         raise InputError("None of the remedies could be applied. " + " ".join(trial.notes))
     table = trial.writer.table()
-    entries = ranked(table, [arm.facts() for arm in done])
+    seen = evidence_for(arrangement, ["token_collapse"])
+    entries = ranked(table, [arm.facts(seen) for arm in done])
     floor = floor_of(trial.reader.dtypes)
     verdict = judge_remedies(entries, floor["relative"], prepared.sequences, is_random=loaded.origin == "init")
     run = Run(
@@ -127,3 +133,12 @@ def remedy(
         extra={"variant": variant, "remedies": entries, **execution.described},
     )
     return in_context(run, prepared)
+
+
+def _arrangement(view: ModelView, operation: Operation) -> Arrangement | None:
+    """How norms and skips are arranged in the network that is treated; None where that is not known."""
+    if operations_on(view.model):
+        return None
+    if operation == Operation(attention_skip=0.0, mlp_skip=0.0):
+        return "no skips"
+    return arrangement_of(view) if operation == Operation() else None

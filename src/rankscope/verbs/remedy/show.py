@@ -1,4 +1,4 @@
-"""How a ``remedy`` run is shown: one row per remedy, the one that keeps tokens furthest apart first."""
+"""How a ``remedy`` run is shown: one row per remedy, best first."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 Entry = Mapping[str, Any]
 COLUMNS = (
+    "rescued",
     Column("strength", spare=1),
     "residual",
     "cosine",
@@ -27,9 +28,11 @@ COLUMNS = (
     "time",
 )
 MEANING = (
-    "residual: relative residual after the last block; cosine: mean cosine of tokens there; factor: of the residual "
-    "per block; QK/V gradient: that of query and key weights over that of value weights, geometric mean over blocks; "
-    "parameters: added; time: of a forward pass, against the same model under an operator that changes nothing."
+    "rescued: trainings of small networks with such norms and skips, which collapse without a remedy, that it rescued, "
+    "of those it was tried in; residual: relative residual after the last block; cosine: mean cosine of tokens there; "
+    "factor: of the residual per block; QK/V gradient: that of query and key weights over that of value weights, "
+    "geometric mean over blocks; parameters: added; time: of a forward pass, against the same model under an operator "
+    "that changes nothing."
 )
 SINGLED_OUT = 6
 
@@ -47,6 +50,7 @@ def document(run: Run) -> Document:
 def _row(entry: Entry) -> list[str | Cell]:
     return [
         str(entry["name"]).partition("=")[0],
+        _rescued(entry.get("trained")),
         _shown(entry.get("strength")),
         Cell(_shown(entry["residual_last"]), ("floor",) if entry["at_floor"] else ()),
         _shown(entry["mean_cosine_last"]),
@@ -55,6 +59,10 @@ def _row(entry: Entry) -> list[str | Cell]:
         f"{entry['parameters']:,}" if entry["parameters"] else "",
         "" if entry["time_ratio"] is None else f"{entry['time_ratio']:.2f}x",
     ]
+
+
+def _rescued(seen: Mapping[str, Any] | None) -> str:
+    return "" if seen is None else f"{seen['rescued']} of {seen['trained']}"
 
 
 def _shown(value: float | None) -> str:

@@ -25,7 +25,7 @@ from rankscope.models.linear_maps import dense, is_plain
 from rankscope.models.loading import LoadedModel
 from rankscope.models.loading.quiet import quiet_transformers
 from rankscope.models.view import ModelView
-from rankscope.remedies import REMEDIES, Treatment, applied, treatment
+from rankscope.remedies import REMEDIES, Evidence, Treatment, applied, treatment
 from rankscope.runs.rows import RowWriter
 from rankscope.stream.sites import SiteRef, SiteSelection
 from rankscope.stream.tracer import Observed, trace
@@ -172,14 +172,15 @@ class RemedyArm:
     parameters: int = 0
     refused: bool = False
 
-    def facts(self) -> dict[str, Any]:
-        """The results besides the rows."""
+    def facts(self, seen: Mapping[str, Evidence]) -> dict[str, Any]:
+        """The results besides the rows, and what was seen of the remedy in training, at its default strength."""
         known: dict[str, Any] = {"name": self.name, "time_ratio": self.time_ratio, "parameters": self.parameters}
         known["gradients"] = [vars(norm) for norm in self.norms]
         if self.treatment is not None:
             entry = self.treatment.remedy
             known |= {
                 "strength": self.treatment.strength,
+                "trained": _trained(seen.get(entry.name)) if self.treatment.strength == entry.strength else None,
                 "summary": entry.summary,
                 "claim": entry.claim,
                 "claims_tokens": entry.claims_tokens,
@@ -188,6 +189,10 @@ class RemedyArm:
                 "cost": {"parameters": entry.parameters, "flops": entry.flops},
             }
         return known
+
+
+def _trained(seen: Evidence | None) -> dict[str, Any] | None:
+    return None if seen is None else {"rescued": seen.rescued, "trained": seen.trained, "words": seen.words}
 
 
 class Trial:
