@@ -91,6 +91,7 @@ def test_answers_are_two_clicks_away(question: str) -> None:
     assert answer in below or answer in re.sub(r"<[^>]+>", "", below)
     assert len(clicks) <= 2
 
+
 LOADED = re.compile(
     r"""<(?:script|img|iframe|source|video)\b[^>]*\ssrc(?:set)?=["']?(?:https?:)?//"""
     r"""|<link\b(?=[^>]*\brel=["']?(?:stylesheet|icon|preload))[^>]*href=["']?(?:https?:)?//"""
