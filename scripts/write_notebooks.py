@@ -16,6 +16,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = ROOT / "docs" / "notebooks"
 EXECUTED = ROOT / "docs" / "_build" / "jupyter_execute" / "notebooks"
+AGAIN = "Build the docs from the beginning: rm -r docs/_build && ./dev docs"
 INSTALL = """\
 # Installs rankscope where it is missing, as on Colab.
 import importlib.util
@@ -31,10 +32,19 @@ def main() -> int:
         if not executed.is_file():
             print(f"{executed.relative_to(ROOT)} is missing. Build the docs first: ./dev docs", file=sys.stderr)
             return 1
+        notebook = json.loads(executed.read_text(encoding="utf-8"))
+        if not has_outputs(notebook):
+            print(f"{source.name} came from the cache, without outputs. {AGAIN}", file=sys.stderr)
+            return 1
         target = source.with_suffix(".ipynb")
-        target.write_text(written(json.loads(executed.read_text(encoding="utf-8"))), encoding="utf-8")
+        target.write_text(written(notebook), encoding="utf-8")
         print(f"{target.relative_to(ROOT)}: {target.stat().st_size // 1024} KiB")
     return 0
+
+
+def has_outputs(notebook: dict[str, Any]) -> bool:
+    """Whether the build executed the notebook; one that it takes from its cache is kept without outputs."""
+    return any(cell.get("outputs") for cell in notebook["cells"])
 
 
 def written(notebook: dict[str, Any]) -> str:

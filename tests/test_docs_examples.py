@@ -133,12 +133,16 @@ def test_addresses_and_citation_are_those_of_the_metadata() -> None:
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebooks_have_code_and_end_without_output_of_their_own(path: Path) -> None:
-    """They are executed when the documentation is built; here only that there is something to execute."""
+    """They are executed when the documentation is built; here only that the files beside them have code and figures."""
     text = path.read_text(encoding="utf-8")
     cells = re.findall(r"^```\{code-cell\} ipython3\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
     assert cells
     for cell in cells:
         compile(cell, str(path), "exec")
+    notebook = json.loads(path.with_suffix(".ipynb").read_text(encoding="utf-8"))
+    kept = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert ["".join(cell["source"]).strip() for cell in kept[1:]] == [cell.strip() for cell in cells]
+    assert any("image/png" in output.get("data", {}) for cell in kept for output in cell["outputs"])
 
 
 def test_the_three_notebooks_are_there() -> None:
