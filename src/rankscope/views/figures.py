@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-TYPE = {"font.size": 8.5, "font.family": "DejaVu Sans", "axes.linewidth": 0.7, "hatch.linewidth": 0.5}
+TYPE: Mapping[str, Any] = {
+    "font.size": 8.5, "font.family": "DejaVu Sans", "axes.linewidth": 0.7, "hatch.linewidth": 0.5}
 NARROWEST_INCHES = 5.2
 MARKED_POINTS = 40
 """Lines with more points are drawn without markers."""
@@ -303,8 +304,8 @@ def _draw_guide(axes: Axes, guide: Guide) -> None:
             ha="left" if _quiet_end(axes, guide.value) < 0.5 else "right",
         )  # fmt: skip
     elif guide.kind == "level":
-        dashed = {"color": FAINT, "linewidth": 0.8, "linestyle": (0, (4, 3))}
-        axes.axvline(guide.value, zorder=1, label=guide.label or "_unnamed", **dashed)
+        label = guide.label or "_unnamed"
+        axes.axvline(guide.value, color=FAINT, linewidth=0.8, linestyle=(0, (4, 3)), zorder=1, label=label)
 
 
 def _quiet_end(axes: Axes, value: float) -> float:
