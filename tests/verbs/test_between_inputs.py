@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,16 @@ def centred_effective_rank_by_hand(x: torch.Tensor) -> float:
     s = torch.linalg.svdvals(x - x.mean(0))[: len(x) - 1]
     p = s / s.sum()
     return float(torch.exp(-(p * p.log()).sum()))
+
+
+def test_the_sentence_cites_the_block_it_names() -> None:
+    """In this network the block with the smallest value is not the first with a mean offset."""
+    run = rs.measure("init:deep-bert", sequences=8, tokens=8)
+    values = run.curve("relative_residual", "inputs.mean").mean
+    sentence = next(entry["sentence"] for entry in run.extra["axes"] if entry["axis"] == "inputs")
+    value, block = re.search(r"relative residual ([\d.]+);.* at block (\d+)", sentence).groups()  # type: ignore[union-attr]
+    assert 0 < int(block) == values.argmin()
+    assert float(value) == pytest.approx(values.min(), abs=5e-4)
 
 
 def test_rank_of_n_inputs_is_at_most_n_minus_1() -> None:

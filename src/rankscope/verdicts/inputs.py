@@ -175,6 +175,8 @@ def _words(r: StackReading, compared: Mapping[str, Any]) -> str:
     repeated = "" if compared["distinct"] == inputs else f" ({compared['distinct']} different)"
     lowest = r.worst("spread", list(range(r.battery.layers.size)), highest=False)
     at = r.rows(r.state)[0] if r.state is not State.HEALTHY and r.rows(r.state) else lowest
+    if r.state in (State.MEAN_OFFSET, State.COLLAPSING):
+        at = lowest  # the block these sentences name
     facts = r.cite_all(at, "spread", "cosine", "centred_dimension")
     if r.state is State.VANISHED:
         return f"the pooled vectors are exactly zero {r.span(State.VANISHED)}"
@@ -198,7 +200,7 @@ def _words(r: StackReading, compared: Mapping[str, Any]) -> str:
         words = _SAYS[r.state].format(inputs=f"{inputs} inputs{repeated}")
         return f"{'not collapsed, but ' if r.state < State.CLUSTERS else ''}{words} {r.span(r.state)}{facts}"
     if r.state is State.COLLAPSING:
-        return f"collapsing: the residual falls block by block{facts}"
+        return f"collapsing: the residual falls block by block{facts} at {r.block(lowest)}, the lowest"
     return (
         f"not collapsed: at {r.block(lowest)}, the lowest, {inputs} inputs{repeated} differ from their mean by "
         f"{r.value('spread', lowest):.0%} of their size{facts}"

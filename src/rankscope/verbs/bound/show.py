@@ -69,8 +69,8 @@ def _overview(run: Run, cases: list[tuple[str, str | None]]) -> Table:
                 run.extra["quantities"][theorem],
             ]
         )
-    columns = [Column("theorem", align="left"), "applies", "slack"]
-    return Table([*columns, Column("quantity bounded", align="left", width="wide")], rows)
+    quantity = Column("quantity bounded", align="left", width="wide")
+    return Table([Column("theorem", align="left"), "applies", "slack", quantity], rows)
 
 
 def _slack(run: Run, theorem: str, stack: str | None) -> str:
