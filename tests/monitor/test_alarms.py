@@ -229,3 +229,13 @@ def test_null_of_random_tokens_and_scores_is_what_theory_says() -> None:
     # log of a sum of log-normals: entropy log n - 1/2 in the limit
     assert null["attention_entropy"] == pytest.approx(1 - 0.5 / math.log(64), abs=0.02)
     assert random_null(chosen_metrics(None), {(64, 48)}) == null
+
+
+def test_inputs_that_fell_to_a_quarter_are_collapsed_once_the_gradient_has_vanished() -> None:
+    rule = ALARMS["input_collapse"].rule
+    now = {"inputs_relative_residual": 0.05, "inputs_averaging_residual": 0.06}
+    for settled, severity in ((False, 0.0), (True, 1.0)):
+        judged = rule(LayerState(now, {}, NULL, {}, highest={"inputs_relative_residual": 0.2}, settled=settled))
+        assert judged is not None
+        assert judged.severity == pytest.approx(severity)
+        assert not judged.may_pass
