@@ -103,8 +103,8 @@ class References:
         }
 
     def fastest(self, stack: str | None) -> float:
-        """The largest ``weight_motion`` of any layer of a stack so far; 0 if none is known."""
-        return max((peak.largest for (_, of), peak in self._peaks.items() if of == stack), default=0.0)
+        """The second largest ``weight_motion`` of the readings of a stack; 0 if fewer than two are known."""
+        return max((peak.second for (_, of), peak in self._peaks.items() if of == stack), default=0.0)
 
     def _settled(self, table: Sequence[LayerValue]) -> bool:
         first = self._first.get((_TOTAL, (None, None)), ())
