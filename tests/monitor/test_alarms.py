@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import pytest
 
 from rankscope.monitor.alarms import ALARMS, AlarmSpec, LayerState, LevelChange
-from rankscope.monitor.alarms._spec import JUMP, TRANSIENT
+from rankscope.monitor.alarms._spec import JUMP, TRANSIENT, TRANSIENT_STEPS
 from rankscope.monitor.probing import chosen_metrics
 from rankscope.monitor.watching import START_READINGS, Advice, AlarmWatch, Cause, References, chosen_alarms, random_null
 from rankscope.runs.readings import Alarm, LayerValue
@@ -140,13 +140,17 @@ def one_tried(spec: AlarmSpec, stack: str | None) -> Advice:
 def test_mild_collapse_that_clears_by_itself_is_no_alarm_and_one_that_lasts_is() -> None:
     """Hostile case: a healthy model that learns how frequent tokens are, from 0.8 to 0.07 and back."""
     watch = AlarmWatch(chosen_alarms(["token_collapse"]))
+    every = math.ceil(TRANSIENT_STEPS / (TRANSIENT - 1))
     passing = [0.8, 0.3, *[0.07] * (TRANSIENT - 1), 0.3, 0.8]
-    assert not any(look(watch, step, {0: value}) for step, value in enumerate(passing))
-    found = [look(watch, step, {0: 0.07}) for step in range(20, 20 + TRANSIENT)]
+    assert not any(look(watch, every * number, {0: value}) for number, value in enumerate(passing))
+    # readings after every step are many, and the phase is as long as before
+    assert not any(look(watch, step, {0: 0.07}) for step in range(5000, 5000 + 4 * TRANSIENT))
+    look(watch, 6000, {0: 0.8})
+    found = [look(watch, 7000 + every * number, {0: 0.07}) for number in range(TRANSIENT)]
     assert [len(alarms) for alarms in found] == [0] * (TRANSIENT - 1) + [1]
     # what has lasted may have fallen back a little behind the threshold: 0.1 has severity 0.8
     watch = AlarmWatch(chosen_alarms(["token_collapse"]))
-    found = [look(watch, step, {0: 0.07 if step == 0 else 0.1, 1: 0.9}) for step in range(TRANSIENT)]
+    found = [look(watch, every * n, {0: 0.07 if n == 0 else 0.1, 1: 0.9}) for n in range(TRANSIENT)]
     assert [alarm.layer for alarms in found for alarm in alarms] == [0]
 
 
@@ -229,3 +233,13 @@ def test_null_of_random_tokens_and_scores_is_what_theory_says() -> None:
     # log of a sum of log-normals: entropy log n - 1/2 in the limit
     assert null["attention_entropy"] == pytest.approx(1 - 0.5 / math.log(64), abs=0.02)
     assert random_null(chosen_metrics(None), {(64, 48)}) == null
+
+
+def test_inputs_that_fell_to_a_quarter_are_collapsed_once_the_gradient_has_vanished() -> None:
+    rule = ALARMS["input_collapse"].rule
+    now = {"inputs_relative_residual": 0.05, "inputs_averaging_residual": 0.06}
+    for settled, severity in ((False, 0.0), (True, 1.0)):
+        judged = rule(LayerState(now, {}, NULL, {}, highest={"inputs_relative_residual": 0.2}, settled=settled))
+        assert judged is not None
+        assert judged.severity == pytest.approx(severity)
+        assert not judged.may_pass

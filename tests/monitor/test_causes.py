@@ -11,11 +11,13 @@ import torch
 from rankscope.models.inputs import prepare_inputs
 from rankscope.models.loading import load
 from rankscope.monitor import Alarm, Gauge, read_record
-from rankscope.monitor.alarms import ALARMS
+from rankscope.monitor.alarms import ALARMS, LayerState
 from rankscope.monitor.causes import (
     Structure,
     cause_by_experiment,
+    cause_in_history,
     cause_of_structure,
+    cause_of_vanished_gradients,
     read_structure,
 )
 from rankscope.monitor.isolation import beside_training
@@ -82,6 +84,43 @@ def test_equal_tokens_on_entry_are_the_embeddings_doing() -> None:
     assert found is not None
     assert found.component == "embedding"
     assert cause_of_structure(structure_of(bert()), None, None, 1) is None
+
+
+def test_branches_that_add_far_less_are_named_with_their_blocks() -> None:
+    model = gpt2(dropout=0.0)
+    before = structure_of(model)
+    assert structure_of(model).other_branches(before) is None
+    for layer in model.transformer.h[1:]:
+        torch.nn.init.normal_(layer.mlp.c_proj.weight, std=1e-4)
+    found = structure_of(model).other_branches(before)
+    assert found is not None
+    assert found.component == "mlp"
+    assert "in block 1" in found.words
+    with torch.no_grad():
+        model.transformer.h[1].attn.c_proj.weight.mul_(1e-3)
+    both = structure_of(model).other_branches(before)
+    assert both is not None
+    assert both.component == "branches"
+
+
+def test_history_names_the_rate_before_the_objective_and_neither_without_evidence() -> None:
+    quiet, settled = (LayerState({}, {}, {}, {}, settled=settled) for settled in (False, True))
+    assert cause_in_history(quiet, 0.008) is None
+    for state, fastest, component in ((quiet, 0.03, "rate"), (settled, 0.008, "objective"), (settled, 0.03, "rate")):
+        found = cause_in_history(state, fastest)
+        assert found is not None
+        assert found.component == component
+
+
+def test_no_gradient_at_all_is_the_fault_of_attention_and_a_small_one_is_not() -> None:
+    spec = ALARMS["vanishing_qk_gradients"]
+    none, little = (
+        LayerState({"qk_to_v_gradient": value, "attention_entropy": 1.0}, {}, {}, {}) for value in (0.0, 1e-6)
+    )
+    found = cause_of_vanished_gradients(none, spec)
+    assert found is not None
+    assert found.component == "attention"
+    assert cause_of_vanished_gradients(little, spec) is None
 
 
 def row(value: float) -> LayerValue:

@@ -35,9 +35,9 @@ OTHER_BRANCH = 2.0
 """Factor by which the size of a branch, relative to the stream, has to change to be named."""
 COLLAPSED_ENTRY = 0.1
 """Relative residual of the first block's input below which the embedding is the cause."""
-FAST = 0.02
-"""Change of the weights per step, relative to their norm, above which the learning rate is the cause. In training that
-works it is about 0.001, and at most 0.008 in the healthy runs of our benchmark."""
+FAST = 0.015
+"""Change of the weights per step, relative to their norm, above which, in two readings, the learning rate is the cause.
+In training that works it is about 0.001, and at most 0.008 in the healthy runs of our benchmark."""
 MOST_HALVINGS = 3
 _NOT_SHOWN = "Cause not found: a pass of the probe does not show this."
 
@@ -243,12 +243,10 @@ def cause_in_history(state: LayerState, fastest: float) -> Cause | None:
 
     Args:
         state: of the layer.
-        fastest: largest ``weight_motion`` of any layer of the stack so far.
+        fastest: second largest ``weight_motion`` of the readings so far, each the largest of its layers.
     """
     if fastest >= FAST:
-        return Cause(
-            "rate", f"Cause: the learning rate: weights changed by up to {fastest:.2g} of their norm per step."
-        )
+        return Cause("rate", f"Cause: the learning rate: weights changed by {fastest:.2g} of their norm per step.")
     if state.settled:
         words = "Cause: the objective: the gradient of the whole model has nearly vanished in this state."
         return Cause("objective", words)

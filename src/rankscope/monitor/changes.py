@@ -103,15 +103,17 @@ class Peak:
     def __init__(self) -> None:
         self._recent: deque[float] = deque(maxlen=LAG)
         self._largest, self._number = 0.0, 0
+        self._top = [0.0, 0.0]
 
     def take(self, value: float) -> float:
         """Add a reading; the largest of those at least eight readings before it, NaN if these are fewer than eight."""
         if len(self._recent) == LAG:
             self._largest, self._number = max(self._largest, self._recent[0]), self._number + 1
         self._recent.append(value)
+        self._top = sorted((*self._top, value))[1:]
         return self._largest if self._number >= LAG else math.nan
 
     @property
-    def largest(self) -> float:
-        """The largest value of all readings."""
-        return max(self._largest, *self._recent)
+    def second(self) -> float:
+        """The second largest value of all readings: one of them may be a single event."""
+        return self._top[0]

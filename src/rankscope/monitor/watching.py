@@ -14,7 +14,7 @@ from rankscope.linalg.attention import AttentionMatrix
 from rankscope.linalg.precision import float_floor
 from rankscope.metrics import MetricSpec, evaluate
 from rankscope.monitor.alarms import ALARMS, AlarmSpec, Judgement, LayerState, LevelChange
-from rankscope.monitor.alarms._spec import JUMP, SETTLED, TRANSIENT
+from rankscope.monitor.alarms._spec import JUMP, SETTLED, TRANSIENT, TRANSIENT_STEPS
 from rankscope.monitor.causes import Cause
 from rankscope.monitor.changes import RESOLVED, RESOLVED_OF_BATCH, Peak, Series
 from rankscope.remedies import Evidence
@@ -104,8 +104,8 @@ class References:
         }
 
     def fastest(self, stack: str | None) -> float:
-        """The largest ``weight_motion`` of any layer of a stack so far; 0 if none is known."""
-        return max((peak.largest for (_, of), peak in self._peaks.items() if of == stack), default=0.0)
+        """The second largest ``weight_motion`` of the readings of a stack; 0 if fewer than two are known."""
+        return max((peak.second for (_, of), peak in self._peaks.items() if of == stack), default=0.0)
 
     def _settled(self, table: Sequence[LayerValue]) -> bool:
         first = self._first.get((_TOTAL, (None, None)), ())
@@ -191,6 +191,7 @@ class _Memory:
 
     active: bool = False
     in_a_row: int = 0
+    since: int = 0
     jumped: bool = False
 
 
@@ -238,7 +239,8 @@ class AlarmWatch:
         # What has to last may fall back behind the threshold a little, as a raised alarm may.
         turns = severity < spec.release if memory.active else severity >= (spec.release if lasts else 1.0)
         memory.in_a_row = memory.in_a_row + 1 if turns else 0
-        if memory.in_a_row < (spec.confirm if memory.active else self._needed(spec, stack, states, known[worst])):
+        memory.since = step if memory.in_a_row == 1 else memory.since
+        if memory.in_a_row < (spec.confirm if memory.active else self._needed(spec, step, stack, states, known[worst])):
             return
         memory.active, memory.in_a_row = not memory.active, 0
         if memory.active:
@@ -250,12 +252,16 @@ class AlarmWatch:
         elif not spec.is_event:
             yield _cleared(spec, step, stack, worst, known[worst])
 
-    def _needed(self, spec: AlarmSpec, stack: str | None, states: Mapping[Place, LayerState], worst: Judgement) -> int:
+    def _needed(
+        self, spec: AlarmSpec, step: int, stack: str | None, states: Mapping[Place, LayerState], worst: Judgement
+    ) -> float:
         """How many readings in a row raise an alarm: many if healthy runs pass through this state without a jump."""
         memory = self._memory[spec.name, stack]
         changes = [change for place, state in states.items() if place[0] == stack for change in state.changes.values()]
         memory.jumped = memory.in_a_row > 0 and (memory.jumped or any(change.score >= JUMP for change in changes))
-        return TRANSIENT if worst.may_pass and not memory.jumped else spec.confirm
+        if not worst.may_pass or memory.jumped:
+            return spec.confirm
+        return TRANSIENT if step - memory.since >= TRANSIENT_STEPS else math.inf
 
 
 def chosen_alarms(names: Sequence[str] | None) -> tuple[AlarmSpec, ...]:

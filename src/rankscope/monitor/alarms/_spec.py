@@ -66,7 +66,7 @@ class Judgement:
         evidence: the numbers it is based on, by name.
         words: the same in a few words.
         may_pass: whether healthy runs are in this state for a while, so that it has to last for :data:`TRANSIENT`
-            readings, unless it set in with a jump or gradients have vanished.
+            readings and :data:`TRANSIENT_STEPS` steps, unless it set in with a jump or gradients have vanished.
     """
 
     severity: float
@@ -117,9 +117,11 @@ DEEP = 8.0
 """Severity of a collapse that no healthy run was seen to pass through."""
 JUMP = 4.0
 """Score of a :class:`LevelChange` that is a jump."""
-TRANSIENT = 24
-"""Readings for which a mild collapse has to last. While a model learns how frequent each token is, a common vector
-dominates, and tokens look alike for some readings, also in healthy runs (a GPT-2 for 13 readings of 40)."""
+TRANSIENT, TRANSIENT_STEPS = 24, 1000
+"""Readings and steps for which a mild collapse has to last. While a model learns how frequent each token is, a common
+vector dominates, and tokens look alike, also in healthy runs: a GPT-2 of width 16 for 170 steps. How long that lasts
+depends on the model, so that the number is generous; the gradient of the whole model tells such a phase from a state
+that stays (:data:`SETTLED`)."""
 
 ALARMS: Registry[AlarmSpec] = Registry("alarm", "rankscope.monitor.alarms")
 
