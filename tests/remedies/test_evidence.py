@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.failing_runs import leaderboard
+from benchmarks.failing_runs import leaderboard, predicted
 from benchmarks.failing_runs.leaderboard import (
     AS_IS,
     DESIGNS,
@@ -143,3 +143,9 @@ def test_suggestions_are_ordered_by_trainings_and_exclude_what_never_rescued_one
     nothing = advised({"a": none, "b": none})
     assert nothing.remedies == ()
     assert "rescued no training of such networks: a, b" in nothing.words
+
+
+def test_prediction_against_training_follows_from_its_record() -> None:
+    told = json.loads(predicted.RECORD.read_text())
+    assert told["evaluated"] == predicted.evaluated(told)
+    assert predicted.area([3, 1, 2, 2], [True, False, True, False]) == 0.875  # one tie of four pairs
