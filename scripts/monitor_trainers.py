@@ -69,12 +69,12 @@ def with_trl(folder: Path) -> dict[str, Any]:
 def with_sentence_transformers(folder: Path) -> dict[str, Any]:
     """``SentenceTransformerTrainer`` on a BERT."""
     import sentence_transformers as st
+    from sentence_transformers.losses import MultipleNegativesRankingLoss
 
     known = tokenizer()
     BertModel(BertConfig(vocab_size=len(known), max_position_embeddings=32, **SHAPE)).save_pretrained(folder / "bert")
     known.save_pretrained(folder / "bert")
-    parts = [st.models.Transformer(str(folder / "bert"), max_seq_length=16), st.models.Pooling(SHAPE["hidden_size"])]
-    model = st.SentenceTransformer(modules=parts, device="cpu")
+    model = st.SentenceTransformer(str(folder / "bert"), device="cpu")  # adds mean pooling
     inner = next(name for name, module in model.named_modules() if isinstance(module, BertModel))
     settings = st.SentenceTransformerTrainingArguments(
         str(folder / "out"), max_steps=STEPS, per_device_train_batch_size=4, report_to="none", save_strategy="no",
@@ -82,7 +82,7 @@ def with_sentence_transformers(folder: Path) -> dict[str, Any]:
     )  # fmt: skip
     texts = sentences(33)
     data = Dataset.from_dict({"anchor": texts[:-1], "positive": texts[1:]})
-    loss = st.losses.MultipleNegativesRankingLoss(model)
+    loss = MultipleNegativesRankingLoss(model)
     trainer = st.SentenceTransformerTrainer(model, settings, train_dataset=data, loss=loss)
     probe = dict(known(sentences(8), return_tensors="pt", padding=True))
     GaugeCallback(probe, model=inner, schedule=2, record=folder / "record", strict=True).attach(trainer)

@@ -153,7 +153,7 @@ def draw(told: dict[str, Any], path: Path) -> None:
         )
     limit = BELOW * told["single_characters"]
     axes.axhline(limit, color="black", linewidth=0.9, linestyle="--")
-    axes.text(0.01, limit, "trains below this line", transform=axes.get_yaxis_transform(), va="top", fontsize=9)
+    axes.text(0.01, limit - 0.008, "trains below this line", transform=axes.get_yaxis_transform(), va="top", fontsize=9)
     axes.set(xscale="log", xlabel="relative residual after the last block, predicted before training")
     axes.set_ylabel(f"held-out loss after {STEPS} steps")
     axes.spines[["top", "right"]].set_visible(False)

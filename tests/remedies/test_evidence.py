@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.failing_runs import leaderboard
+from benchmarks.failing_runs import leaderboard, predicted
 from benchmarks.failing_runs.leaderboard import (
     AS_IS,
     DESIGNS,
@@ -64,7 +64,7 @@ def test_rescued_means_half_of_the_gap_its_own_alarms_over_and_finite_weights() 
         run("pre_norm", 2.4),
         run("deepnorm", 2.6),
         run("neutreno", 2.1, "token_collapse"),
-        run("shaped_attention", 2.1, "entropy_collapse"),  # not an alarm of the design as it is
+        run("local_mask", 2.1, "entropy_collapse"),  # not an alarm of the design as it is
         run("qk_norm", 2.1, finite=False),
         run("skipinit", None, finite=False),
     ]
@@ -74,7 +74,7 @@ def test_rescued_means_half_of_the_gap_its_own_alarms_over_and_finite_weights() 
     (design,) = evidence(told)["designs"]
     assert design["alarms"] == ["token_collapse"]
     assert design["remedies"] == {
-        "deepnorm": [0, 1], "neutreno": [0, 1], "pre_norm": [1, 1], "qk_norm": [0, 1], "shaped_attention": [1, 1],
+        "deepnorm": [0, 1], "local_mask": [1, 1], "neutreno": [0, 1], "pre_norm": [1, 1], "qk_norm": [0, 1],
         "skipinit": [0, 1],
     }  # fmt: skip
 
@@ -143,3 +143,9 @@ def test_suggestions_are_ordered_by_trainings_and_exclude_what_never_rescued_one
     nothing = advised({"a": none, "b": none})
     assert nothing.remedies == ()
     assert "rescued no training of such networks: a, b" in nothing.words
+
+
+def test_prediction_against_training_follows_from_its_record() -> None:
+    told = json.loads(predicted.RECORD.read_text())
+    assert told["evaluated"] == predicted.evaluated(told)
+    assert predicted.area([3, 1, 2, 2], [True, False, True, False]) == 0.875  # one tie of four pairs
