@@ -25,7 +25,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 TYPE: Mapping[str, Any] = {
-    "font.size": 8.5, "font.family": "DejaVu Sans", "axes.linewidth": 0.7, "hatch.linewidth": 0.5}
+    "font.size": 8.5,
+    "font.family": "DejaVu Sans",
+    "axes.linewidth": 0.7,
+    "hatch.linewidth": 0.5,
+}
 NARROWEST_INCHES = 5.2
 MARKED_POINTS = 40
 """Lines with more points are drawn without markers."""
