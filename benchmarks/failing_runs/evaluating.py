@@ -235,8 +235,8 @@ def page(runs: Sequence[Mapping[str, Any]]) -> str:
     lines += [
         "",
         f"The gauge named a cause in {own['causes_named'] - own['causes_not_found']} of {own['causes_named']} "
-        f"recognised faults, {own['causes_right']} of {own['causes_named']} answers were right, and "
-        f'{own["causes_not_found"]} were "not found". It raised {own["false_alarms"]} false alarms in '
+        f"recognised faults, {own['causes_right']} of {own['causes_named']} answers were right, "
+        f'{own["causes_not_found"]} "not found". It raised {own["false_alarms"]} false alarms in '
         f"{own['healthy_readings']:,} healthy readings: at most "
         f"{own['false_alarms_per_reading_at_most']:.1e} per reading (95%, Clopper and Pearson).",
         "",
