@@ -29,6 +29,15 @@ def test_shapes_and_order() -> None:
     assert heads.values.shape == (1, 2, 6)
 
 
+def test_rows_that_are_not_distributions_have_no_entropy() -> None:
+    """Attention that is mixed with other matrices keeps its mass and has negative entries; the other head is sound."""
+    attention = torch.softmax(torch.randn(1, 2, 5, 5, generator=torch.Generator().manual_seed(0)), -1)
+    attention[0, 0, 3, 1] = -0.1
+    reading = evaluate(specs("attention_entropy"), AttentionMatrix(attention), 1e-7)
+    assert [STATUS[code] for code in reading.statuses.flatten().tolist()] == [Status.UNDEFINED, Status.OK]
+    assert 0.0 < reading.values[0, 0, 1] < 1.0
+
+
 def test_below_the_floor_values_are_kept_and_marked() -> None:
     floor = float_floor(torch.float32)
     x = torch.ones(1, 8, 4, dtype=torch.float64) + 1e-8 * torch.randn(1, 8, 4, dtype=torch.float64)

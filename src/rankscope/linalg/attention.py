@@ -174,8 +174,7 @@ class AttentionMatrix(AttentionView, Joinable):
 
 def _sums_of_piece(piece: TokenPiece) -> AttentionSums:
     P = piece.X
-    # p log p is 0 at p = 0; the smallest float replaces 0 only inside the logarithm.
-    logarithm = torch.clamp_min(P, torch.finfo(P.dtype).tiny, out=piece.spare).log_()
-    p_log_p = logarithm.mul_(P).sum(-1)
+    # 0 at p = 0, and NaN for a negative entry: a row of it is not a distribution, and has no entropy.
+    p_log_p = torch.special.xlogy(P, P, out=piece.spare).sum(-1)
     mass, energy = P.sum(-1), torch.linalg.vector_norm(P, dim=(-2, -1)).square_()
     return AttentionSums(mass, p_log_p, energy, torch.linalg.vector_norm(piece.centre_(), dim=(-2, -1)).square_())

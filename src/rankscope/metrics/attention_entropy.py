@@ -23,7 +23,8 @@ def attention_entropy(attention: AttentionView) -> Tensor:
 
     **Exact.** :math:`k_i` is the number of keys row i may see, so rows of different length are comparable. 0 when every
     row picks one key, 1 when every row is uniform. Rows are normalised by their own mass, which is below one in
-    models with a learned sink. Rows that see only one key are excluded; undefined if no row is left.
+    models with a learned sink. Rows that see only one key are excluded; undefined if no row is left, or if an entry is
+    negative, as in attention that is mixed with other matrices.
 
     Example:
         >>> import torch
