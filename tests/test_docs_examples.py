@@ -122,7 +122,7 @@ def test_addresses_and_citation_are_those_of_the_metadata() -> None:
     urls = dict(re.findall(r'^(\w+) = "(.*)"$', metadata, flags=re.MULTILINE))
     readme, questions = ((ROOT / page).read_text("utf-8") for page in ("README.md", "docs/faq.md"))
     for url in re.findall(r"https://[^\s)>\"]*rankscope[^\s)>\"}]*", readme + questions):
-        badges = ("https://pypi.org", "https://img.shields.io", "https://readthedocs.org")
+        badges = ("https://img.shields.io", "https://readthedocs.org")
         known = (urls["Repository"], urls["Documentation"], *badges)
         assert url.startswith(known), f"{url} is not below an address of pyproject.toml"
     assert all(f"({url})" in readme for url in urls.values() if url != urls["Repository"])

@@ -22,6 +22,7 @@ from rankscope.stream.attention_calls import AttentionCall
 EVERY = [spec for spec in METRICS.values() if spec.side == "attention"]
 SUMS = [spec for spec in EVERY if spec.needs != "spectrum"]
 BOUND = next(i for i, spec in enumerate(EVERY) if spec.name == "attention_contraction_bound")
+ENTROPY = next(i for i, spec in enumerate(EVERY) if spec.name == "attention_entropy")
 LOWEST = torch.finfo(torch.float32).min
 
 
@@ -49,7 +50,9 @@ def assert_equal(got: MetricValues, want: MetricValues, rtol: float = 1e-10) -> 
     floor = want.statuses == list(Status).index(Status.FLOOR)
     assert bool((got.values[floor].abs() < 1e-13).all())
     got, want = (MetricValues(one.values.masked_fill(floor, 0.0), one.statuses) for one in (got, want))
-    exact = [i for i in range(len(got.values)) if i != BOUND]
+    # The entropy of a row that picks one key is a difference of sums near one, and right to the rounding of those.
+    torch.testing.assert_close(got.values[ENTROPY], want.values[ENTROPY], rtol=rtol, atol=1e-15, equal_nan=True)
+    exact = [i for i in range(len(got.values)) if i not in (BOUND, ENTROPY)]
     torch.testing.assert_close(got.values[exact], want.values[exact], rtol=rtol, atol=0, equal_nan=True)
     if len(got.values) > BOUND:
         above = got.values[BOUND] >= want.values[BOUND] * (1 - rtol)

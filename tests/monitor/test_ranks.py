@@ -37,6 +37,10 @@ def numbers(reading: dict[str, Any]) -> dict[tuple[str, int], float]:
     return {(row["metric"], row["layer"]): row["mean"] for row in rows}
 
 
+WHOLE = ("weight_motion",)
+"""Not read of a model whose weights are sharded."""
+
+
 @MANY
 def test_numbers_are_those_of_one_process(runs: Path, name: str) -> None:
     one = seen(runs, "alone")[0]["readings"]
@@ -45,7 +49,8 @@ def test_numbers_are_those_of_one_process(runs: Path, name: str) -> None:
     for rank in ranks:
         assert [reading["step"] for reading in rank["readings"]] == list(range(STEPS))
         for got, want in zip(rank["readings"], one, strict=True):
-            assert numbers(got) == pytest.approx(numbers(want), rel=1e-9)
+            expected = {key: value for key, value in numbers(want).items() if "fsdp" not in name or key[0] not in WHOLE}
+            assert numbers(got) == pytest.approx(expected, rel=1e-9)
             assert ("qk_to_v_gradient", 1) in numbers(got)
 
 

@@ -181,13 +181,13 @@ class _StructureReader:
 
     def _take(self, ref: SiteRef, place: str, tensor: Tensor) -> None:
         if ref.site == "block.in":
-            self._stream, self._branch, self._size = tensor, None, float(tensor.double().norm())
+            self._stream, self._branch, self._size = tensor, None, _norm(tensor)
             if ref.layer == 0:
                 residual = METRICS["relative_residual"].function
                 self.entry[ref.stack or ""] = float(residual(tensor).mean()) if tensor.ndim == 3 else math.nan
         elif ref.site.endswith(".out"):
             self._branch = tensor if self._branch is None else self._branch
-            self.branches[f"{place}/{ref.site.removesuffix('.out')}"] = float(tensor.double().norm()) / self._size
+            self.branches[f"{place}/{ref.site.removesuffix('.out')}"] = _norm(tensor) / self._size
         elif self._stream is not None and self._branch is not None:
             gain = _gain(tensor, self._branch, self._stream)
             if math.isfinite(gain):
@@ -207,6 +207,11 @@ def _gain(total: Tensor, branch: Tensor, stream: Tensor) -> float:
         return math.nan
     gain = float((carried * stream).sum()) / size**2
     return round(gain, 6) if float((carried - gain * stream).norm()) <= error else math.nan
+
+
+def _norm(tensor: Tensor) -> float:
+    """In float32 at least; a device may have no float64."""
+    return float(torch.linalg.vector_norm(tensor, dtype=torch.promote_types(tensor.dtype, torch.float32)))
 
 
 def read_structure(view: ModelView, batch: Batch) -> Structure:

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from rankscope._types import Status
 from rankscope.linalg.to_host import to_host
 from rankscope.models.view import ModelView
-from rankscope.monitor.gradients import gathered, local
+from rankscope.models.wrapping import is_distributed
+from rankscope.monitor.gradients import gathered
 from rankscope.runs.readings import LayerValue
 from rankscope.stream.frames import tensors_in
 
@@ -73,10 +74,12 @@ class WeightMotion:
     def take(self, view: ModelView, step: int) -> tuple[LayerValue, ...]:
         r"""Per step, :math:`\|W_t - W_s\|_F / ((t - s) \|W_t\|_F)` over the sampled entries of a block.
 
-        **Estimate.** Nothing at the first look, and of parameters whose shape changed. Of a tensor that is sharded over
-        ranks, the part of this rank is sampled.
+        **Estimate.** Nothing at the first look, of parameters whose shape changed, and of a model whose weights are
+        sharded over ranks: each rank would sample other entries.
         """
         named = {name: tensor for name, tensor in _tensors(view.model, "weight") if _is_readable(tensor)}
+        if any(map(is_distributed, named.values())):
+            return ()
         homes = _homes(view, named)
         now = dict(zip(homes, to_host([_sample(named[name]) for name in homes]), strict=True))
         now = {name: sample.double() for name, sample in now.items()}
@@ -98,7 +101,7 @@ class WeightMotion:
 
 
 def _sample(tensor: Tensor) -> Tensor:
-    flat = _values(local(tensor)).flatten()
+    flat = _values(tensor).flatten()
     return flat[:: max(1, len(flat) // _SAMPLED)][:_SAMPLED].clone()
 
 
