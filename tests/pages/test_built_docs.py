@@ -65,6 +65,7 @@ def test_no_table_or_code_is_cut(browser: Any) -> None:
     with opened(browser, BUILT / WIDE[0], width=1400) as seen:
         for page in WIDE:
             seen.page.goto((BUILT / page).as_uri())
+            assert seen.page.evaluate("document.documentElement.scrollWidth") <= 1400, page
             assert (
                 seen.page.evaluate(
                     "[...document.querySelectorAll('article pre, article .table-wrapper')]"
