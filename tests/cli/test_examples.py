@@ -43,7 +43,13 @@ def test_help_shows_the_examples_unbroken(cli, command: str) -> None:
     assert all(f"rankscope {line}" in shown for line in EXAMPLES[command])
 
 
-@pytest.mark.parametrize("command", EXAMPLES)
+ON_PAGES = ("ablate", "exact", "measure", "predict", "query", "rerun", "sweep")
+"""Commands that the pages of the documentation run too (``tests/test_docs_examples.py``)."""
+
+
+@pytest.mark.parametrize(
+    "command", [pytest.param(name, marks=pytest.mark.slow) if name in ON_PAGES else name for name in EXAMPLES]
+)
 def test_examples_run_as_printed(cli, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for outcome in run_examples(cli, command):

@@ -219,7 +219,7 @@ def test_a_new_verb_is_found_everywhere(
     assert "--tokens-policy" in shown
     assert "--louder" in shown
     assert f"rankscope {examples()[loudness][0]}" in shown
-    assert "How loud is this model?" in docs_lines("statements", "CommandsTable", named=lambda name: f"`{name}`")
+    assert "How loud is this model?" in docs_lines("statements", "CommandsTable", up=lambda: "")
     # the command, its answer as text, JSON and figure, and the Python function of the same name
     run(loudness, "init:tiny-bert", "--sequences", "2", "--tokens", "8", "--out", "run", "--figure", "figure.svg")
     assert "Loud: " in capsys.readouterr().out
