@@ -18,6 +18,7 @@ import copy
 import datetime
 import importlib.metadata
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,26 +27,16 @@ import numpy as np
 import torch
 from torch import nn
 
-import rankscope as rs
 from rankscope.errors import RankscopeError
 
-RECORD = Path(__file__).parents[1] / "docs" / "data" / "adapted_models.json"
-IDS = {"input_ids": torch.arange(2, 18).reshape(2, 8)}
-VERBS: dict[str, Callable[[nn.Module], Any]] = {
-    "measure": lambda model: rs.measure(model, IDS),
-    "ablate": lambda model: rs.ablate(model, IDS, variants=["pure", "full"]),
-    "exact": lambda model: rs.exact(model, {"input_ids": IDS["input_ids"][:1]}, skip=0.0, plain=False),
-    "decompose": lambda model: rs.decompose(model, IDS),
-    "bound": lambda model: rs.bound(model, IDS),
-    "remedy": lambda model: rs.remedy(model, IDS, remedies=["residual_scale"], repeats=0),
-}
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from tests.wrapped_models import VERBS, llama  # noqa: E402
+
+RECORD = ROOT / "docs" / "data" / "adapted_models.json"
 Made = tuple[nn.Module, nn.Module | None]
 """A model, and the plain twin it must agree with; None if there is none."""
-
-
-def llama() -> nn.Module:
-    """The plain model."""
-    return rs.load("init:tiny-llama").model
 
 
 def adapted() -> Any:

@@ -20,6 +20,8 @@ from rankscope.errors import RankscopeError, UnsupportedConfigError
 from rankscope.models.linear_maps import absence_of, dense, linear_map
 from rankscope.models.wrapping import is_compiled, unwrapped
 from tests.wrapped_models import (
+    IDS,
+    VERBS,
     WRAPPED,
     AdaptedLinear,
     InputQuantisingLinear,
@@ -29,15 +31,6 @@ from tests.wrapped_models import (
     llama,
 )
 
-IDS = {"input_ids": torch.arange(2, 18).reshape(2, 8)}
-VERBS: dict[str, Callable[[nn.Module], Any]] = {
-    "measure": lambda model: rs.measure(model, IDS),
-    "ablate": lambda model: rs.ablate(model, IDS, variants=["pure", "full"]),
-    "exact": lambda model: rs.exact(model, {"input_ids": IDS["input_ids"][:1]}, skip=0.0, plain=False),
-    "decompose": lambda model: rs.decompose(model, IDS),
-    "bound": lambda model: rs.bound(model, IDS),
-    "remedy": lambda model: rs.remedy(model, IDS, remedies=["residual_scale"], repeats=0),
-}
 PAGE = Path(__file__).parents[2] / "docs" / "howto" / "wrapped_models.md"
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from rankscope.errors import RankscopeError
+from rankscope.linalg.precision import widest
 from rankscope.metrics import METRICS
 from rankscope.models.inputs import Batch
 from rankscope.models.view import ModelView
@@ -210,8 +211,7 @@ def _gain(total: Tensor, branch: Tensor, stream: Tensor) -> float:
 
 
 def _norm(tensor: Tensor) -> float:
-    """In float32 at least; a device may have no float64."""
-    return float(torch.linalg.vector_norm(tensor, dtype=torch.promote_types(tensor.dtype, torch.float32)))
+    return float(torch.linalg.vector_norm(tensor, dtype=widest(tensor.device)))
 
 
 def read_structure(view: ModelView, batch: Batch) -> Structure:

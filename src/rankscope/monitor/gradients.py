@@ -22,6 +22,7 @@ from rankscope.linalg.to_host import to_host
 from rankscope.models.heads import head_weights
 from rankscope.models.heads.family import Family, family_of
 from rankscope.models.view import ModelView
+from rankscope.models.wrapping import whole
 from rankscope.runs.readings import LayerValue
 
 _SEPARATE = (
@@ -198,24 +199,6 @@ def _row(metric: str, stack: str | None, layer: int, number: float) -> LayerValu
 def _norm(parameter: nn.Parameter, part: ParameterRows) -> Tensor | None:
     if parameter.grad is None:
         return None
-    gradient = part.of(gathered(parameter.grad.detach()))
+    gradient = part.of(whole(parameter.grad.detach()))
     norm: Tensor = torch.linalg.vector_norm(gradient, dtype=widest(gradient.device))
     return norm
-
-
-def gathered(tensor: Tensor) -> Tensor:
-    """A tensor that may be sharded over ranks, whole; all ranks must take part."""
-    if not torch.distributed.is_available():
-        return tensor
-    from torch.distributed.tensor import DTensor
-
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
-def local(tensor: Tensor) -> Tensor:
-    """The part of a tensor that this rank holds."""
-    if not torch.distributed.is_available():
-        return tensor
-    from torch.distributed.tensor import DTensor
-
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

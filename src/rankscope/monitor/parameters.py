@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from rankscope._types import Status
 from rankscope.linalg.to_host import to_host
 from rankscope.models.view import ModelView
-from rankscope.models.wrapping import is_distributed
-from rankscope.monitor.gradients import gathered
+from rankscope.models.wrapping import is_distributed, whole
 from rankscope.runs.readings import LayerValue
 from rankscope.stream.frames import tensors_in
 
@@ -119,7 +118,7 @@ def _homes(view: ModelView, names: Iterable[str]) -> dict[str, tuple[str | None,
 
 
 def _described(named: Mapping[str, Tensor], bad: Sequence[str]) -> str:
-    tensor = gathered(named[bad[0]])
+    tensor = whole(named[bad[0]])
     entries = int((~torch.isfinite(_values(tensor))).sum())
     others = f", and {len(bad) - 1} of the other {len(named) - 1} parameters" if len(bad) > 1 else ""
     return f"{entries:,} of {tensor.numel():,} entries of {bad[0]}{others}"
@@ -160,7 +159,7 @@ def _is_readable(tensor: Tensor) -> bool:
 
 def _norms(tensors: Sequence[Tensor]) -> list[float]:
     """Frobenius norms, with one transfer per device."""
-    norms = (gathered(torch.linalg.vector_norm(_values(tensor), dtype=_wide(tensor))) for tensor in tensors)
+    norms = (whole(torch.linalg.vector_norm(_values(tensor), dtype=_wide(tensor))) for tensor in tensors)
     return [float(norm) for norm in to_host([norm.float() for norm in norms])]
 
 
@@ -174,7 +173,7 @@ def _values(tensor: Tensor) -> Tensor:
 
 def _all_finite(tensor: Tensor) -> bool:
     """Asked only if a norm is not finite, which squares of finite numbers can also cause."""
-    return bool(gathered(torch.isfinite(_values(tensor)).all()))
+    return bool(whole(torch.isfinite(_values(tensor)).all()))
 
 
 def _row(metric: str, stack: str | None, layer: int, norm: float) -> LayerValue:

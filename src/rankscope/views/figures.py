@@ -302,10 +302,11 @@ def _draw_guide(axes: Axes, guide: Guide) -> None:
         )  # fmt: skip
     elif guide.kind == "level" and guide.axis == "y":
         axes.axhline(guide.value, color=FAINT, linewidth=0.8, zorder=1)
+        end = _quiet_end(axes, guide.value)
         axes.annotate(
-            guide.label, (_quiet_end(axes, guide.value), guide.value), xycoords=axes.get_yaxis_transform(),
+            guide.label, (end, guide.value), xycoords=axes.get_yaxis_transform(),
             xytext=(0, 2.5), textcoords="offset points", va="bottom", size=7.5, color=FAINT,
-            ha="left" if _quiet_end(axes, guide.value) < 0.5 else "right",
+            ha="left" if end < 0.5 else "right",
         )  # fmt: skip
     elif guide.kind == "level":
         label = guide.label or "_unnamed"
