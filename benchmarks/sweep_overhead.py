@@ -6,7 +6,13 @@ calls the verb and keeps nothing, ``sweep --serial``, processes that share a fol
 The marginal ratio leaves the start out: it is that of the seconds between one task and all of them. With several
 cores the loop is a pool of processes. Run it on a quiet machine with::
 
-    python -m benchmarks.sweep_overhead --tasks 60 --rounds 3      # about half an hour
+    python -m benchmarks.sweep_overhead --tasks 60 --rounds 3      # about three quarters of an hour
+
+On a noisy machine ``--in-turn`` compares processor time instead: loop, ``--serial`` and ``--shard`` do two tasks each
+in turn, in one process and in an order that changes, so that a slow minute is slow for all. Starting is then not
+counted, and Ray, whose workers are other processes, is left out. It adds its part to the same record::
+
+    python -m benchmarks.sweep_overhead --in-turn --tasks 2 --rounds 9      # about ten minutes
 """
 
 from __future__ import annotations
@@ -20,6 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -103,6 +110,39 @@ def described(times: dict[str, dict[int, list[float]]], tasks: int) -> dict[str,
     }
 
 
+def in_turn(model: str, tasks: int, rounds: int) -> dict[str, Any]:
+    """Processor seconds of loop, serial sweep and a shard that has all tasks, and the medians of their ratios."""
+    import torch
+
+    import rankscope as rs
+
+    def loop(folder: str) -> None:
+        for seed in range(tasks):
+            one((model, seed))
+
+    runs: dict[str, Callable[[str], object]] = {
+        "loop": loop,
+        "serial": lambda folder: rs.sweep(plan(model, tasks), folder, serial=True),
+        "shard": lambda folder: rs.sweep(plan(model, tasks), folder, shard="0/1"),
+    }
+    torch.set_num_threads(1)
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for number in range(-1, rounds):  # the first round imports, and does not count
+        for name in sorted(runs, reverse=bool(number % 2)):
+            with tempfile.TemporaryDirectory() as folder:
+                started = time.process_time()
+                runs[name](folder)
+                taken = time.process_time() - started
+            if number >= 0:
+                times[name].append(round(taken, 3))
+        print(f"round {number + 1}: { {name: found[-1:] for name, found in times.items()} }", flush=True)
+    ratios = {
+        name: round(statistics.median(mine / bare for mine, bare in zip(found, times["loop"], strict=True)), 4)
+        for name, found in times.items()
+    }
+    return {"date": date.today().isoformat(), "model": model, "tasks": tasks, "ratio": ratios, "seconds": times}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", type=int, default=60)
@@ -110,10 +150,17 @@ def main() -> None:
     parser.add_argument("--cores", type=int, default=1)
     parser.add_argument("--model", default="init:bert-base")
     parser.add_argument("--out", type=Path, default=RESULT)
+    parser.add_argument("--in-turn", action="store_true", help="processor time, in one process")
     parser.add_argument("--here", choices=CONTESTANTS, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.here:
         run_here(asked.here, asked.model, asked.tasks, asked.cores)
+        return
+    earlier = json.loads(asked.out.read_text(encoding="utf-8")) if asked.out.exists() else {}
+    if asked.in_turn:
+        answer = {**earlier, "in turn": in_turn(asked.model, asked.tasks, asked.rounds)}
+        asked.out.write_text(json.dumps(answer, indent=1) + "\n", encoding="utf-8")
+        print(json.dumps(answer["in turn"], indent=1))
         return
     times: dict[str, dict[int, list[float]]] = {name: {1: [], asked.tasks: []} for name in CONTESTANTS}
     for number in range(asked.rounds):
@@ -123,6 +170,7 @@ def main() -> None:
                 print(f"round {number + 1}: {name}, {tasks} tasks, {times[name][tasks][-1]:.1f} s", flush=True)
     answer = {"date": date.today().isoformat(), "model": asked.model, "tasks": asked.tasks, "cores": asked.cores}
     answer |= described(times, asked.tasks)
+    answer |= {"in turn": earlier["in turn"]} if "in turn" in earlier else {}
     asked.out.write_text(json.dumps(answer, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(answer, indent=1))
 

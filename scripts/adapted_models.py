@@ -3,7 +3,7 @@
 The suite imitates their layouts, because they are not among its dependencies. Install them beside rankscope, somewhere
 else than in your environment if you like, and run it after a new version of one of them::
 
-    pip install --no-deps --target libraries peft torchao optimum-quanto
+    pip install --no-deps --target libraries peft torchao optimum-quanto bitsandbytes
     PYTHONPATH=libraries python scripts/adapted_models.py      # two minutes; writes docs/data/adapted_models.json
 
 A library that is not installed is left out and named. A verb agrees if all its values equal those of the twin, whose
@@ -32,7 +32,7 @@ from rankscope.errors import RankscopeError
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tests.wrapped_models import VERBS, llama  # noqa: E402
+from tests.wrapped_models import VERBS, llama, with_layers  # noqa: E402
 
 RECORD = ROOT / "docs" / "data" / "adapted_models.json"
 Made = tuple[nn.Module, nn.Module | None]
@@ -110,6 +110,39 @@ def quanto_weights() -> Made:
     return model, dequantised(model)
 
 
+def bitsandbytes_4bit() -> Made:
+    """Weights in NF4, in a Parameter subclass and a layer of its own."""
+    import bitsandbytes as bnb
+
+    def packed(layer: nn.Linear) -> nn.Module:
+        made = bnb.nn.Linear4bit(layer.in_features, layer.out_features, layer.bias is not None, torch.float32)
+        made.weight = bnb.nn.Params4bit(layer.weight.data, requires_grad=False, quant_type="nf4")
+        made.bias = layer.bias
+        return made.to("cpu")
+
+    model, twin = with_layers(llama(), packed), llama()
+    for name, layer in model.named_modules():
+        if isinstance(layer, bnb.nn.Linear4bit):
+            whole = bnb.functional.dequantize_4bit(layer.weight.data, layer.weight.quant_state)
+            twin.get_submodule(name).weight = nn.Parameter(whole.to(torch.float32))
+    return model, twin
+
+
+def bitsandbytes_8bit() -> Made:
+    """Weights and inputs in int8 (LLM.int8())."""
+    import bitsandbytes as bnb
+
+    def packed(layer: nn.Linear) -> nn.Module:
+        made = bnb.nn.Linear8bitLt(
+            layer.in_features, layer.out_features, layer.bias is not None, has_fp16_weights=False
+        )
+        made.weight = bnb.nn.Int8Params(layer.weight.data, requires_grad=False, has_fp16_weights=False)
+        made.bias = layer.bias
+        return made.to("cpu")
+
+    return with_layers(llama(), packed), None
+
+
 KINDS: dict[str, tuple[str, Callable[[], Made]]] = {
     "LoRA, not merged": ("peft", lora),
     "LoRA, merged in place": ("peft", lora_merged),
@@ -117,6 +150,8 @@ KINDS: dict[str, tuple[str, Callable[[], Made]]] = {
     "Int8WeightOnlyConfig": ("torchao", torchao_weights),
     "Int8DynamicActivationInt8WeightConfig": ("torchao", torchao_inputs_too),
     "qint8, frozen": ("optimum-quanto", quanto_weights),
+    "Linear4bit, NF4": ("bitsandbytes", bitsandbytes_4bit),
+    "Linear8bitLt": ("bitsandbytes", bitsandbytes_8bit),
 }
 
 

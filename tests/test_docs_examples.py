@@ -18,6 +18,7 @@ import pytest
 
 import rankscope
 from tests.printed import agree, blocks, check, shortened
+from tests.test_house import NOT_INSTALLED
 
 ROOT = Path(__file__).resolve().parents[1]
 HOWTO = sorted(path.stem for path in (ROOT / "docs/howto").glob("*.md"))
@@ -161,6 +162,8 @@ def test_json_blocks_are_json(page: str) -> None:
 def test_docstring_examples_are_true(name: str) -> None:
     if name == "rankscope.__main__":
         pytest.skip("importing it runs the command line")
+    if name in NOT_INSTALLED:
+        pytest.importorskip(NOT_INSTALLED[name])
     module = importlib.import_module(name)
     examples = [test for test in doctest.DocTestFinder(exclude_empty=True).find(module) if test.examples]
     for example in examples:

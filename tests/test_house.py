@@ -234,6 +234,10 @@ def documented_imports() -> set[tuple[str, str, str]]:
     return found
 
 
+NOT_INSTALLED = {"rankscope.monitor.hosts.composer": "composer", "rankscope.monitor.hosts.olmo_core": "olmo_core"}
+"""Public modules whose host is not among the test extras, because it pins another torch."""
+
+
 def test_docs_import_only_what_is_promised() -> None:
     public = public_modules()
     imports = documented_imports()
@@ -241,6 +245,8 @@ def test_docs_import_only_what_is_promised() -> None:
     unknown = sorted(f"{page}: {module}.{name}" for page, module, name in imports if module not in public)
     assert not unknown
     for page, module, name in imports:
+        if module in NOT_INSTALLED:
+            continue
         offered = importlib.import_module(module)
         if f"{module}.{name}" not in public and name != "functional":
             assert name in getattr(offered, "__all__", dir(offered)), f"{page}: {module}.{name}"
@@ -248,6 +254,8 @@ def test_docs_import_only_what_is_promised() -> None:
 
 @pytest.mark.parametrize("module", public_modules())
 def test_public_modules_have_what_they_promise(module: str) -> None:
+    if module in NOT_INSTALLED:
+        pytest.importorskip(NOT_INSTALLED[module])
     offered = importlib.import_module(module)
     for name in getattr(offered, "__all__", ()):
         assert getattr(offered, name) is not None
@@ -315,4 +323,4 @@ def test_the_walk_of_a_model_through_measure_is_short() -> None:
     assert walk[0] == "verbs/measure/run.py"
     assert {"models/loading/_load.py", "stream/mode.py"} <= set(walk), "the watch sees nothing, or no hooks"
     assert len(walk) <= 12, walk
-    assert len(walk) < len(whole) <= 21, whole
+    assert len(walk) < len(whole) <= 22, whole

@@ -33,7 +33,8 @@ def llama() -> nn.Module:
     return rs.load("init:tiny-llama").model
 
 
-def _swap(model: nn.Module, make: Callable[[nn.Linear], nn.Module]) -> nn.Module:
+def with_layers(model: nn.Module, make: Callable[[nn.Linear], nn.Module]) -> nn.Module:
+    """The model with each linear layer replaced."""
     for name, layer in list(model.named_modules()):
         if isinstance(layer, nn.Linear):
             parent, _, key = name.rpartition(".")
@@ -67,12 +68,19 @@ class PackedLinear(nn.Module):
         return nn.functional.linear(x, self.dequantised().to(x.dtype), self.bias)
 
 
+@torch.library.custom_op(
+    "rankscope_tests::quantised", mutates_args=(), schema="(Tensor x, Tensor scale, Tensor zero) -> Tensor"
+)
+def quantised(x: Tensor, scale: Tensor, zero: Tensor) -> Tensor:
+    return (x / scale + zero).round()
+
+
 class InputQuantisingLinear(PackedLinear):
-    """Also rounds its inputs to eight bits, as LLM.int8() does: not linear."""
+    """Also rounds its inputs to eight bits, in a kernel of its own, as torchao does: not linear."""
 
     def forward(self, x: Tensor) -> Tensor:
         scale = x.abs().amax(-1, keepdim=True).clamp_min(1e-8) / 127
-        return super().forward((x / scale).round() * scale)
+        return super().forward(quantised(x, scale, torch.zeros_like(scale)) * scale)
 
 
 class Int8Parameter(nn.Parameter):
@@ -261,7 +269,7 @@ class Wrapped:
 def _layers(make: Callable[[nn.Linear], nn.Module]) -> Callable[[nn.Module], nn.Module]:
     def wrap(model: nn.Module) -> nn.Module:
         torch.manual_seed(0)
-        return _swap(model, make).eval()
+        return with_layers(model, make).eval()
 
     return wrap
 

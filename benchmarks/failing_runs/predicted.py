@@ -4,6 +4,7 @@
 
     python -m benchmarks.failing_runs.predicted train   # continues where it stopped
     python -m benchmarks.failing_runs.predicted write
+    python -m benchmarks.failing_runs.predicted ranges --keep RUNS   # do stored healthy runs stay in what it predicts?
 
 Fixed before the runs: a network trains if its loss on held-out text after 60 steps is at least 5% below that of the
 frequencies of single characters, which is all that a network with equal tokens can learn. The score of a design is the
@@ -24,8 +25,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.failing_runs.evaluating import stored
 from benchmarks.failing_runs.leaderboard import HELD_OUT, ROOT, STEPS, WIDTH, Design, Kind, Training, descend
 from benchmarks.failing_runs.nets import HEADS, TOKENS
+from benchmarks.failing_runs.training import SIZES
 from rankscope.theory.designs.design import Design as Predicted
 from rankscope.verbs.predict.run import predict
 
@@ -43,28 +46,31 @@ DESIGNS = tuple(
 
 def prediction(design: Design) -> dict[str, Any]:
     """What ``predict`` says about a design: the relative residual after its last block, and the state."""
-    std = design.gain / math.sqrt(WIDTH)
     skip = 0.0 if design.kind == "no skips" else 1.0
-    names = ("query_std", "key_std", "value_std", "output_std", "mlp_in_std")
+    place = "post" if design.kind == "post-norm" else "pre"
+    std = design.gain / math.sqrt(WIDTH)
     told = predict(
-        Predicted(
-            depth=design.layers,
-            width=WIDTH,
-            heads=HEADS,
-            tokens=TOKENS,
-            mask="causal",
-            norm_place="post" if design.kind == "post-norm" else "pre",
-            norm_eps=1e-5,
-            attention_skip=skip,
-            mlp_skip=skip,
-            mlp_out_std=std / 2,
-            embedding_std=math.sqrt(2.0),
-            embedding_norm=False,
-            **dict.fromkeys(names, std),
-        ),
+        _initialised(design.layers, WIDTH, std, norm_place=place, mask="causal", attention_skip=skip, mlp_skip=skip),
         most_blocks=design.layers,
     )
     return {"log10_residual": told.extra["final"]["mean"], "state": told.code}
+
+
+def _initialised(layers: int, width: int, std: float, **others: Any) -> Predicted:
+    """A design of our own blocks: ``std`` for all matrices but the last of the MLP, which has four times the inputs."""
+    names = ("query_std", "key_std", "value_std", "output_std", "mlp_in_std")
+    return Predicted(
+        depth=layers,
+        width=width,
+        heads=HEADS,
+        tokens=TOKENS,
+        norm_eps=1e-5,
+        mlp_out_std=std / 2,
+        embedding_std=math.sqrt(2.0),
+        embedding_norm=False,
+        **dict.fromkeys(names, std),
+        **others,
+    )
 
 
 def train_missing(out: Path) -> None:
@@ -97,6 +103,40 @@ def frequencies_loss(training: Training) -> float:
     """Loss of the frequencies of characters in the training text, on the held-out sequences."""
     counts = torch.bincount(training.text, minlength=training.vocabulary) + 1.0
     return float(-(counts / counts.sum()).log()[training.held_out(HELD_OUT)[:, 1:]].mean())
+
+
+def ranges(keep: Path) -> dict[str, Any]:
+    """Whether healthy runs of our own blocks start, and stay, in the 95% range that ``predict`` gives for their design.
+
+    Last block, size ``tiny``; the design has the initialisation of ``nn.Linear``, and tokens that repeat characters.
+    """
+    found, known = {}, {}
+    for run in stored(keep, "tiny", None):
+        place, _, masked = run.declared.family.partition("-")
+        if run.declared.fault is not None or place not in ("pre", "post"):
+            continue
+        layers, width = run.declared.layers, SIZES["tiny"]["width"]
+        if (place, masked, layers) not in known:
+            mask = "complete" if masked else "causal"
+            std = 1.0 / math.sqrt(3.0 * width)
+            design = _initialised(layers, width, std, norm_place=place, mask=mask, initial_cosine=0.03)
+            final = predict(design, seeds=8, most_blocks=layers).extra["final"]
+            known[place, masked, layers] = [10.0 ** final["low"], 10.0 ** final["high"]]
+        low, high = known[place, masked, layers]
+        last = [reading.values("relative_residual")[layers - 1] for reading in run.record.readings]
+        found[f"{run.declared.name}, seed {run.seed}"] = {
+            "predicted": [low, high],
+            "start": last[0],
+            "least": min(last),
+            "most": max(last),
+            "inside": sum(low <= value <= high for value in last) / len(last),
+        }
+    return {
+        "runs": len(found),
+        "start_inside": sum(one["predicted"][0] <= one["start"] <= one["predicted"][1] for one in found.values()),
+        "always_inside": sum(one["inside"] == 1.0 for one in found.values()),
+        "each": found,
+    }
 
 
 def area(scores: Sequence[float], trains: Sequence[bool]) -> float:
@@ -166,10 +206,14 @@ def draw(told: dict[str, Any], path: Path) -> None:
 def main() -> None:
     """Read the arguments."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("act", choices=("train", "write"))
+    parser.add_argument("act", choices=("train", "write", "ranges"))
     parser.add_argument("--out", type=Path, default=RECORD)
+    parser.add_argument("--keep", type=Path, help="folder of the runs of ``benchmarks.failing_runs train``")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    if options.act == "ranges":
+        print(json.dumps(ranges(options.keep), indent=1))
+        return
     if options.act == "train":
         train_missing(options.out)
     told = json.loads(options.out.read_text())

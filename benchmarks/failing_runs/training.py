@@ -41,7 +41,7 @@ STEPS, EVERY, PROBE, HELD_OUT = 160, 4, 8, 32
 SIZES: dict[str, dict[str, Any]] = {
     "tiny": {"width": 32, "depth": 1.0, "steps": STEPS, "every": EVERY},
     "small": {"width": 64, "depth": 2.0, "steps": 2 * STEPS, "every": EVERY},
-    "long": {"width": 16, "depth": 0.5, "steps": 400, "every": 1},
+    "long": {"width": 16, "depth": 0.5, "steps": 1600, "every": 1},
 }
 """Width of the stream, factor on the declared layers, steps, and steps from one reading to the next."""
 DONE = "steps.json"

@@ -4,6 +4,8 @@ RankscopeError
 ├── UnknownNameError       a metric, site, preset or family that does not exist
 ├── LoadError              a spec that does not lead to a model
 ├── InputError             inputs a verb cannot work with
+│   ├── PaddedInputError   sequences that the model pads by itself
+│   └── ReadingError       a reading that was asked for by name and cannot be taken
 ├── DiscoveryError         blocks could not be found, or not unambiguously
 │   └── LayoutError        the residual stream does not have the expected layout
 ├── UnsupportedConfigError a configuration that rankscope does not support
@@ -26,8 +28,10 @@ __all__ = [
     "LayoutError",
     "LoadError",
     "MissingExtraError",
+    "PaddedInputError",
     "ProcessError",
     "RankscopeError",
+    "ReadingError",
     "ResultError",
     "SiteError",
     "UnknownNameError",
@@ -60,6 +64,14 @@ class LoadError(RankscopeError):
 
 class InputError(RankscopeError):
     """Inputs a verb cannot work with."""
+
+
+class ReadingError(InputError):
+    """A metric or an alarm of a gauge that was asked for by name and cannot be read; the message says why."""
+
+
+class PaddedInputError(InputError):
+    """Sequences that the model pads by itself, where nothing says which tokens count."""
 
 
 class DiscoveryError(RankscopeError):

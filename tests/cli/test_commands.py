@@ -222,3 +222,19 @@ def test_a_figure_that_cannot_be_written_is_explained_after_the_result(cli, meas
         assert words in outcome.err
     assert cli("measure", "init:tiny-bert", "--quiet", "--figure", str(tmp_path / "figure.svg")).code == 0
     assert (tmp_path / "figure.svg").read_text(encoding="utf-8").lstrip().startswith("<?xml")
+
+
+@pytest.mark.parametrize("verb", ["measure", "doctor"])
+def test_a_terminal_is_told_that_the_model_is_read(cli, verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a terminal only, and not if it was asked to be quiet."""
+    answers = {
+        "measure": make_run(profile({"relative_residual": [0.9]}).table()),
+        "doctor": DoctorReport("m", "Model", (), ()),
+    }
+    monkeypatch.setitem(vars(rankscope), verb, Fake(answers[verb]))
+    assert "Loading" not in cli(verb, "init:tiny-bert").err
+    monkeypatch.setattr("rankscope.cli.showing.sys.stderr.isatty", lambda: True, raising=False)
+    outcome = cli(verb, "init:tiny-bert")
+    assert "Loading init:tiny-bert ..." in outcome.err
+    assert "Loading" not in outcome.out
+    assert "Loading" not in cli(verb, "init:tiny-bert", "--quiet").err

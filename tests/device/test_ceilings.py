@@ -30,6 +30,10 @@ BATTERIES: Mapping[str, Mapping[str, Any]] = {
     "default": {},
     "norms": {"metrics": NORM_METRICS, "sites": ["block.out"]},
     "attention by tiles": {"metrics": DEFAULT_ATTENTION_METRICS, "attention_algorithm": "blockwise"},
+    "contraction by tiles": {
+        "metrics": [*DEFAULT_ATTENTION_METRICS, "attention_contraction"],
+        "attention_algorithm": "blockwise",
+    },
 }
 
 
@@ -94,14 +98,20 @@ def total(counts: Mapping[str, float], kind: str, without: Sequence[str] = ()) -
 
 
 @pytest.mark.parametrize(
-    ("battery", "kernels", "kernels_once"),
-    [("norms", 10, 136), ("attention by tiles", 1700, 100), ("default", 27, 530)],
+    ("battery", "kernels", "kernels_once", "waits"),
+    [
+        ("norms", 10, 136, 0),
+        ("attention by tiles", 280, 100, 0),
+        # Each step of the iteration for the singular values of all heads together waits once.
+        ("contraction by tiles", 550, 100, 10),
+        ("default", 27, 530, 0),
+    ],
 )
 def test_a_pass_waits_for_the_device_once(
-    device: SimulatedDevice, monkeypatch: pytest.MonkeyPatch, battery: str, kernels: int, kernels_once: int
+    device: SimulatedDevice, monkeypatch: pytest.MonkeyPatch, battery: str, kernels: int, kernels_once: int, waits: int
 ) -> None:
     per_block, once = PassCounts(device, monkeypatch).added(BATTERIES[battery])
-    assert total(per_block, "sync:") == 0, per_block
+    assert total(per_block, "sync:") <= waits, per_block
     assert total(once, "sync:", [SPECTRA]) <= 1, once
     assert total(per_block, "kernel:") <= kernels, per_block
     assert total(once, "kernel:") <= kernels_once, once

@@ -24,6 +24,7 @@ from tests.hostile.harness import (
     same,
 )
 from tests.hostile.parts import ids
+from tests.hostile.recent import ExitsByInput
 from tests.hostile.suite import CASES
 from tests.hostile.twin import WHOLE, Cut
 
@@ -96,6 +97,18 @@ def test_a_model_in_training_is_read_as_in_evaluation_and_left_in_training(name:
         VERBS[verb](Setting(case, model, given))
     after = fingerprint(model)
     assert [key for key, value in before.items() if not same(value, after[key])] == []
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_depth_that_depends_on_the_input_is_refused(first: int) -> None:
+    """Whether the later sequence runs more blocks than the first one or fewer; one depth is read."""
+    model, even, odd = ExitsByInput().double().eval(), ids(1), ids(1, seed=1)
+    even[0, 0], odd[0, 0] = 2, 3
+    both = torch.cat([even, odd] if first == 0 else [odd, even])
+    with pytest.raises(rs.RankscopeError, match=r"blocks\.2"):
+        rs.measure(model, both, metrics=["relative_residual"], batch=1)
+    run = rs.measure(model, even, metrics=["relative_residual"], sites=["block.out"])
+    assert {row["layer"] for row in run.table.to_pylist()} == {0, 1}
 
 
 @pytest.mark.parametrize(

@@ -7,21 +7,22 @@ import torch
 from torch import Tensor
 
 from rankscope.linalg import largest_singular_value as module
-from rankscope.linalg.largest_singular_value import SingularValue, largest_singular_value, singular_value_within
+from rankscope.linalg.largest_singular_value import SingularValue, largest_singular_values, singular_value_within
 
 
 def found(A: Tensor, *, block: int = 4, passes: int = 300, upper: float = float("inf"), seed: int = 0) -> SingularValue:
     start = torch.randn(A.shape[1], block, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     Z = torch.linalg.qr(start).Q
-    return largest_singular_value(
-        lambda X: A.T @ (A @ X),
-        Z,
-        A.T @ (A @ Z),
-        float(A.square().sum()),
-        upper=upper,
+    [value] = largest_singular_values(
+        lambda numbers, X: A.T @ (A @ X),
+        Z[None],
+        A.T @ (A @ Z)[None],
+        [float(A.square().sum())],
+        upper=[upper],
         passes=passes,
         tolerance=1e-10,
     )
+    return value
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -79,14 +80,14 @@ def test_restarts_keep_the_basis_small_and_do_not_lose_what_was_found(monkeypatc
 def test_the_tolerance_is_relative(tolerance: float, is_estimate: bool) -> None:
     """The ends 10 and 10 + 5e-5."""
     gram = torch.tensor([[100.0]], dtype=torch.float64)
-    assert singular_value_within(gram, 100.001, upper=99.0, tolerance=tolerance).is_estimate is is_estimate
+    assert singular_value_within(gram, 100.001, 99.0, tolerance=tolerance).is_estimate is is_estimate
 
 
 def test_a_single_product() -> None:
     A = torch.diag(torch.tensor([3.0, 2.0, 1.0], dtype=torch.float64))
     Z = torch.eye(3, dtype=torch.float64)[:, 1:]
     gram = (A @ Z).T @ (A @ Z)
-    got = singular_value_within(gram, 14.0, upper=10.0, tolerance=1e-10)
+    got = singular_value_within(gram, 14.0, 10.0, tolerance=1e-10)
     assert (got.lower, got.is_estimate) == (2.0, True)
     assert got.upper == pytest.approx(13**0.5)
-    assert singular_value_within(gram, 14.0, upper=2.0, tolerance=1e-10).is_estimate is False
+    assert singular_value_within(gram, 14.0, 2.0, tolerance=1e-10).is_estimate is False

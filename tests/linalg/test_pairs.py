@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rankscope._types import Status
+from rankscope.linalg import tokens
 from rankscope.linalg.pairs import MOST_TOKENS, NEAR
 from rankscope.linalg.precision import float_floor
 from rankscope.linalg.tokens import Tokens
@@ -90,6 +91,50 @@ def test_a_constant_channel_is_scaled_down(size: float) -> None:
     x[..., 7] = size
     assert Tokens(x).relative_deviation.item() < 20 / size
     assert Tokens(x).pairs.distance.item() > 1.0
+
+
+def made(kind: str) -> Tensor:
+    """Three sequences of float32 tokens."""
+    x, token = random(3, 40, 96), random(3, 1, 96, seed=1)
+    if kind in ("close", "close, beside large tokens", "close, with a large channel"):
+        x = token + 1e-3 * x
+    if kind == "at the floor":
+        x = token + 1e-6 * x
+    if "large tokens" in kind:
+        x[:, :2] *= 1e5
+    if "large channel" in kind:
+        x[..., 7] = 1e3
+        x[1, :, 9] *= 1e3
+    if kind == "zero tokens":
+        x[:, 3:5] = 0.0
+        x[1] = 0.0
+    if kind == "one direction":
+        x = token * random(3, 40, 1).exp()
+    return x.float()
+
+
+AGAIN = {"large tokens", "close, beside large tokens", "zero tokens", "one direction"}
+KINDS = {"ordinary", "close", "at the floor", "large channel", "close, with a large channel"}
+
+
+@pytest.mark.parametrize("kind", sorted(AGAIN | KINDS))
+@pytest.mark.parametrize("some", [False, True])
+def test_a_gram_matrix_gives_the_distances_that_unit_vectors_give(
+    kind: str, some: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Float64 tokens go through unit vectors; float32 ones only if a Gram matrix would not have the digits."""
+    x = made(kind)
+    keep = torch.rand(3, 40, generator=torch.Generator().manual_seed(2)) < 0.7 if some else None
+    want = Tokens(x.double(), keep).pairs
+    again: list[slice] = []
+    by_units = tokens._of_group
+    monkeypatch.setattr(tokens, "_of_group", lambda view, group: again.append(group) or by_units(view, group))
+    got = Tokens(x, keep).pairs
+    for name in ("distance", "direction", "largest_cluster", "copied", "distinct"):
+        torch.testing.assert_close(
+            getattr(got, name), getattr(want, name), rtol=1e-9 if kind in KINDS else 0, atol=0, equal_nan=True
+        )
+    assert bool(again) == (kind in AGAIN)
 
 
 def floored(x: Tensor) -> set[Status]:

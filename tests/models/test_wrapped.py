@@ -127,6 +127,27 @@ def test_a_layer_that_quantises_its_inputs_is_refused() -> None:
         linear_map(InputQuantisingLinear(copy.deepcopy(LAYER)), "q_proj")
 
 
+def test_a_layer_that_quantises_its_inputs_in_a_hook_of_its_own_is_refused() -> None:
+    """As quanto does; a hook of somebody else is left out."""
+
+    class Hooked(PackedLinear):
+        def quantise_input(self, module: nn.Module, given: tuple[torch.Tensor]) -> torch.Tensor:
+            return (given[0] * 16).round() / 16
+
+    layer = Hooked(copy.deepcopy(LAYER))
+    layer.register_forward_pre_hook(lambda module, given: pytest.fail("not its own"))
+    assert torch.equal(linear_map(layer, "q_proj").weight, layer.dequantised())
+    layer.register_forward_pre_hook(layer.quantise_input)
+    with pytest.raises(UnsupportedConfigError, match="not linear in its input"):
+        linear_map(layer, "q_proj")
+
+
+def test_a_layer_that_quantises_its_inputs_is_not_a_way_around_its_block() -> None:
+    """Its kernel gets the stream and a scale that was computed from it, as a sum of the two would."""
+    with pytest.raises(RankscopeError, match=r"layers.0.self_attn.q_proj .* is not linear in its input"):
+        VERBS["exact"](WRAPPED["inputs quantised too"].wrap(llama()))
+
+
 def test_a_layer_that_cannot_be_run_is_refused_by_its_tensors() -> None:
     stored = nn.Module()
     stored.register_buffer("qweight", torch.zeros(4, 4, dtype=torch.int32))

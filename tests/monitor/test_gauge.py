@@ -81,6 +81,9 @@ def test_scalars_are_over_layers() -> None:
     assert shown == {
         "rankscope/weights_not_finite": 0.0,
         "rankscope/structure_changes": 0.0,
+        "rankscope/status/layers": 2.0,
+        "rankscope/status/layers_read": 2.0,
+        "rankscope/status/ranks_read": 1.0,
         "rankscope/mean_cosine/least": min(values),
         "rankscope/mean_cosine/mean": pytest.approx(sum(values) / len(values)),
         "rankscope/mean_cosine/most": max(values),

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from rankscope.models.inputs import prepare_inputs
 from rankscope.models.loading import load
 from rankscope.monitor import Gauge
-from rankscope.monitor.gradients import BlockProjections, find_projections, gradient_values
+from rankscope.monitor.gradients import BlockProjections, _by_name, find_projections, gradient_values
 from rankscope.stream.viewing import view_of
 from rankscope.surgery.operating import operate
 from tests.monitor.trainings import batches, bert, gpt2, plain, probe
@@ -86,6 +86,16 @@ def test_stacked_projections_of_torch() -> None:
     stacked = model.body.layers[1].self_attn.in_proj_weight.grad
     for name, part in zip(("q_gradient", "k_gradient", "v_gradient"), stacked.chunk(3), strict=True):
         assert got[name, 1] == pytest.approx(norm(part), rel=1e-12)
+
+
+@pytest.mark.parametrize("words", [("q_proj", "k_proj", "v_proj"), ("w_q", "w_k", "w_v"), ("wq", "wk", "wv")])
+def test_projections_without_a_family_are_found_by_name(words: tuple[str, ...]) -> None:
+    block = nn.ModuleDict({"attention": nn.ModuleDict({word: nn.Linear(4, 4) for word in (*words, "w_out")})})
+    parts = _by_name(block, "blocks.3")
+    assert parts is not None
+    assert [part.name for part in (parts.query, parts.key, parts.value)] == [
+        f"blocks.3.attention.{word}.weight" for word in words
+    ]
 
 
 def test_shared_layer_is_listed_once() -> None:

@@ -126,9 +126,24 @@ def test_evaluation_passes_and_the_probe_are_not_read() -> None:
     with pytest.raises(UnsupportedOperationError, match="evaluation mode"):
         gauge.step(0)
     net.train()(x)
-    assert gauge.step(1) is not None
+    reading = gauge.step(1)
+    assert reading is not None
+    assert {row.metric for row in reading.table} == {*GRAPH_METRICS, "layers_read"}
     gauge.close()
     assert not any(module._forward_hooks for module in net.modules())
+
+
+def test_alarms_bring_the_readings_they_need() -> None:
+    net = Net().train()
+    x = torch.randn(2, 6, 8)
+    with Gauge(net, x, where="graph", schedule=1, alarms=("not_finite", "model_changed"), strict=True) as gauge:
+        net(x)
+        with torch.no_grad():
+            net.blocks[1].out.bias[0] = torch.inf  # type: ignore[union-attr]
+        reading = gauge.step(0)
+    assert reading is not None
+    assert {"weight_norm", "structure_changes"} <= {row.metric for row in reading.table}
+    assert [alarm.name for alarm in reading.alarms] == ["not_finite"]
 
 
 def test_values_that_are_not_finite_are_counted_and_not_averaged() -> None:

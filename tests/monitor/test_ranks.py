@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from rankscope.monitor import Reading, read_record
+from rankscope.errors import ProcessError
+from rankscope.monitor import LayerValue, Reading, read_record
+from rankscope.monitor.ranks import Ranks
+from rankscope.runs.readings import LAYERS_READ, RANKS_READ
 from tests.forked import run_program
 from tests.monitor.ranks_program import STEPS
 
@@ -93,6 +98,60 @@ def test_gauge_that_fails_on_one_rank_lets_the_others_go_at_once(runs: Path) -> 
     assert ended["seconds"] < 40.0  # patience was 60
     assert [rank["last"] for rank in seen(runs, "fsdp-failing")] == [0, 0]
     assert all(rank["disabled"] for rank in seen(runs, "fsdp-failing"))
+
+
+def test_first_rank_tells_which_blocks_every_rank_read(runs: Path) -> None:
+    assert codes(runs, "fewer-layers") == [0, 0]
+    record = read_record(runs / "fewer-layers" / "record")
+    rows = [[row for row in reading.table if row.metric == "layers_read"] for reading in record.readings]
+    assert [[(row.site, row.mean, row.most) for row in two] for two in rows] == [
+        [("rank 0", 2.0, 2.0), ("rank 1", read, 2.0)] for read in (2.0, 1.0, 1.0, 1.0, 0.0)
+    ]
+    assert [two[1].status for two in rows] == [
+        "ok",
+        "layers not read: 1 (of 2)",
+        "layers not read: 1 (of 2)",
+        "last read at step 1",
+        "disabled: a test wanted it",
+    ]
+    assert {two[0].status for two in rows} == {"ok"}
+    for name, values in ((LAYERS_READ, [2.0, 1.0, 1.0, 1.0, 0.0]), (RANKS_READ, [2.0, 1.0, 1.0, 1.0, 1.0])):
+        assert [reading.scalars[name] for reading in record.readings] == values
+    ranks = record.facts["status"]["ranks"]
+    assert (ranks["0"]["disabled"], ranks["1"]["disabled"]) == ("", "a test wanted it")
+
+
+def test_every_rank_is_in_the_record_at_the_end(runs: Path) -> None:
+    for name in ("ddp4", "fsdp4"):
+        ranks = read_record(runs / name / "record").facts["status"]["ranks"]
+        assert list(ranks) == ["0", "1", "2", "3"]
+        assert {rank["metrics"]["attention_entropy"] for rank in ranks.values()} == {"0-1"}
+
+
+class Entries(dict[str, str]):
+    """A store of one process."""
+
+    write = dict.__setitem__
+
+    def has(self, *keys: str) -> bool:
+        return all(key in self for key in keys)
+
+    def read(self, key: str) -> bytes:
+        return self[key].encode()
+
+    def wait(self, ready: Callable[[], bool], seconds: float) -> bool:
+        return ready()
+
+
+def test_rank_that_read_other_values_says_so() -> None:
+    ranks = Ranks(patience=1.0)
+    ranks._store, ranks.rank, ranks.world = cast(Any, Entries()), 0, 2
+    value = LayerValue("stream_rms", "block.out", None, 0, 2.0, 1.0, 3.0)
+    assert ranks.same_as_first(7, (value,)) == (value,)
+    ranks.rank = 1
+    assert ranks.same_as_first(7, (replace(value, mean=2.5),)) == (value,)
+    with pytest.raises(ProcessError, match="Process 1 of 2 read 2 values at step 7, and the first read 1"):
+        ranks.same_as_first(7, (value, value))
 
 
 @pytest.mark.parametrize("name", ["clock-ddp", "clock-fsdp"])

@@ -30,16 +30,29 @@ NAMES = (
 )
 
 
+SLOW = ("dong2021-paths-hull", "dong2021-paths-sort", "long-paths", "mechanisms", "width-depth")
+"""Relatives of others, and those whose results have tests of their own."""
+EACH = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in NAMES]
+)
+
+
+class _Runs(dict[str, Run]):
+    def __missing__(self, name: str) -> Run:
+        self[name] = reproduce(name, small=True, seeds=1)
+        return self[name]
+
+
 @pytest.fixture(scope="module")
 def runs() -> dict[str, Run]:
-    return {name: reproduce(name, small=True, seeds=1) for name in NAMES}
+    return _Runs()
 
 
 def test_every_reproduction_is_tested_here() -> None:
     assert tuple(REPRODUCTIONS) == NAMES
 
 
-@pytest.mark.parametrize("name", NAMES)
+@EACH
 def test_it_writes_data_figures_and_text(runs: dict[str, Run], name: str, tmp_path: Path) -> None:
     written = write_reproduction(runs[name], tmp_path)
     suffixes = {path.suffix for path in written}
@@ -53,7 +66,7 @@ def test_it_writes_data_figures_and_text(runs: dict[str, Run], name: str, tmp_pa
     assert text_of(again) == text_of(runs[name]) == (tmp_path / "text.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("name", NAMES)
+@EACH
 def test_the_text_opens_with_figure_and_answer_and_ends_with_its_method(runs: dict[str, Run], name: str) -> None:
     text, entry = text_of(runs[name]), REPRODUCTIONS[name]
     title, figure, answer, paper, *_ = text.split("\n\n")

@@ -51,6 +51,7 @@ def test_more_seeds_of_the_same_designs_do_not_narrow_the_interval() -> None:
     assert apart.high - apart.low < 0.75 * (one.high - one.low)
 
 
+@pytest.mark.slow
 def test_the_interval_covers_the_truth_about_as_often_as_it_says() -> None:
     """Spearman's correlation of bivariate normals is known: (6/pi) asin(rho/2). 200 samples of 60, 95% intervals."""
     truth, hits = 6 / np.pi * np.arcsin(0.6 / 2), 0

@@ -14,7 +14,7 @@ from rankscope.errors import ResultError
 from rankscope.reporting.page.charts import Chart
 from rankscope.reporting.page.gauge_chapter import training_chapter
 from rankscope.runs.gauge_record import Record, read_record
-from rankscope.runs.readings import LOSS, Alarm, LayerValue, Reading
+from rankscope.runs.readings import LAYERS, LAYERS_READ, LOSS, RANKS_READ, Alarm, LayerValue, Reading
 
 SCRIPT = "<script>alert('x')</script>"
 
@@ -53,6 +53,19 @@ def test_a_collapse_is_the_headline() -> None:
     assert chapter.headline == "Token collapse at step 10, block 1"
     assert chapter.state == "bad"
     assert ("cost", "1.50 s of 20.5 s") in chapter.tiles
+
+
+def test_notes_say_which_blocks_were_read_on_how_many_ranks_and_what_was_not() -> None:
+    told = {"not_read": {"attention_entropy": "fused"}, "not_watched": {"data_shift": "?", "padding_only": "?"}}
+    scalars = {LAYERS: 12.0, LAYERS_READ: 11.0, RANKS_READ: 1.0}
+    notes = training_chapter(Record({"ranks": 2, "status": told}, (Reading(0, scalars, ()),), 0), 1).notes
+    assert notes[:3] == [
+        "At the last reading, 11 of 12 blocks were read on 1 of 2 ranks.",
+        "Not read: attention entropy (fused).",
+        "Not watched for: data shift, padding only (?).",
+    ]
+    for status in ("x", {"not_read": 3}, {"not_read": ["x"]}):
+        training_chapter(Record({"status": status}, (), 0), 1)
 
 
 def test_a_run_without_an_alarm_says_so() -> None:
@@ -108,7 +121,8 @@ def test_torn_lines_are_told() -> None:
 def test_a_folder_of_a_gauge_is_reported_beside_a_run(tmp_path: Path) -> None:
     folder = tmp_path / "gauge"
     folder.mkdir()
-    lines = [{"rankscope_gauge": 1, "model": f"Net{SCRIPT}"}, *(one.to_json() for one in collapsing().readings)]
+    facts = {"rankscope_gauge": 1, "model": f"Net{SCRIPT}", "status": {"not_read": {SCRIPT: SCRIPT}}}
+    lines = [facts, *(one.to_json() for one in collapsing().readings)]
     (folder / "readings-00000.jsonl").write_text("\n".join(map(json.dumps, lines)))
     run = rankscope.measure("init:tiny-bert", sequences=1, tokens=8)
     page = rankscope.report([run, folder], tmp_path / "page.html").read_text()

@@ -126,6 +126,7 @@ def test_a_block_begins_where_mixing_follows_an_mlp() -> None:
     (one,) = cut(["mlp", "attention"], joins=[False, True], attention=(0,))
     assert (one.adds, one.joins) == (("mlp", "attention"), (False, True))
     assert len(cut(["attention", "attention", "mlp", "mlp"])) == 1
+    assert len(cut(["mlp", "attention", "mixer", "mlp"])) == 1, "a Conformer's block begins with an MLP"
     (none,) = cut([], attention=(0,))
     assert (none.adds, none.attention) == ((), ("attention",))
 

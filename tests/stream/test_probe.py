@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rankscope.stream.attention_calls import AttentionCall
@@ -53,7 +54,7 @@ def test_attention_then_mlp() -> None:
     out = computed(probe, attended(probe, query, computed(probe, X)))
     assert probe.ancestry(out) == Ancestry.DERIVED | Ancestry.ATTENTION | Ancestry.FRESH
     x = added(probe, X, out)
-    added(probe, x, computed(probe, x))
+    added(probe, x, computed(probe, x, func=F.linear))
     assert probe.record.adds == ["attention", "mlp"]
     assert probe.record.joins == [False, False]
     assert probe.record.attention == [(0, "attention")]
@@ -79,7 +80,7 @@ def test_an_add_of_what_does_not_come_from_the_stream_is_no_skip() -> None:
     assert probe.ancestry(positions) == Ancestry.NONE
     x = added(probe, X, computed(probe, positions))
     assert probe.record.adds == [None]
-    added(probe, x, computed(probe, x))
+    added(probe, x, computed(probe, x, func=F.linear))
     assert probe.record.joins == [False, False]
     assert probe.record.labels == ["mlp"]
     assert probe.see_add(torch.add, (positions, torch.zeros(2, 5, 8)), {}) is None
@@ -89,10 +90,11 @@ def test_branches_computed_before_the_first_add_join_it() -> None:
     probe = frame()
     normed = torch.zeros(2, 5, 8)
     probe.follow_normed(normed)
-    attention, mlp = attended(probe, computed(probe, normed), computed(probe, normed)), computed(probe, normed)
+    attention = attended(probe, computed(probe, normed), computed(probe, normed))
+    mlp = computed(probe, normed, func=F.linear)
     assert probe.ancestry(mlp) & Ancestry.FRESH
     x = added(probe, X, attention)
-    assert probe.ancestry(mlp) == Ancestry.DERIVED
+    assert probe.ancestry(mlp) == Ancestry.DERIVED | Ancestry.MAPPED
     assert probe.ancestry(attention) == Ancestry.DERIVED | Ancestry.ATTENTION
     added(probe, x, mlp)
     assert probe.record.adds == ["attention", "mlp"]
@@ -138,5 +140,6 @@ def test_a_mixer_is_told_by_name(names: list[str], label: str) -> None:
     probe.names_since_add += names
     x = added(probe, X, computed(probe, X))
     assert probe.names_since_add == []
+    x = added(probe, x, computed(probe, x, func=F.linear))
     added(probe, x, computed(probe, x))
-    assert probe.record.adds == [label, "mlp"]
+    assert probe.record.adds == [label, "mlp", "mixer"], "without a module and a matrix it is no MLP"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import resource
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +15,7 @@ import pytest
 import rankscope
 from rankscope.errors import InputError, RankscopeError
 from rankscope.masks import MASKS, parse_mask
+from rankscope.verbs.masks.run import _with_extrapolation
 from rankscope.verbs.masks.show import plot as plot_masks
 
 
@@ -66,14 +69,22 @@ def test_a_graph_file_has_its_own_length(tmp_path: Path) -> None:
 
 
 def test_a_number_that_is_not_known_is_a_range_with_a_reason() -> None:
-    found = rankscope.mask_graph("causal_window(4)", 30_000)
+    found = rankscope.mask_graph("causal_window(8)", 8192)
     assert found.layers_to_agreement is None
     lower, upper = found.ranges["layers_to_1e-3"]
     assert upper is None
     assert lower is not None
     assert "not reached" in found.statuses["layers_to_1e-3"]
-    assert "extrapolation" in found.notes[0]
     assert "or more" in str(found)
+    low, high = (int(end.replace(",", "")) for end in re.findall(r"([\d,]+) to ([\d,]+) layers", found.notes[0])[0])
+    assert lower < low <= 2117 <= high < 2 * low, "2117 layers, simulated without a limit on the work"
+
+
+@pytest.mark.parametrize("mask", ["causal_window(65)", "causal_window(48)", "causal_window(2) | sink(100)"])
+def test_no_length_is_extrapolated_from_where_the_mask_acts_otherwise(mask: str) -> None:
+    """A window as wide as the short sequences, and one whose power of the length still changes."""
+    graph = rankscope.mask_graph("causal_window(8)", 64)
+    assert _with_extrapolation(replace(graph, tokens=65_536, notes=()), parse_mask(mask), 0).notes == ()
 
 
 def test_the_reason_is_given_where_nothing_agrees() -> None:

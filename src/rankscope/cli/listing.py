@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Annotated, Any
@@ -10,8 +9,6 @@ from typing import Annotated, Any
 import typer
 
 from rankscope.cli.streams import print_json, results_console
-
-_MATH_ROLE = re.compile(r":math:`([^`]*)`")
 
 
 class Kind(str, Enum):
@@ -33,7 +30,12 @@ def ls_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout.")] = False,
 ) -> None:
     """What can I choose from? Lists verbs, metrics, sites, families, presets, masks, variants, theorems or remedies."""
-    entries = _LISTINGS[kind]()
+    from rankscope.reporting.plain_math import plain_sentence
+
+    entries = [
+        {**entry, "summary": plain_sentence(entry["summary"])} if "summary" in entry else entry
+        for entry in _LISTINGS[kind]()
+    ]
     if as_json:
         from rankscope.runs.provenance import SCHEMA
 
@@ -72,7 +74,7 @@ def _metrics() -> list[dict[str, Any]]:
             "symbol": spec.symbol,
             "at_collapse": spec.at_collapse,
             "needs": spec.needs,
-            "summary": _MATH_ROLE.sub(r"\1", spec.summary),
+            "summary": spec.summary,
             "cites": [str(cite) for cite in spec.cites],
         }
         for spec in METRICS.values()
@@ -120,7 +122,7 @@ def _masks() -> list[dict[str, Any]]:
             "self_loops": spec.self_loops,
             "example": spec.example,
             "parameters": {parameter.name: parameter.meaning for parameter in spec.parameters},
-            "summary": spec.summary.replace("``", ""),
+            "summary": spec.summary,
             "cites": [str(cite) for cite in spec.cites],
         }
         for spec in MASKS.values()
@@ -151,7 +153,7 @@ def _theorems() -> list[dict[str, Any]]:
             "hypotheses": list(entry.hypotheses),
             "needs": entry.needs,
             "sides": entry.sides,
-            "summary": _MATH_ROLE.sub(r"\1", entry.summary),
+            "summary": entry.summary,
             "cites": [str(cite) for cite in entry.cites],
         }
         for entry in THEOREMS.values()
@@ -171,7 +173,7 @@ def _remedies() -> list[dict[str, Any]]:
             "learnable": entry.learnable,
             "parameters": entry.parameters,
             "flops": entry.flops,
-            "summary": _MATH_ROLE.sub(r"\1", entry.summary),
+            "summary": entry.summary,
             "claim": entry.claim,
             "claims_tokens": entry.claims_tokens,
             "cites": [str(cite) for cite in entry.cites],

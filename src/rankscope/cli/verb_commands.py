@@ -30,6 +30,7 @@ def command_of(verb: Verb) -> Callable[..., None]:
             _run_and_show(verb, values)
         else:
             arguments = {option.name: values[option.name] for option in verb.options}
+            _announce(arguments, shown=wants_progress(quiet=values["quiet"], no_progress=False))
             show_answer(verb, _called(verb, arguments), values)
 
     command.__name__ = f"{verb.name}_command"
@@ -101,14 +102,19 @@ def _run_and_show(verb: Verb, values: Mapping[str, Any]) -> None:
         arguments["work"] = work_of(values["offload"], values["work"], out)
     if verb.is_shared:
         arguments["parallel"] = processes.way(values["parallel"])
-    if arguments["progress"] and "model" in arguments:
-        remarks_console().print(f"Loading {arguments['model']} ...", markup=False, style="dim")
+    _announce(arguments, shown=arguments["progress"])
     with keeping(out):
         run = _called(verb, arguments)
     if not processes.is_first():
         return
     show_run(run, as_json=values["as_json"], quiet=quiet, out=out, figure=values["figure"])
     fail_where(run, conditions)
+
+
+def _announce(arguments: Mapping[str, Any], *, shown: bool) -> None:
+    """Reading a model takes longest and shows no progress of its own."""
+    if shown and "model" in arguments:
+        remarks_console().print(f"Loading {arguments['model']} ...", markup=False, style="dim")
 
 
 def _called(verb: Verb, arguments: Mapping[str, Any]) -> Any:

@@ -49,7 +49,7 @@ from rankscope.models.weight_files.files import Traffic
 from rankscope.models.wrapping import spread_of
 from rankscope.runs.rows import Piece
 from rankscope.stream.tracer import Observer
-from rankscope.stream.viewing import undisturbed, view_of
+from rankscope.stream.viewing import undisturbed, view_and_batches
 
 
 class Stage(Protocol):
@@ -222,7 +222,8 @@ class InMemory(Execution):
             _need_weights(model, self._support)
         with undisturbed(model), quiet_transformers():
             self._share.before_discovery(self.prepared)
-            self._view = view_of(model, self.prepared[0], blocks=plan.blocks, stream=plan.stream)
+            self._view, batches = view_and_batches(model, tuple(self.prepared), blocks=plan.blocks, stream=plan.stream)
+            self.prepared = replace(self.prepared, batches=batches)
         return self._view
 
     @contextmanager

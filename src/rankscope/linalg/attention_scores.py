@@ -12,7 +12,7 @@ from torch import Tensor
 from rankscope.errors import InputError
 from rankscope.linalg.joining import Joinable
 from rankscope.linalg.precision import float64_home
-from rankscope.linalg.score_tiles import HIDES, HeadScores, largest_scores
+from rankscope.linalg.score_tiles import HIDES, HeadScores, keys_of, largest_scores, parts
 
 
 class AttentionScores(Joinable):
@@ -79,21 +79,19 @@ def blockwise_scores(
 ) -> Float[Tensor, "batch heads query 1"]:
     """The largest score of each row of a fused call, tile by tile, without a query by key matrix."""
     batch, heads, tokens, dim = query.shape
-    groups = heads // key.shape[1]
     if mask is not None:
         mask = mask.expand(batch, heads, tokens, key.shape[2])
     found = [
         largest_scores(
             HeadScores.of(
-                query[b, h],
-                key[b, h // groups],
+                query[part].flatten(0, 1),
+                keys_of(part, key, heads // key.shape[1]),
                 1 / math.sqrt(dim) if scale is None else scale,
                 range(tokens),
                 causal=is_causal,
-                mask=None if mask is None else mask[b, h],
+                mask=None if mask is None else mask[part].flatten(0, 1),
             )
         )
-        for b in range(batch)
-        for h in range(heads)
+        for part in parts(query, key, [range(tokens)] * batch)
     ]
-    return torch.stack(found).reshape(batch, heads, tokens, 1)
+    return torch.cat(found).reshape(batch, heads, tokens, 1)

@@ -15,6 +15,7 @@ more steps or a wider interval, but never correctness.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -26,9 +27,9 @@ from torch import Tensor
 
 from rankscope.errors import InputError
 from rankscope.linalg.attention_view import AttentionSums, AttentionView
-from rankscope.linalg.largest_singular_value import SingularValue, largest_singular_value, singular_value_within
+from rankscope.linalg.largest_singular_value import SingularValue, largest_singular_values, singular_value_within
 from rankscope.linalg.precision import float64_home, is_wide, may_hold
-from rankscope.linalg.score_tiles import HIDES, HeadScores, Strip, row_log_sums
+from rankscope.linalg.score_tiles import HIDES, HeadScores, Part, Strip, keys_of, parts, row_log_sums
 
 _STRIP_ENTRIES = 1 << 22
 
@@ -65,9 +66,9 @@ class SupportRows:
         """Whether keys may be hidden by adding a large negative number."""
         return self._mask is not None and self._mask.dtype != torch.bool
 
-    def mask_of(self, b: int, h: int) -> Tensor | None:
-        """The mask of one matrix, ``(query, key)``."""
-        return None if self._mask is None else self._mask.expand(self._shape)[b, h]
+    def mask_of(self, part: Part) -> Tensor | None:
+        """The mask of a few matrices, ``(matrices, query, key)``; of a single one it is a view."""
+        return None if self._mask is None else self._mask.expand(self._shape)[part].flatten(0, 1)
 
     @cached_property
     def size(self) -> Float[Tensor, "matrices query"]:
@@ -142,8 +143,8 @@ _NEAR_EQUAL = 0.3
 
 def attention_start(
     logs: HeadScores, *, directions: bool
-) -> tuple[Float[Tensor, " keys"], Float[Tensor, "keys block"]]:
-    """A reference row, and orthonormal starting directions (no columns if not requested).
+) -> tuple[Float[Tensor, "heads keys"], Float[Tensor, "heads keys block"]]:
+    """A reference row, and orthonormal starting directions (no columns if not requested), of each head.
 
     The directions are the top right singular vectors of the sampled rows, centred, and one random direction, so that
     no singular vector is orthogonal to all of them.
@@ -153,24 +154,26 @@ def attention_start(
         directions: whether to compute directions.
     """
     if logs.rows == 0:
-        zero = torch.zeros(logs.keys, dtype=torch.float64, device=logs.query.device)
-        return zero, zero.new_zeros(logs.keys, 0)
+        zero = torch.zeros(logs.heads, logs.keys, dtype=torch.float64, device=logs.query.device)
+        return zero, zero.new_zeros(logs.heads, logs.keys, 0)
     numbers, weights = _some_rows(logs.rows, _ROWS_FOR_DIRECTIONS if directions else _ROWS_FOR_MEAN)
     weights = weights.to(logs.query.device, non_blocking=True)
     P = _probabilities(logs, numbers)
     mean = ((weights / weights.sum()).to(P) @ P).double()
     energy = _weighted_squares(P, weights)
-    D = P.sub_(mean.to(P))
+    D = P.sub_(mean.to(P).unsqueeze(-2))
     is_near_equal = _weighted_squares(D, weights) <= _NEAR_EQUAL**2 * energy
-    reference = mean.masked_fill(~is_near_equal, 0.0)
+    reference = mean.masked_fill(~is_near_equal.unsqueeze(-1), 0.0)
     if not directions:
-        return reference, reference.new_zeros(logs.keys, 0)
+        return reference, reference.new_zeros(logs.heads, logs.keys, 0)
     return reference, _directions(D.mul_(weights.sqrt().to(D).unsqueeze(-1)), min(BLOCK, logs.keys))
 
 
-def _weighted_squares(rows: Float[Tensor, "some keys"], weights: Float[Tensor, " some"]) -> Float[Tensor, ""]:
+def _weighted_squares(
+    rows: Float[Tensor, "heads some keys"], weights: Float[Tensor, " some"]
+) -> Float[Tensor, " heads"]:
     squares: Tensor = torch.linalg.vector_norm(rows, dim=-1).double().square()
-    return weights @ squares
+    return squares @ weights
 
 
 def _some_rows(rows: int, most: int) -> tuple[Sequence[int], Float[Tensor, " some"]]:
@@ -188,30 +191,30 @@ def _some_rows(rows: int, most: int) -> tuple[Sequence[int], Float[Tensor, " som
     return numbers, ends.diff()
 
 
-def _probabilities(logs: HeadScores, numbers: Sequence[int]) -> Float[Tensor, "some keys"]:
+def _probabilities(logs: HeadScores, numbers: Sequence[int]) -> Float[Tensor, "heads some keys"]:
     sample = logs.pick(numbers)
     strip = sample.strip(slice(0, len(numbers)))
-    P = logs.query.new_zeros(len(numbers), logs.tiles * logs.width)
+    P = logs.query.new_zeros(logs.heads, len(numbers), logs.tiles * logs.width)
     for tile in range(strip.tiles):
-        L = P.new_empty(strip.height, logs.width)
+        L = P.new_empty(logs.heads, strip.height, logs.width)
         sample.put_log(L, strip, tile)
-        torch.exp(L, out=P[:, tile * logs.width : (tile + 1) * logs.width])
+        torch.exp(L, out=P[..., tile * logs.width : (tile + 1) * logs.width])
     mass = P.sum(-1, keepdim=True)
-    return P.div_(mass.masked_fill_(mass < 0.5, 1.0))[:, : logs.keys]
+    return P.div_(mass.masked_fill_(mass < 0.5, 1.0))[..., : logs.keys]
 
 
-def _directions(D: Float[Tensor, "some keys"], count: int) -> Float[Tensor, "keys block"]:
-    found = D.new_zeros(D.shape[1], 0, dtype=torch.float64)
-    gram = (D @ D.T).double()
-    if bool(gram.isfinite().all()):
-        # Right singular vectors of D as images of the left ones: D has far fewer rows than columns.
-        vectors = torch.linalg.eigh(gram).eigenvectors[:, -(count - 1) :] if count > 1 else gram[:, :0]
-        images = (D.T @ vectors.to(D)).double()
-        lengths = torch.linalg.vector_norm(images, dim=0)
-        found = (images / lengths)[:, lengths > 0]
+def _directions(D: Float[Tensor, "heads some keys"], count: int) -> Float[Tensor, "heads keys block"]:
+    gram = (D @ D.mT).double()
+    broken = ~gram.isfinite().all(-1).all(-1)[:, None, None]
+    # Right singular vectors of D as images of the left ones: D has far fewer rows than columns.
+    vectors = torch.linalg.eigh(gram.masked_fill(broken, 0.0)).eigenvectors[..., max(0, gram.shape[-1] + 1 - count) :]
+    images = (D.mT @ vectors.to(D)).double()
+    lengths = torch.linalg.vector_norm(images, dim=-2, keepdim=True)
     generator = torch.Generator().manual_seed(_SEED)
-    chance = torch.randn(D.shape[1], count - found.shape[1], dtype=torch.float64, generator=generator)
-    orthonormal: Tensor = torch.linalg.qr(torch.cat([found, chance.to(D.device)], 1)).Q
+    chance = torch.randn(D.shape[-1], count, dtype=torch.float64, generator=generator).to(D.device, non_blocking=True)
+    chance = chance.expand(len(D), -1, -1)
+    found = torch.where(lengths > 0, images / lengths, chance[..., : images.shape[-1]])
+    orthonormal: Tensor = torch.linalg.qr(torch.cat([found, chance[..., images.shape[-1] :]], -1)).Q
     return orthonormal
 
 
@@ -222,7 +225,7 @@ _LEAST_MASS = 0.5
 
 @dataclass(frozen=True)
 class PassSums:
-    """The results of one walk, in float64.
+    """The results of one walk for each head, in float64.
 
     Attributes:
         mass: sum of each row of the exponentials, 1 up to rounding of the log-sums, 0 for a row that sees nothing.
@@ -234,19 +237,19 @@ class PassSums:
         image: :math:`D^TDZ`, if requested.
     """
 
-    mass: Float[Tensor, " rows"]
-    p_log_p: Float[Tensor, " rows"]
-    energy: Float[Tensor, ""]
-    column: Float[Tensor, " keys"]
-    total: Float[Tensor, " probes"]
-    gram: Float[Tensor, "probes probes"]
-    image: Float[Tensor, "keys probes"] | None
+    mass: Float[Tensor, "heads rows"]
+    p_log_p: Float[Tensor, "heads rows"]
+    energy: Float[Tensor, " heads"]
+    column: Float[Tensor, "heads keys"]
+    total: Float[Tensor, "heads probes"]
+    gram: Float[Tensor, "heads probes probes"]
+    image: Float[Tensor, "heads keys probes"] | None
 
 
 def attention_pass(
     scores: HeadScores,
-    reference: Float[Tensor, " keys"],
-    probes: Float[Tensor, "keys probes"],
+    reference: Float[Tensor, "heads keys"],
+    probes: Float[Tensor, "heads keys probes"],
     *,
     sums: bool = True,
     image: bool = False,
@@ -264,10 +267,10 @@ def attention_pass(
     """
     walk = _Walk(scores, reference, probes, image=image)
     rows = [walk.strip(strip, sums) for strip in scores.strips(held=image)]
-    mass, p_log_p = (torch.cat(parts) for parts in zip(*rows, strict=True)) if rows else (walk.empty, walk.empty)
+    mass, p_log_p = (torch.cat(parts, -1) for parts in zip(*rows, strict=True)) if rows else (walk.empty, walk.empty)
     columns = walk.columns()
-    found = columns[:, :-1] if image else None
-    return PassSums(mass, p_log_p, walk.energy, columns[:, -1], walk.total, walk.gram, found)
+    found = columns[..., :-1] if image else None
+    return PassSums(mass, p_log_p, walk.energy, columns[..., -1], walk.total, walk.gram, found)
 
 
 class _Walk:
@@ -275,68 +278,71 @@ class _Walk:
 
     A strip visits only the tiles that some of its rows can see. In the remaining tiles the probabilities are zero and
     D = -r. These are added in closed form: ``_beyond`` for products along rows, ``_hidden`` for sums along columns.
+    What is kept by tile has the tiles as its first axis and the heads as its second.
     """
 
     def __init__(self, scores: HeadScores, reference: Tensor, probes: Tensor, *, image: bool) -> None:
         self._scores, self._image = scores, image
         like = scores.query
-        tiles, width, count = scores.tiles, scores.width, probes.shape[1]
+        heads, tiles, width, count = scores.heads, scores.tiles, scores.width, probes.shape[-1]
         padding = tiles * width - scores.keys
         # D is computed in the dtype of the tiles, so r must be the reference as rounded to that dtype.
         r = torch.nn.functional.pad(reference.to(like), (0, padding))
-        self._r = r.view(tiles, width)
+        self._r = r.view(heads, tiles, 1, width).transpose(0, 1)
         self._shifts = may_hold(r != 0)
         # One product of a tile with [Z, 1, r] gives DZ, the row sums (masses) and D r together.
-        small = torch.cat([probes.to(like), like.new_ones(scores.keys, 1)], -1)
+        small = torch.cat([probes.to(like), like.new_ones(heads, scores.keys, 1)], -1)
         small = torch.cat([torch.nn.functional.pad(small, (0, 0, 0, padding)), r.unsqueeze(-1)], -1)
         # Stored transposed: a few rows times a transposed tile is the faster order of this product.
-        self._small = small.view(tiles, width, count + 2).transpose(1, 2).contiguous()
-        by_tile = torch.einsum("tw,tcw->tc", self._r.double(), self._small.double())
+        self._small = small.view(heads, tiles, width, count + 2).permute(1, 0, 3, 2).contiguous()
+        by_tile = (self._small.double() @ self._r.double().mT).squeeze(-1)
         # _beyond[t] is r^T [Z, 1, r] over the tiles from t on: minus the contribution of tiles that are not visited.
-        self._beyond = torch.cat([by_tile.flip(0).cumsum(0).flip(0), by_tile.new_zeros(1, count + 2)])
-        self._room = like.new_empty(tiles if image else 1, scores.height(held=image), width)
-        self._recent = like.new_zeros(tiles, count + 1 if image else 1, width)
+        self._beyond = torch.cat([by_tile.flip(0).cumsum(0).flip(0), by_tile.new_zeros(1, heads, count + 2)])
+        self._room = like.new_empty(tiles if image else 1, heads, scores.height(held=image), width)
+        self._recent = like.new_zeros(tiles, heads, count + 1 if image else 1, width)
         self._sum = torch.zeros_like(self._recent, dtype=torch.float64)
-        self._hidden = by_tile.new_zeros(tiles + 1, self._recent.shape[1])
-        self._excess = by_tile.new_zeros(self._recent.shape[1])
+        self._hidden = by_tile.new_zeros(tiles + 1, *self._recent.shape[1:3])
+        self._excess = torch.zeros_like(self._hidden[0])
         self._strips = 0
-        self.empty = by_tile.new_zeros(0)
-        self.energy = by_tile.new_zeros(())
-        self.total = by_tile.new_zeros(count)
-        self.gram = by_tile.new_zeros(count, count)
+        self.empty = by_tile.new_zeros(heads, 0)
+        self.energy = by_tile.new_zeros(heads)
+        self.total = by_tile.new_zeros(heads, count)
+        self.gram = by_tile.new_zeros(heads, count, count)
 
     def strip(self, strip: Strip, sums: bool) -> tuple[Tensor, Tensor]:
         """Add a few rows; returns their masses and sums of p log p."""
         products, squares, p_log_p = self._tiles(strip, sums)
-        beyond, whole = self._beyond[strip.tiles], self._beyond[0]
+        beyond, whole = self._beyond[strip.tiles].unsqueeze(1), self._beyond[0].unsqueeze(1)
         # Now all keys are included: the columns are D̃Z, D̃1 and D̃r with D̃ = P̃ - 1r^T.
         products = products - beyond
         # m = P̃1 = D̃1 + r^T 1.
-        mass = products[:, -2] + whole[-2]
+        mass = products[..., -2] + whole[..., -2]
         mass = mass.masked_fill(mass < _LEAST_MASS, 0.0)
         inverse = torch.where(mass == 0, 1.0, 1 / mass)
         excess = 1 - inverse
         if sums:
             # |D_i|^2 = |D̃_i|^2 / m^2 - 2 (e/m) D̃_i.r + e^2 |r|^2. The first term was summed over the whole strip, so it
             # is divided by a mean mass; using each row's own mass would change it by rounding of a rounding error.
-            self.energy += inverse.square().mean() * (squares + strip.height * beyond[-1])
-            self.energy += (excess.square() * whole[-1] - 2 * inverse * excess * products[:, -1]).sum()
+            self.energy += inverse.square().mean(-1) * (squares + strip.height * beyond[:, 0, -1])
+            self.energy += (excess.square() * whole[..., -1] - 2 * inverse * excess * products[..., -1]).sum(-1)
         # W = DZ = D̃Z / m - e (r^T Z).
-        W = inverse.unsqueeze(-1) * products[:, :-2] - excess.unsqueeze(-1) * whole[:-2]
-        self.total += W.sum(0)
-        self.gram += W.T @ W
+        W = inverse.unsqueeze(-1) * products[..., :-2] - excess.unsqueeze(-1) * whole[..., :-2]
+        if W.shape[-1]:
+            self.total += W.sum(-2)
+            self.gram += W.mT @ W
         if self._image:
-            self._multiply_back(strip, torch.cat([W, W.new_ones(strip.height, 1)], -1), inverse, excess)
+            ones = W.new_ones(*W.shape[:2], 1)
+            self._multiply_back(strip, torch.cat([W, ones], -1), inverse, excess)
         else:
             self._hidden[strip.tiles] += strip.height
-            self._excess += excess.sum()
+            self._excess += excess.sum(-1, keepdim=True)
         self._strips += 1
         # Column sums of a few strips are accumulated in the dtype of the tiles, then added to the float64 total.
         if self._strips % _STRIPS_PER_FLUSH == 0:
             self._flush()
         return mass, p_log_p
 
-    def columns(self) -> Float[Tensor, "keys probes+1"]:
+    def columns(self) -> Float[Tensor, "heads keys probes+1"]:
         r"""D^T times DZ, if requested, and D^T times 1.
 
         Without the image, the columns of :math:`\tilde D` were summed without dividing by the masses, and
@@ -344,64 +350,70 @@ class _Walk:
         rounding error times a small number, and are neglected.
         """
         self._flush()
-        r = self._r.double().unsqueeze(1)
+        r = self._r.double()
         # _hidden[t] is the weight of the strips that stop before tile t; its running sum is the weight of all strips
         # that do not visit a tile, where D̃ = -r.
         whole = self._sum - self._hidden.cumsum(0)[:-1].unsqueeze(-1) * r
         if self._image:
             whole = whole - self._excess.unsqueeze(-1) * r
         else:
-            whole = whole - self._excess * (r + whole / max(1, self._scores.rows))
-        return whole.transpose(1, 2).reshape(-1, whole.shape[1])[: self._scores.keys]
+            whole = whole - self._excess.unsqueeze(-1) * (r + whole / max(1, self._scores.rows))
+        return whole.permute(1, 0, 3, 2).flatten(1, 2)[:, : self._scores.keys]
 
     def _tiles(self, strip: Strip, sums: bool) -> tuple[Tensor, Tensor, Tensor]:
         """Exponentials minus the reference, tile by tile: products with the small matrix, squares, sums of p log p.
 
         Sums are computed as matrix products (with ones, or with itself), which on a CPU is twice as fast as reductions.
         """
-        tiles, height, like = strip.tiles, strip.height, self._r
-        L = like.new_empty(height, self._scores.width)
-        ones, across = like.new_ones(1, height), like.new_ones(1, self._scores.width)
-        products = like.new_empty(tiles, self._small.shape[1], height)
-        squares, p_log_p = [like.new_zeros(())], like.new_zeros(tiles, 1, height)
+        heads, tiles, height, like = self._scores.heads, strip.tiles, strip.height, self._scores.query
+        L = like.new_empty(heads, height, self._scores.width)
+        ones, across = like.new_ones(heads, 1, height), like.new_ones(heads, 1, self._scores.width)
+        products = like.new_empty(tiles, heads, self._small.shape[2], height)
+        squares, p_log_p = like.new_zeros(tiles, heads, 1, 1), like.new_zeros(tiles, heads, 1, height)
         # Views are created before the loop: creating one costs as much as a tenth of the work on a tile.
-        rooms = (self._room[:tiles] if self._image else self._room.expand(tiles, -1, -1))[:, :height]
-        views = zip(rooms, self._small, self._r, products, p_log_p, self._recent, strict=False)
-        LT, D = L.T, rooms[0]
-        flat, DT = D.view(-1), D.T
+        rooms = (self._room[:tiles] if self._image else self._room.expand(tiles, -1, -1, -1))[:, :, :height]
+        views = zip(rooms, self._small, self._r, products, squares, p_log_p, self._recent, strict=False)
+        LT, D = L.mT, rooms[0]
+        flat, DT = _flat(D), D.mT
         # L holds log p, then p log p; D holds p, then p - r. With an image, D is kept for every tile of the strip.
-        for tile, (room, small, r, product, row_sum, column) in enumerate(views):
+        for tile, (room, small, r, product, square, row_sum, column) in enumerate(views):
             if self._image:
-                D, flat, DT = room, room.view(-1), room.T
+                D, flat, DT = room, _flat(room), room.mT
             self._scores.put_log(L, strip, tile)
             torch.exp(L, out=D)
             if sums:
                 # L becomes p log p; its row sums are taken before D loses r.
                 L.mul_(D)
-                torch.mm(across, LT, out=row_sum)
+                torch.bmm(across, LT, out=row_sum)
             if self._shifts:
                 D.sub_(r)
             if sums:
-                squares.append(torch.dot(flat, flat))
-            torch.mm(small, DT, out=product)
+                torch.bmm(flat, flat.mT, out=square)
+            torch.bmm(small, DT, out=product)
             if not self._image:
-                column.addmm_(ones, D)
-        by_row = products.sum(0, dtype=torch.float64).T
-        return by_row, torch.stack(squares).sum(dtype=torch.float64), p_log_p.sum((0, 1), dtype=torch.float64)
+                column.baddbmm_(ones, D)
+        by_row = products.sum(0, dtype=torch.float64).mT
+        return by_row, squares.sum((0, 2, 3), dtype=torch.float64), p_log_p.sum((0, 2), dtype=torch.float64)
 
     def _multiply_back(
-        self, strip: Strip, W: Float[Tensor, "height probes+1"], inverse: Tensor, excess: Tensor
+        self, strip: Strip, W: Float[Tensor, "heads height probes+1"], inverse: Tensor, excess: Tensor
     ) -> None:
-        D = self._room[: strip.tiles, : strip.height]
+        D = self._room[: strip.tiles, :, : strip.height]
         # Round the weights once, here, so that hidden tiles get exactly the weights that visited tiles get.
-        left = (inverse.unsqueeze(-1) * W).to(D).T.contiguous()
+        left = (inverse.unsqueeze(-1) * W).to(D).mT.contiguous()
         self._hidden[strip.tiles] += left.double().sum(-1)
-        self._excess += excess @ W
-        self._recent[: strip.tiles].baddbmm_(left.expand(strip.tiles, -1, -1), D)
+        self._excess += (excess.unsqueeze(-2) @ W).squeeze(-2)
+        recent = self._recent[: strip.tiles].flatten(0, 1)
+        recent.baddbmm_(left.expand(strip.tiles, -1, -1, -1).flatten(0, 1), D.flatten(0, 1))
 
     def _flush(self) -> None:
         self._sum += self._recent
         self._recent.zero_()
+
+
+def _flat(D: Float[Tensor, "heads height width"]) -> Float[Tensor, "heads 1 entries"]:
+    """Each matrix as one row."""
+    return D.flatten(1).unsqueeze(1)
 
 
 PASS_ENTRIES = 1 << 30
@@ -413,23 +425,23 @@ _UNKNOWN = SingularValue(math.nan, math.nan, False, 0)
 
 
 @dataclass(frozen=True)
-class _MatrixSums:
-    mass: Tensor
-    p_log_p: Tensor
-    first_mass: Tensor
-    own_mass: Tensor
-    energy: Tensor
-    centred_energy: Tensor
-    top: SingularValue
+class _PartSums:
+    mass: Float[Tensor, "heads rows"]
+    p_log_p: Float[Tensor, "heads rows"]
+    first_mass: Float[Tensor, "heads rows"]
+    own_mass: Float[Tensor, "heads rows"]
+    energy: Float[Tensor, " heads"]
+    centred_energy: Float[Tensor, " heads"]
+    tops: list[SingularValue]
 
 
 class BlockwiseAttention(AttentionView):
     r"""Attention probabilities of ``query`` and ``key``, computed tile by tile when a reduction is requested.
 
-    All sums come from one walk over the tiles of each head. Memory is linear in the number of tokens. The largest
-    singular value of CP takes further walks, until it converges or ``passes`` are used up; in the latter case it is the
-    lower bound reached so far, and :attr:`is_spectrum_estimated` is True. Tiles are in the dtype of ``query``
-    (float32 for half precision), sums over tiles in float64.
+    All sums come from one walk over the tiles of each head; small heads are walked together. Memory is linear in the
+    number of tokens. The largest singular value of CP takes further walks, until it converges or ``passes`` are used
+    up; in the latter case it is the lower bound reached so far, and :attr:`is_spectrum_estimated` is True. Tiles are in
+    the dtype of ``query`` (float32 for half precision), sums over tiles in float64.
 
     Args:
         query: ``(batch, heads, query, dim)``.
@@ -514,18 +526,18 @@ class BlockwiseAttention(AttentionView):
     @cached_property
     def sums(self) -> AttentionSums:
         """Mass, p log p and squares; rows that do not count have mass 1."""
-        found = self._matrices
+        found = self._parts
         return AttentionSums(
-            self._by_row([one.mass for one in found], 1.0),
-            self._by_row([one.p_log_p for one in found], 0.0),
-            self._by_matrix([one.energy for one in found]),
-            self._by_matrix([one.centred_energy for one in found]),
+            self._by_row([part.mass for part in found], 1.0),
+            self._by_row([part.p_log_p for part in found], 0.0),
+            self._by_matrix([part.energy for part in found]),
+            self._by_matrix([part.centred_energy for part in found]),
         )
 
     @cached_property
     def first_mass(self) -> Float[Tensor, "matrices query"]:
         """Probability that each row gives to the first key; 0 in rows that do not count."""
-        return self._by_row([one.first_mass for one in self._matrices], 0.0)
+        return self._by_row([part.first_mass for part in self._parts], 0.0)
 
     @property
     def sees_itself(self) -> Bool[Tensor, "matrices query"]:
@@ -535,7 +547,7 @@ class BlockwiseAttention(AttentionView):
     @cached_property
     def own_mass(self) -> Float[Tensor, "matrices query"]:
         """Probability that each row gives to the key at its own position; 0 in rows that do not count."""
-        return self._by_row([one.own_mass for one in self._matrices], 0.0)
+        return self._by_row([part.own_mass for part in self._parts], 0.0)
 
     @property
     def largest_centred_singular_value(self) -> Float[Tensor, " matrices"]:
@@ -555,19 +567,18 @@ class BlockwiseAttention(AttentionView):
     @cached_property
     def singular_values(self) -> list[SingularValue]:
         """The largest singular value of CP of each matrix, with an interval that contains it."""
-        found = self._matrices if self._spectrum else self._read_all(spectrum=True)
-        return [one.top for one in found]
+        found = self._parts if self._spectrum else self._read_all(spectrum=True)
+        return [top for part in found for top in part.tops]
 
     @cached_property
-    def _matrices(self) -> list[_MatrixSums]:
+    def _parts(self) -> list[_PartSums]:
         return self._read_all(spectrum=self._spectrum)
 
-    def _read_all(self, *, spectrum: bool) -> list[_MatrixSums]:
-        batch, heads = self.batch_shape
-        return [self._read(b, h, spectrum) for b in range(batch) for h in range(heads)]
+    def _read_all(self, *, spectrum: bool) -> list[_PartSums]:
+        return [self._read(part, spectrum) for part in parts(self._query, self._key, self._positions)]
 
-    def _read(self, b: int, h: int, spectrum: bool) -> _MatrixSums:
-        logs = self._logs(b, h)
+    def _read(self, part: Part, spectrum: bool) -> _PartSums:
+        logs = self._logs(part)
         passes = self._budget(logs.rows)
         reference, probes = attention_start(logs, directions=spectrum)
         first = attention_pass(logs, reference, probes, image=spectrum and passes > 1)
@@ -575,50 +586,53 @@ class BlockwiseAttention(AttentionView):
         n = logs.rows
         # The mean row of P is r + shift, so |CP|^2 = |D|^2 - n |shift|^2 and |P|^2 = |CP|^2 + n |r + shift|^2.
         shift = first.column / max(1, n)
-        centred = (first.energy - n * shift.square().sum()).clamp_min(0.0)
-        energy = centred + n * (r + shift).square().sum()
+        centred = (first.energy - n * shift.square().sum(-1)).clamp_min(0.0)
+        energy = centred + n * (r + shift).square().sum(-1)
+        # Exponentials of hidden keys are tiny, not zero: if no row sees a key they would be all there is, and P = 0.
+        is_empty = first.mass == 0
+        energy = energy.masked_fill(is_empty.all(-1), 0.0)
         # The sink rate needs a single column, which is cheaper to recompute than to pick out of the walk.
-        key = self._support.first_key[b, h]
-        mass = first.mass.masked_fill(first.mass == 0, 1.0)
+        key = self._support.first_key[part].flatten()
+        mass = first.mass.masked_fill(is_empty, 1.0)
         at_first, at_own = _column(logs, key).double() / mass, _diagonal(logs).double() / mass
-        top = _UNKNOWN
-        if spectrum and bool(energy > 0) and bool(energy.isfinite()):
-            top = self._top(logs, r, probes, first, float(centred), passes)
-        return _MatrixSums(first.mass, first.p_log_p, at_first, at_own, energy, centred, top)
+        tops = self._tops(logs, r, probes, first, energy, centred, passes) if spectrum else [_UNKNOWN] * logs.heads
+        return _PartSums(first.mass, first.p_log_p, at_first, at_own, energy, centred, tops)
 
-    def _logs(self, b: int, h: int) -> HeadScores:
+    def _logs(self, part: Part) -> HeadScores:
         """Logarithms of the probabilities of the rows that count."""
-        heads = self.batch_shape[1]
         scores = HeadScores.of(
-            self._query[b, h],
-            self._key[b, h // (heads // self._key.shape[1])],
+            self._query[part].flatten(0, 1),
+            keys_of(part, self._key, self.batch_shape[1] // self._key.shape[1]),
             self._scale,
-            self._positions[b],
+            self._positions[part[0].start],
             causal=self._support.is_causal,
-            mask=self._support.mask_of(b, h),
+            mask=self._support.mask_of(part),
         )
         if self._log_sums is None:
             largest, rest = row_log_sums(scores)
             shift, later = largest + rest, torch.zeros_like(rest)
         else:
-            shift = self._log_sums[b, h, scores.places].to(scores.query)
+            shift = self._log_sums[part].flatten(0, 1)[:, scores.places].to(scores.query)
             later = torch.zeros_like(shift)
         # If a huge negative number hides every key of a row, adding it rounds the scores away and the row is uniform.
         # Such rows get zero scores, and their log-sum is subtracted after the mask, where it is not rounded away.
         hidden = shift.abs() * torch.finfo(self.dtype).eps > 0.25
-        if scores.query.device.type != "cpu":
-            # The host does not learn which rows are hidden: all of them are walked once more.
-            if not self._support.may_hide_by_adding:
-                return scores.less(shift)
-            scores = replace(scores, query=scores.query.masked_fill(hidden.unsqueeze(-1), 0.0))
-            largest, rest = row_log_sums(scores)
-            return scores.less(torch.where(hidden, largest, shift), torch.where(hidden, rest, later))
-        numbers = hidden.nonzero().flatten()
-        if numbers.numel() == 0:
+        numbers = self._rows_with_hidden(hidden)
+        if not numbers:
             return scores.less(shift)
-        scores.query[numbers] = 0.0
-        shift[numbers], later[numbers] = row_log_sums(scores.pick(numbers.tolist()))
+        scores = replace(scores, query=scores.query.masked_fill(hidden.unsqueeze(-1), 0.0))
+        largest, rest = row_log_sums(scores.pick(numbers))
+        places = torch.tensor(numbers).to(shift.device, non_blocking=True)
+        shift = torch.where(hidden, shift.index_copy(-1, places, largest), shift)
+        later = torch.where(hidden, later.index_copy(-1, places, rest), later)
         return scores.less(shift, later)
+
+    def _rows_with_hidden(self, hidden: Bool[Tensor, "heads rows"]) -> Sequence[int]:
+        """Rows of which some head is hidden by adding; on an accelerator, where the host does not learn it, all."""
+        if hidden.device.type == "cpu":
+            found: list[int] = hidden.any(0).nonzero().flatten().tolist()
+            return found
+        return range(hidden.shape[-1]) if self._support.may_hide_by_adding else ()
 
     @cached_property
     def _positions(self) -> Sequence[Sequence[int]]:
@@ -632,61 +646,90 @@ class BlockwiseAttention(AttentionView):
         affordable = max(1, min(_MOST_PASSES, PASS_ENTRIES // max(1, rows * self.keys)))
         return affordable if self._passes is None else self._passes
 
-    def _top(
-        self, logs: HeadScores, r: Tensor, probes: Tensor, first: PassSums, energy: float, passes: int
-    ) -> SingularValue:
+    def _tops(
+        self,
+        logs: HeadScores,
+        r: Tensor,
+        probes: Tensor,
+        first: PassSums,
+        energy: Tensor,
+        centred_energy: Tensor,
+        passes: int,
+    ) -> list[SingularValue]:
+        """The largest singular values. Small matrices are on the host, whose LAPACK is the faster one for them."""
+        n = logs.rows
         # |CP|_2^2 <= |P|_2^2 <= |P|_1 |P|_inf, and rows sum to one: the bound is the root of the largest column sum.
-        upper = float((first.column + logs.rows * r).amax().clamp_min(0.0).sqrt())
+        upper = (first.column + n * r).amax(-1).clamp_min(0.0).sqrt()
+        defined = (energy > 0) & energy.isfinite()
+        known, energies, bounds = torch.stack([defined.double(), centred_energy, upper]).cpu().tolist()
         tolerance = _TOLERANCE[is_wide(self.dtype)]
         if first.image is None:
-            gram = first.gram - torch.outer(first.total, first.total) / logs.rows
-            return singular_value_within(gram, energy, upper=upper, tolerance=tolerance)
+            grams = (first.gram - first.total.unsqueeze(-1) * first.total.unsqueeze(-2) / n).cpu()
+            return [
+                singular_value_within(gram, inside, bound, tolerance=tolerance) if is_known else _UNKNOWN
+                for is_known, gram, inside, bound in zip(known, grams, energies, bounds, strict=True)
+            ]
+        numbers = [number for number, is_known in enumerate(known) if is_known]
+
+        @functools.lru_cache(maxsize=1)
+        def only(which: tuple[int, ...]) -> tuple[HeadScores, Tensor]:
+            if len(which) == logs.heads:
+                return logs, r
+            chosen = torch.tensor([numbers[one] for one in which]).to(r.device, non_blocking=True)
+            return logs.only(chosen), r[chosen]
 
         def centred(found: PassSums) -> Tensor:
             # (CD)^T CDZ = D^T DZ - (D^T 1)(1^T DZ) / n.
             assert found.image is not None
-            return found.image - torch.outer(found.column / logs.rows, found.total)
+            return (found.image - (found.column / n).unsqueeze(-1) * found.total.unsqueeze(-2)).cpu()
 
-        return largest_singular_value(
-            lambda Z: centred(attention_pass(logs, r, Z, sums=False, image=True)),
-            probes,
-            centred(first),
-            energy,
-            upper=upper,
+        def normal(which: Sequence[int], Z: Tensor) -> Tensor:
+            some, reference = only(tuple(which))
+            return centred(attention_pass(some, reference, Z.to(r.device, non_blocking=True), sums=False, image=True))
+
+        tops = largest_singular_values(
+            normal,
+            probes.cpu()[numbers],
+            centred(first)[numbers],
+            [energies[number] for number in numbers],
+            upper=[bounds[number] for number in numbers],
             passes=passes,
             tolerance=tolerance,
         )
+        found = dict(zip(numbers, tops, strict=True))
+        return [found.get(number, _UNKNOWN) for number in range(logs.heads)]
 
     def _by_row(self, parts: list[Tensor], otherwise: float) -> Tensor:
         found = torch.full(self.kept.shape, otherwise, dtype=torch.float64, device=self._query.device)
-        return found.masked_scatter_(self.kept, torch.cat(parts)) if parts else found
+        return found.masked_scatter_(self.kept, torch.cat([part.flatten() for part in parts])) if parts else found
 
     def _by_matrix(self, parts: list[Tensor]) -> Tensor:
-        return torch.stack(parts) if parts else self.count.new_zeros(0)
+        return torch.cat(parts) if parts else self.count.new_zeros(0)
 
     def _of_tops(self, values: list[float] | list[bool]) -> Tensor:
         return torch.tensor(values, dtype=torch.float64, device=self._query.device)
 
 
-def _column(logs: HeadScores, key: Int[Tensor, ""]) -> Tensor:
-    """The exponentials of one column."""
-    logarithm = logs.query @ logs.key.index_select(0, key.reshape(1)).squeeze(0)
+def _column(logs: HeadScores, key: Int[Tensor, " heads"]) -> Float[Tensor, "heads rows"]:
+    """The exponentials of one column of each head."""
+    place = key[:, None, None]
+    logarithm = (logs.query @ logs.key.gather(1, place.expand(-1, 1, logs.key.shape[-1])).mT).squeeze(-1)
     if logs.mask is not None:
-        column = logs.mask[logs.places, key]
+        column = logs.mask.gather(-1, place.expand(-1, logs.mask.shape[1], 1)).squeeze(-1)[:, logs.places]
         visible = column.dtype == torch.bool
         logarithm = logarithm.masked_fill(~column, -torch.inf) if visible else logarithm + column
     if logs.later is not None:
         logarithm = logarithm - logs.later
-    return logarithm.masked_fill(logs.places < key, -torch.inf).exp() if logs.causal else logarithm.exp()
+    return logarithm.masked_fill(logs.places < key[:, None], -torch.inf).exp() if logs.causal else logarithm.exp()
 
 
-def _diagonal(logs: HeadScores) -> Tensor:
+def _diagonal(logs: HeadScores) -> Float[Tensor, "heads rows"]:
     """The exponentials at each row's own position; 0 where there is no such key."""
     exists = logs.places < logs.keys
     own = logs.places.clamp_max(logs.keys - 1)
-    logarithm = (logs.query * logs.key[own]).sum(-1)
+    logarithm = (logs.query * logs.key[:, own]).sum(-1)
     if logs.mask is not None:
-        entry = logs.mask[logs.places, own]
+        entry = logs.mask[:, logs.places, own]
         visible = entry.dtype == torch.bool
         logarithm = logarithm.masked_fill(~entry, -torch.inf) if visible else logarithm + entry
     if logs.later is not None:

@@ -12,14 +12,14 @@ Block Lanczos on :math:`A^TA` with full reorthogonalisation and thick restarts. 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-Normal = Callable[[Float[Tensor, "side block"]], Float[Tensor, "side block"]]
+Normal = Callable[[Sequence[int], Float[Tensor, "some side block"]], Float[Tensor, "some side block"]]
 
 _MOST_COLUMNS = 96
 _KEPT_COLUMNS = 24
@@ -45,42 +45,68 @@ class SingularValue:
     passes: int
 
 
-def largest_singular_value(
+def largest_singular_values(
     normal: Normal,
-    start: Float[Tensor, "side block"],
-    image: Float[Tensor, "side block"],
-    energy: float,
+    start: Float[Tensor, "matrices side block"],
+    image: Float[Tensor, "matrices side block"],
+    energy: Sequence[float],
     *,
-    upper: float,
+    upper: Sequence[float],
     passes: int,
     tolerance: float,
-) -> SingularValue:
-    """Iterate until the value is known to ``tolerance``, or ``passes`` are used up.
+) -> list[SingularValue]:
+    """Iterate until each value is known to ``tolerance``, or ``passes`` are used up.
 
-    The iteration has converged if the interval is closed to the relative ``tolerance``; or if the basis is invariant;
+    An iteration has converged if the interval is closed to the relative ``tolerance``; or if the basis is invariant;
     or if, after at least eight steps from a start that should include a random direction, the residual of the top Ritz
-    pair is below ``tolerance`` times its value.
+    pair is below ``tolerance`` times its value. Each matrix has its own iteration; only ``normal`` is applied to all
+    matrices that still iterate, together.
 
     Args:
-        normal: maps Z to A^T A Z, in float64.
+        normal: maps the numbers of some matrices and a stack Z to a stack of A^T A Z, in float64.
         start: orthonormal columns.
         image: A^T A times ``start``, which counts as the first pass.
-        energy: sum of squares of A.
-        upper: any upper bound, or inf.
+        energy: sum of squares of each A.
+        upper: any upper bounds, or inf.
         passes: maximum number of applications.
         tolerance: relative tolerance.
 
     Example:
         >>> A = torch.diag(torch.tensor([3.0, 2.0, 1.0], dtype=torch.float64))
-        >>> Z = torch.eye(3, dtype=torch.float64)[:, :2]
-        >>> found = largest_singular_value(
-        ...     lambda X: A.T @ A @ X, Z, A.T @ A @ Z, 14.0, upper=9.0, passes=1, tolerance=1e-12
+        >>> Z = torch.eye(3, dtype=torch.float64)[None, :, :2]
+        >>> [found] = largest_singular_values(
+        ...     lambda numbers, X: A.T @ A @ X, Z, A.T @ A @ Z, [14.0], upper=[9.0], passes=1, tolerance=1e-12
         ... )
         >>> found.lower, found.upper, found.is_estimate
         (3.0, 3.0, False)
     """
-    Q, H, new = start, image, start.shape[1]
-    taken, lower = 1, 0.0
+    given = zip(start, image, energy, upper, strict=True)
+    iterations = [_iteration(*one, passes, tolerance) for one in given]
+    found: dict[int, SingularValue] = {}
+    waiting: dict[int, Tensor] = {}
+
+    def go_on(number: int, image: Tensor | None) -> None:
+        try:
+            waiting[number] = iterations[number].send(image)  # type: ignore[arg-type]
+        except StopIteration as end:
+            found[number] = end.value
+
+    for number in range(len(iterations)):
+        go_on(number, None)
+    while waiting:
+        blocks, waiting = waiting, {}
+        widest = max(block.shape[1] for block in blocks.values())
+        padded = [torch.nn.functional.pad(block, (0, widest - block.shape[1])) for block in blocks.values()]
+        for (number, block), seen in zip(blocks.items(), normal(list(blocks), torch.stack(padded)), strict=True):
+            go_on(number, seen[:, : block.shape[1]])
+    return [found[number] for number in range(len(iterations))]
+
+
+def _iteration(
+    Q: Tensor, H: Tensor, energy: float, upper: float, passes: int, tolerance: float
+) -> Generator[Tensor, Tensor, SingularValue]:
+    """Block Lanczos of one matrix: yields blocks and is sent their images."""
+    new, taken, lower = Q.shape[1], 1, 0.0
     while True:
         ritz = _Ritz(Q, H, energy)
         lower, upper = max(lower, ritz.lower), min(upper, ritz.upper)
@@ -96,11 +122,11 @@ def largest_singular_value(
             top = ritz.vectors[:, -_KEPT_COLUMNS:]
             Q, H = Q @ top, H @ top
         taken, new = taken + 1, block.shape[1]
-        Q, H = torch.cat([Q, block], 1), torch.cat([H, normal(block)], 1)
+        Q, H = torch.cat([Q, block], 1), torch.cat([H, (yield block)], 1)
 
 
 def singular_value_within(
-    gram: Float[Tensor, "block block"], energy: float, *, upper: float, tolerance: float
+    gram: Float[Tensor, "block block"], energy: float, upper: float, *, tolerance: float
 ) -> SingularValue:
     r"""Bounds from a single product AZ with orthonormal columns Z, given its Gram matrix.
 

@@ -11,7 +11,7 @@ The reverse, subtracting the mean from the Gram matrix of X, would cancel every 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, NamedTuple
@@ -27,6 +27,7 @@ from rankscope.linalg.pairs import (
     MOST_TOKENS,
     PairDistances,
     Pairs,
+    centred_pair_statistics,
     outlier_energy,
     pair_statistics,
     squared_distances,
@@ -502,47 +503,72 @@ def largest(values: Float[Tensor, "sequences width"]) -> Float[Tensor, " sequenc
 
 def norm_sums(tokens: Tokens) -> NormSums:
     """Mean, sums of squares, of absolute values and of directions."""
-    parts = [_sums_of_piece(piece) for piece in walk(tokens)]
-    energies, linear = [part.energies for part in parts], [part.linear for part in parts]
+    strips = _strips(tokens)
+    means: list[Mean] = []
+    rows: list[_RowSums] = []
+    columns: list[_ColumnSums] = []
+    for number, piece in enumerate(walk(tokens)):
+        of_rows, of_columns = _sums_of_piece(piece)
+        rows.append(of_rows)
+        means.append(piece.mean)
+        if number % strips == 0:
+            columns.append(of_columns)
+            continue
+        # Added at once: kept, the sums of a long sequence would take half of the memory of its tokens.
+        for total, more in zip(columns[-1], of_columns, strict=True):
+            total.add_(more)
+    row = _RowSums(*(join_rows(tokens, list(parts)) for parts in zip(*rows, strict=True)))
+    column = columns[0]
+    if len(columns) > 1:
+        column = _ColumnSums(*(torch.cat(parts) for parts in zip(*columns, strict=True)))
     return NormSums(
-        join_means(tokens, [part.mean for part in parts]),
+        join_means(tokens, means),
         Energies(
-            row=join_rows(tokens, [e.row for e in energies]),
-            centred_row=join_rows(tokens, [e.centred_row for e in energies]),
-            channel=add_columns(tokens, [e.channel for e in energies]),
-            centred_channel=None
-            if tokens.device.type == "cpu"
-            else add_columns(tokens, [e.centred_channel for e in energies if e.centred_channel is not None]),
+            row.energy,
+            row.centred_energy,
+            column.energy,
+            None if tokens.device.type == "cpu" else column.centred_energy,
         ),
         LinearSums(
-            column=add_columns(tokens, [s.column for s in linear]),
-            row=join_rows(tokens, [s.row for s in linear]),
-            direction=add_columns(tokens, [s.direction for s in linear]),
-            centred_column=add_columns(tokens, [s.centred_column for s in linear]),
-            centred_row=join_rows(tokens, [s.centred_row for s in linear]),
-            centred_direction=add_columns(tokens, [s.centred_direction for s in linear]),
+            column.size, row.size, column.direction, column.centred_size, row.centred_size, column.centred_direction
         ),
     )
 
 
-def _sums_of_piece(piece: TokenPiece) -> NormSums:
+class _RowSums(NamedTuple):
+    energy: Tensor
+    size: Tensor
+    centred_energy: Tensor
+    centred_size: Tensor
+
+
+class _ColumnSums(NamedTuple):
+    energy: Tensor
+    size: Tensor
+    direction: Tensor
+    centred_energy: Tensor  # no columns on a CPU
+    centred_size: Tensor
+    centred_direction: Tensor
+
+
+def _sums_of_piece(piece: TokenPiece) -> tuple[_RowSums, _ColumnSums]:
     X = piece.X
     # ``spare`` holds X², then |X|; after that X itself is overwritten by CX and |CX|. No fresh memory per piece.
     S = torch.mul(X, X, out=piece.spare)
-    row_energy, channel = S.sum(-1), S.sum(-2)
+    energy, channel = S.sum(-1), S.sum(-2)
     wide = piece.mean.tail is not None
-    direction = _sum_of_directions(X, row_energy, wide=wide)
+    direction = _sum_of_directions(X, energy, wide=wide)
     A = torch.abs(X, out=piece.spare)
-    column, row = A.sum(-2), A.sum(-1)
+    size, column = A.sum(-1), A.sum(-2)
     C = piece.centre_()
-    centred_row_energy = torch.linalg.vector_norm(C, dim=-1).square_()
-    centred_direction = _sum_of_directions(C, centred_row_energy, wide=wide)
-    centred_channel = None if C.device.type == "cpu" else torch.linalg.vector_norm(C, dim=-2).square_()
+    centred_energy = torch.linalg.vector_norm(C, dim=-1).square_()
+    centred_direction = _sum_of_directions(C, centred_energy, wide=wide)
+    on_cpu = C.device.type == "cpu"
+    centred_channel = C.new_zeros(len(C), 0) if on_cpu else torch.linalg.vector_norm(C, dim=-2).square_()
     C.abs_()
-    return NormSums(
-        piece.mean,
-        Energies(row_energy, centred_row_energy, channel, centred_channel),
-        LinearSums(column, row, direction, C.sum(-2), C.sum(-1), centred_direction),
+    return (
+        _RowSums(energy, size, centred_energy, C.sum(-1)),
+        _ColumnSums(channel, column, direction, centred_channel, C.sum(-2), centred_direction),
     )
 
 
@@ -747,8 +773,14 @@ def _channel_side(tokens: Tokens, group: slice, room: Tensor) -> tuple[Tensor, T
     return torch.baddbmm(centred, mean * tokens.count[group, None, None], mean.mT), centred
 
 
+_LEAST_ROWS_TO_HALVE = 320
+"""With fewer rows the copies cost more than the quarter that they save."""
+
+
 def _times_own_transpose(C: Tensor) -> Tensor:
-    """CC^T. It is symmetric, so the upper right quarter is copied from the lower left instead of computed."""
+    """CC^T. It is symmetric, so the upper right quarter of a large one is copied from the lower left, not computed."""
+    if C.shape[-2] < _LEAST_ROWS_TO_HALVE:
+        return C @ C.mT
     half = C.shape[-2] // 2
     upper, lower = C[:, :half], C[:, half:]
     gram = C.new_empty(C.shape[0], C.shape[1], C.shape[1])
@@ -769,7 +801,9 @@ def pairs(tokens: Tokens) -> Pairs:
         return Pairs(*(tokens.zeros() * math.nan for _ in range(5)))
     if tokens.sequences == 0:
         return Pairs(*(tokens.zeros() for _ in range(5)))
-    if tokens.device.type == "cpu":
+    if tokens.device.type == "cpu" and tokens.tokens <= min(tokens.dim, MOST_TOKENS) and not is_wide(tokens.dtype):
+        parts = [tuple(_of_grams(tokens, blocks)) for blocks in _several(_blocks(tokens))]
+    elif tokens.device.type == "cpu":
         parts = [_of_group(tokens, group) for group in _pair_groups(tokens, _GROUP_ENTRIES)]
     else:
         parts = [pair_statistics(*tokens.pair_distances)]
@@ -804,3 +838,49 @@ def _units(tokens: Tokens, group: slice) -> tuple[Tensor, Tensor, Tensor | None]
 def _of_group(tokens: Tokens, group: slice) -> tuple[Tensor, ...]:
     V, length, known = _units(tokens, group)
     return pair_statistics(squared_distances(V, (length > 0).to(length.dtype)), length, known, V)
+
+
+def _several(blocks: Iterable[GramBlock]) -> Iterator[list[GramBlock]]:
+    """Blocks whose Gram matrices together stay in cache."""
+    found: list[GramBlock] = []
+    for block in blocks:
+        found.append(block)
+        if sum(one.centred.numel() for one in found) >= _GROUP_ENTRIES:
+            yield found
+            found = []
+    if found:
+        yield found
+
+
+def _of_grams(tokens: Tokens, blocks: Sequence[GramBlock]) -> list[Tensor]:
+    """From the Gram matrices of CX; again from unit vectors for sequences that need it."""
+    group = slice(blocks[0].group.start, blocks[-1].group.stop)
+    room, spare = tokens.group_room(), tokens.group_room()
+    parts = (_products(tokens, block, room, spare) for block in blocks)
+    products, energy, rounded = zip(*parts, strict=True)
+    known = None if tokens.dropped(group, slice(None)) is None else tokens.kept[group]
+    fields, sure = centred_pair_statistics(torch.cat(products), torch.cat(energy).sqrt_(), torch.cat(rounded), known)
+    found = list(fields)
+    for i in (~sure).nonzero().flatten().tolist():
+        one = slice(group.start + i, group.start + i + 1)
+        for column, value in zip(found, _of_group(tokens, one), strict=True):
+            column[i] = value[0]
+    return found
+
+
+def _products(tokens: Tokens, block: GramBlock, room: Tensor, spare: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Products of CX and energies of X after scaling down outlier channels, and the diagonal before that."""
+    group, rows = block.group, slice(None)
+    X, energy, diagonal = tokens.piece(group, rows, room), tokens.energies.row[group], block.centred.diagonal(0, -2, -1)
+    squares = torch.mul(X, X, out=fitting(spare, X))
+    unit_energy = (torch.where(energy > 0, 1.0 / energy, 0.0).unsqueeze(-2) @ squares).squeeze(-2)
+    weight = (outlier_energy(unit_energy) / unit_energy).clamp_(max=1.0).nan_to_num_(nan=1.0)
+    channels = (weight < 1.0).any(0).nonzero().flatten()
+    if not len(channels):
+        return block.centred, energy, diagonal
+    # They are few: subtract what they contribute to the Gram matrix.
+    mean = Mean(tokens.mean[group].unsqueeze(-2)[..., channels], None)
+    C = centre_(X[..., channels], mean, tokens.kept_bits(group, rows))
+    C.mul_((1.0 - weight[:, channels]).sqrt_().unsqueeze(-2))
+    products = torch.baddbmm(block.centred, C, C.mT, alpha=-1.0)
+    return products, (squares @ weight.unsqueeze(-1)).squeeze(-1), diagonal

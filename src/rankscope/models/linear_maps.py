@@ -8,7 +8,7 @@ all: layers that also quantise their inputs are not, and are refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -126,10 +126,10 @@ def _by_its_action(module: nn.Module, name: str) -> LinearMap:
         with torch.no_grad():
             with _without_biases(module):
                 eye = torch.eye(width, dtype=like.dtype, device=like.device)
-                columns = torch.cat([module.forward(part) for part in torch.split(eye, _ROWS_AT_ONCE)])
-            zero = module.forward(like.new_zeros(1, width))[0]
+                columns = torch.cat([_applied(module, part) for part in torch.split(eye, _ROWS_AT_ONCE)])
+            zero = _applied(module, like.new_zeros(1, width))[0]
             sample = torch.randn(8, width, generator=torch.Generator().manual_seed(0)).to(like)
-            seen = module.forward(sample)
+            seen = _applied(module, sample)
     except Exception as error:
         raise UnsupportedConfigError(
             f"The weights of {words} cannot be read: the layer failed on unit vectors "
@@ -146,6 +146,26 @@ def _by_its_action(module: nn.Module, name: str) -> LinearMap:
             "Quantise the weights only, or pass the model before quantisation; measure and ablate accept it as it is."
         )
     return LinearMap(columns.T, zero if bool(zero.any()) else None)
+
+
+def _applied(module: nn.Module, x: Tensor) -> Tensor:
+    """The forward pass of a layer with those hooks that are its own methods: some quantise inputs or outputs in them.
+
+    Hooks of others, such as those that record this pass, are left out.
+    """
+    for before in _own(module, module._forward_pre_hooks):
+        changed = before(module, (x,))
+        x = x if changed is None else changed[0] if isinstance(changed, tuple) else changed
+    out: Any = module.forward(x)
+    for after in _own(module, module._forward_hooks):
+        changed = after(module, (x,), out)
+        out = out if changed is None else changed
+    dense: Tensor = out.dequantize() if _is_packed(out) and hasattr(out, "dequantize") else out
+    return dense
+
+
+def _own(module: nn.Module, hooks: Mapping[int, Callable[..., Any]]) -> list[Callable[..., Any]]:
+    return [hook for hook in hooks.values() if getattr(hook, "__self__", None) is module]
 
 
 @contextmanager
@@ -235,6 +255,11 @@ def _is_linear(module: nn.Module) -> bool:
 def _has_adapter(module: nn.Module) -> bool:
     """Whether an adapter stands around this layer; PEFT calls the layer itself ``base_layer``."""
     return "base_layer" in module._modules
+
+
+def is_packed_linear(module: nn.Module) -> bool:
+    """Whether this is a linear layer that stores its weight in a format of its own."""
+    return _is_linear(module) and _holds_packed(module)
 
 
 def _holds_packed(module: nn.Module) -> bool:

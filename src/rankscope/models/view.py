@@ -100,6 +100,7 @@ class Stack:
         sums: ``"any"`` if its skips are not all written as ``x + f(x)``: computed gains, differences, ...;
             ``"joined"`` if the stream is also put beside a branch and read together with it: ``proj(cat([x, f(x)]))``.
         operators: operators the model called that are not PyTorch's own (``flash_attn::forward``).
+        idle: modules beside its blocks that did not run when the model was probed, as after an early exit.
     """
 
     name: str | None
@@ -113,6 +114,7 @@ class Stack:
     reads_earlier: tuple[int, ...] = field(default=(), kw_only=True)
     sums: Sums = field(default="plain", kw_only=True)
     operators: tuple[str, ...] = field(default=(), kw_only=True)
+    idle: tuple[str, ...] = field(default=(), kw_only=True)
 
     @property
     def depth(self) -> int:

@@ -29,8 +29,10 @@ strict=False, where="probe", ...)``
 - ``gauge.is_due(step)`` says, without side effects on the model, whether this step will be read.
 - ``where="inside"``: ``with gauge.inside(step, batch): loss = model(**batch).loss`` reads the training forward itself
   instead of the probe; ``gauge.step(step)`` then returns what was read.
-- Nothing in the gauge raises into the run, unless ``strict=True`` (then every error does) or the ``"raise"`` action
-  (then ``CollapseError`` does). After an error, ``gauge.disabled`` describes the cause and ``step`` returns None.
+- A metric or an alarm that was asked for by name and cannot be read raises ``ReadingError`` at the first reading.
+  Nothing else in the gauge raises into the run, unless ``strict=True`` (then every error does) or the ``"raise"``
+  action (then ``CollapseError`` does). After an error, ``gauge.disabled`` describes the cause and ``step`` returns
+  None.
 
 :class:`Reading` is frozen: ``step``, ``scalars`` (finite floats by name), ``table`` (:class:`LayerValue` per metric and
 layer), ``alarms`` (:class:`Alarm` raised or cleared now), ``active``, ``seconds``, ``time``. A :class:`Sink` has

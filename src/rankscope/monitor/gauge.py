@@ -11,11 +11,11 @@ from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any
 
 from torch import Tensor, nn
 
-from rankscope.errors import InputError, ResultError
+from rankscope.errors import InputError, ReadingError, ResultError
 from rankscope.models.inputs import Padding, TokensPolicy
 from rankscope.models.loading import need_module
 from rankscope.models.stream import Stream, stream_of
@@ -31,17 +31,17 @@ from rankscope.monitor.causes import (
     cause_of_structure,
     cause_of_vanished_gradients,
 )
-from rankscope.monitor.inside import GraphReader, InsideReader, graph_metrics
+from rankscope.monitor.inside import GraphReader, InsideReader
 from rankscope.monitor.outlets import Outlets, Sink
-from rankscope.monitor.probing import Given, ProbeBattery, ProbePlan, Prober, chosen_metrics
+from rankscope.monitor.probing import Given, ProbeBattery, ProbePlan, Prober
 from rankscope.monitor.ranks import Ranks
 from rankscope.monitor.schedules import Schedule, as_schedule
-from rankscope.monitor.watching import Advice, AlarmWatch, References, advise, chosen_alarms, random_null, worst_of
+from rankscope.monitor.status import ReadingRequest, StatusWatch, Where
+from rankscope.monitor.watching import Advice, AlarmWatch, References, advise, random_null, worst_of
 from rankscope.remedies import evidence_for
 from rankscope.runs.gauge_record import Record, holds_record, read_record
 from rankscope.runs.readings import LOSS, LayerValue, Reading, fact, scalar_name
 
-Where = Literal["probe", "inside", "graph"]
 STRUCTURE_EVERY = 4
 """Readings between two looks at how the model is put together, each of which costs a pass of the probe."""
 STREAM = "stream_rms"
@@ -57,8 +57,8 @@ class Gauge:
         probe: the inputs on which it is measured, fixed for the run: texts, a tensor, keyword arguments, or None for
             the built-in sample text. Eight sequences are enough; a slice of a validation batch is a good choice.
         schedule: ``"1%"`` of the wall time, every so many steps (a whole number), ``"log"``, or a ``Schedule``.
-        metrics: names from ``rankscope ls metrics``; None for the cheap default.
-        alarms: names from ``ALARMS``; None for all of them, an empty tuple for none.
+        metrics: names from ``rankscope ls metrics``; None for the cheap default, as far as this model shows it.
+        alarms: names from ``ALARMS``; None for all that can be watched, an empty tuple for none.
         actions: what to do on an alarm: ``"log"``, ``"warn"``, ``"stop"`` (sets :attr:`should_stop`), ``"raise"``
             (``CollapseError``), or functions of an ``Alarm``.
         sinks: where scalars, heatmaps and alarms go in addition to the record.
@@ -66,8 +66,9 @@ class Gauge:
         strict: raise errors of the gauge itself instead of reporting them and disabling the gauge.
         where: ``"probe"``; ``"inside"`` to read training forwards wrapped in :meth:`inside`; or ``"graph"`` to read
             two norms (``relative_residual``, ``stream_rms``) of every training forward inside the graph that
-            ``torch.compile`` builds: create the gauge before the first compiled step. With the latter two, every rank
-            of a DDP training reads its own batches, so :attr:`should_stop` may differ between ranks.
+            ``torch.compile`` builds: create the gauge before the first compiled step, and pass ``alarms=()`` to read
+            nothing else. With the latter two, every rank of a DDP training reads its own batches, so
+            :attr:`should_stop` may differ between ranks.
         sequences: maximum number of sequences of the probe.
         tokens: length at which texts are truncated; tensors are not.
         tokens_policy: ``"content"``, ``"no-first"`` or ``"no-special"``.
@@ -81,6 +82,8 @@ class Gauge:
 
     Raises:
         RankscopeError: here, for invalid arguments; later only with ``strict`` or the ``"raise"`` action.
+        ReadingError: at the first reading, also without ``strict``, for a metric or an alarm that was asked for by name
+            and cannot be read from this model or loop.
 
     Example:
         >>> from rankscope.models.loading import load
@@ -113,19 +116,19 @@ class Gauge:
     ) -> None:
         if where not in ("probe", "inside", "graph"):
             raise InputError(f"where={where!r}: expected 'probe', 'inside' or 'graph'.")
-        specs, rules = chosen_metrics(graph_metrics(metrics) if where == "graph" else metrics), chosen_alarms(alarms)
+        request = ReadingRequest(metrics, alarms, where)
         self._schedule = as_schedule(schedule)
         self._ranks = Ranks(patience)
         self._prober = Prober(
             need_module(model, "Gauge"),
             ProbePlan(probe, sequences, tokens, tokens_policy, blocks, stream_of(stream), tokenizer, padding),
-            ProbeBattery(specs, tokens_policy),
+            ProbeBattery(request.metrics, tokens_policy),
         )
         self._actions = Actions(actions, speaks=self._ranks.is_first)
         facts = {
             "model": type(self._prober.model).__qualname__,
-            "metrics": [spec.name for spec in specs],
-            "alarms": [rule.name for rule in rules],
+            "metrics": [spec.name for spec in request.metrics],
+            "alarms": [rule.name for rule in request.alarms],
             "schedule": repr(self._schedule),
             "where": where,
             "ranks": self._ranks.world,
@@ -135,12 +138,15 @@ class Gauge:
         outlets = sinks if self._ranks.is_first else ()
         self._outlets = Outlets(outlets, record if self._ranks.is_first else None, facts, strict=strict)
         self._inside = InsideReader(self._prober, tokens_policy, padding if isinstance(padding, str) else None)
-        self._watch, self._references = AlarmWatch(rules), References()
+        self._watch, self._references = AlarmWatch(request.alarms), References()
+        self._status = StatusWatch(request, self._ranks)
         # The last but one as well: an alarm that needs two readings may follow a look that has seen the change already.
         self._structures: deque[Structure] = deque(maxlen=2)
         self._changes: tuple[Cause, ...] = ()
         self._batches = BatchWatch(padding if isinstance(padding, str) else None)
         self._where, self._strict = where, strict
+        # Norms of the weights, and passes that compare structures, cost more than all norms in the graph.
+        self._only_graph = where == "graph" and not request.alarms
         self._decision: tuple[int, bool] | None = None
         self._meeting: tuple[int, bool] | None = None
         self._last_read: int | None = None
@@ -209,6 +215,10 @@ class Gauge:
         with self._guarded():
             with self._timed():
                 values = self._values(step, loss, batch)
+                if values:
+                    self._status.check(
+                        values, self._prober.view, self._prober.battery.notes, has_batch=batch is not None
+                    )
                 found = self._conclude(step, values) if values else None
             if found is not None:
                 reading = self.last = replace(
@@ -227,6 +237,8 @@ class Gauge:
         with self._guarded():
             if self._graph is not None:
                 self._graph.close()
+            self._status.listen()
+            self._outlets.describe(self._status.news())
             self._outlets.close(0 if self._last_read is None else self._last_read)
 
     def __enter__(self) -> Gauge:
@@ -264,9 +276,17 @@ class Gauge:
     def _values(self, step: int, loss: float | Tensor | None, batch: BatchData | None) -> tuple[LayerValue, ...]:
         gradients, self._gradients = self._gradients, ()
         read = self._inside.take() if self._graph is None else self._graph.take()
-        if (self._where == "inside" and not read) or not self._meets(step):
+        if self._where == "inside" and not read:
+            if self._ranks.is_first and not self._status.is_checked:
+                raise ReadingError(
+                    f"where='inside' reads forward passes that run in 'with gauge.inside(step):', and there was none "
+                    f"before gauge.step({step}). Wrap the forward pass, or use where='probe'."
+                )
             return ()
-        values = (*(read or self._prober.look()), *self._prober.look_at_weights(step), *gradients)
+        if not self._meets(step):
+            return ()
+        weights = () if self._only_graph else self._prober.look_at_weights(step)
+        values = (*(read or self._prober.look()), *weights, *gradients)
         values = self._ranks.same_as_first(step, values) if self._prober.needs_all_ranks else values
         return (*values, *self._own(loss, batch))
 
@@ -284,7 +304,7 @@ class Gauge:
         if self._resumes is not None:
             self._resume(step, self._resumes)
         self._changes = ()
-        if self._outlets.count % STRUCTURE_EVERY == 0:
+        if self._outlets.count % STRUCTURE_EVERY == 0 and not self._only_graph:
             values = (*values, self._compared())
         self._references.take(values)
 
@@ -336,8 +356,10 @@ class Gauge:
         if not any(row.metric.endswith("not_finite") and row.mean > 0.0 for row in values):
             self._finite = step
         active = self._watch.active
-        scalars = {**_scalars(values), "rankscope/alarms": float(len(active))}
-        return Reading(step, scalars, values, alarms, active, time=time.time())
+        rows, status = self._status.take(step, values, self._prober.view)
+        self._outlets.describe(self._status.news())
+        scalars = {**_scalars(values), **status, "rankscope/alarms": float(len(active))}
+        return Reading(step, scalars, (*values, *rows), alarms, active, time=time.time())
 
     @staticmethod
     def _cause_of_event(now: Structure, before: Structure | None, state: LayerState, layer: int) -> Cause:
@@ -405,7 +427,7 @@ class Gauge:
         """Report any error inside once, and disable the gauge."""
         try:
             yield
-        except CollapseError:
+        except (CollapseError, ReadingError):
             raise
         except Exception as error:
             if self._strict:
@@ -416,6 +438,8 @@ class Gauge:
         if self.disabled is None:
             self.disabled = why
             self._ranks.leave()
+            self._status.leave(why)
+            self._outlets.describe(self._status.news())
             LOGGER.error("The gauge was disabled; the run continues. Cause: %s", why, exc_info=error)
 
 

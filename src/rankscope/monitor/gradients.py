@@ -31,6 +31,7 @@ _SEPARATE = (
     ("to_q", "to_k", "to_v"),
     ("q_lin", "k_lin", "v_lin"),
     ("wq", "wk", "wv"),
+    ("w_q", "w_k", "w_v"),
     ("q", "k", "v"),
 )
 _STACKED = re.compile(r"(^|\.)(in_proj_weight|(qkv|Wqkv|to_qkv|qkv_proj|in_proj)\.weight)$")

@@ -156,20 +156,20 @@ def note_norms(x: Tensor, totals: Tensor, row: int) -> None:
     of the model's own sums would change the last bits of the loss.
     """
     wide = x.double() if x.dtype == torch.float64 else x.float()
-    energy = wide.square().sum((1, 2))
-    apart = (wide - wide.mean(1, keepdim=True)).square_().sum((1, 2))
+    tokens, dim = x.shape[1:]
+    centre = wide.mean(1, keepdim=True)
+    apart = torch.linalg.vector_norm(wide - centre, dim=(1, 2)).square()
+    energy = apart + tokens * centre.square().sum((1, 2))
+    relative = (apart / energy).sqrt() if tokens > 1 else torch.full_like(energy, torch.nan)
+    values = torch.stack((relative, (energy / (tokens * dim)).sqrt())).to(totals.dtype)
     is_finite = energy.isfinite()
-    relative = (apart / energy).sqrt() if x.shape[1] > 1 else torch.full_like(energy, torch.nan)
-    rms = (energy / (x.shape[1] * x.shape[2])).sqrt()
-    into = totals[row]
-    for place, values in enumerate((relative, rms)):
-        known = is_finite & values.isfinite()
-        own = into[place * len(_FIELDS) :]
-        own[0] += values.where(known, 0.0).sum()
-        own[1] = torch.minimum(own[1], values.where(known, torch.inf).min().to(own.dtype))
-        own[2] = torch.maximum(own[2], values.where(known, -torch.inf).max().to(own.dtype))
-        own[3] += known.sum()
-    into[-1] += (~is_finite).sum()
+    known = is_finite & values.isfinite()
+    own = totals[row, :-1].view(len(GRAPH_METRICS), len(_FIELDS))
+    own[:, 0] += values.where(known, 0.0).sum(1)
+    own[:, 1] = torch.minimum(own[:, 1], values.where(known, torch.inf).amin(1))
+    own[:, 2] = torch.maximum(own[:, 2], values.where(known, -torch.inf).amax(1))
+    own[:, 3] += known.sum(1)
+    totals[row, -1] += (~is_finite).sum()
 
 
 @note_norms.register_fake

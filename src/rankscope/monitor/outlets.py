@@ -155,8 +155,8 @@ class Outlets:
         self._each(lambda sink: self._tell(sink, reading, with_heatmap=with_heatmap))
 
     def describe(self, facts: Mapping[str, Any]) -> None:
-        """Add to the description of the gauge in the record."""
-        if self._writer is not None:
+        """Add to the description of the gauge in the record, unless there is nothing to add or it is closed."""
+        if self._writer is not None and facts and not self._closed:
             writer = self._writer
             if not self._tried("The record", lambda: writer.describe(facts)):
                 self._writer = None

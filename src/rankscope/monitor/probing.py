@@ -54,7 +54,7 @@ DEFAULT_METRICS = (
 )
 """The default metrics of a gauge: norms, one Gram matrix per layer, and the entropy of attention."""
 
-GAUGE_SITES = ("block.out", "attention.probs", "block.update")
+GAUGE_SITES = ("block.out", "attention.probs", "attention.scores", "block.update", "mlp.branch", "mlp.router")
 """Where a gauge reads the metrics of each side."""
 
 RESIDUAL = "relative_residual"
@@ -72,10 +72,14 @@ class ProbeBattery:
     Args:
         specs: the metrics to compute.
         policy: which tokens count.
+
+    Attributes:
+        notes: what could not be read at the last call of :meth:`values`, and why.
     """
 
     def __init__(self, specs: Sequence[MetricSpec], policy: TokensPolicy) -> None:
         self.specs = tuple(specs)
+        self.notes: tuple[str, ...] = ()
         self.selection = SiteSelection.parse(sites_of_sides({spec.side for spec in specs}, GAUGE_SITES))
         self._compares = any(spec.name == RESIDUAL for spec in specs)
         self._policy = policy
@@ -101,6 +105,7 @@ class ProbeBattery:
     def observe(self, ref: SiteRef, seen: Observed) -> None:
         """Reduce what is observed at a site, immediately."""
         if isinstance(seen, Unreadable):
+            self._reader(ref, seen)
             return
         with full_precision(_a_tensor_of(seen)):
             self._reader(ref, seen)
@@ -112,6 +117,7 @@ class ProbeBattery:
         """The values read since the last call, per metric and layer."""
         table = self._writer.table()
         self.shapes |= self._reader.shapes
+        self.notes = tuple(self._reader.notes())
         compared = tuple(self._between_inputs(table))
         self._start_over()
         return (*layer_values(table), *not_finite_values(table), *compared)
@@ -257,6 +263,11 @@ class Prober:
             self.caveats = prepared.caveats
             self._ready = view, prepared, find_projections(view, loaded.config)
         return self._ready
+
+    @property
+    def view(self) -> ModelView:
+        """The structure of the model."""
+        return self.set_up()[0]
 
     def look(self) -> tuple[LayerValue, ...]:
         """Run the probe and compute the metrics."""

@@ -12,6 +12,7 @@ from dataclasses import replace
 from rankscope.errors import ProcessError
 from rankscope.execution.rendezvous import RankStore
 from rankscope.models.wrapping import in_group
+from rankscope.monitor.acting import LOGGER
 from rankscope.runs.readings import LayerValue
 
 
@@ -49,6 +50,25 @@ class Ranks:
         if self._store is not None:
             self._store.write("left", str(self.rank))
 
+    def report(self, words: str) -> None:
+        """Leave a message for the first rank, replacing the one before."""
+        if self._store is None:
+            return
+        try:
+            self._store.write(f"report.{self.rank}", words)
+        except RuntimeError:  # the store is gone with the rank that hosted it: there is nobody to inform
+            LOGGER.debug("No report of rank %d: the other processes have ended.", self.rank)
+
+    def reports(self) -> dict[int, str]:
+        """The last message of each rank; those that left none yet are missing. Does not wait."""
+        if self._store is None:
+            return {}
+        store, keys = self._store, {rank: f"report.{rank}" for rank in range(self.world)}
+        try:
+            return {rank: store.read(key).decode() for rank, key in keys.items() if store.has(key)}
+        except RuntimeError:  # as above
+            return {}
+
     def meet(self, step: int) -> bool:
         """Whether all ranks are here to read this step; the same answer on every rank."""
         return self._store is None or self._store.meet(str(step), patience=self._patience, unless="left")
@@ -57,7 +77,7 @@ class Ranks:
         """The numbers of the first rank on every rank, so that all decide the same.
 
         Raises:
-            ProcessError: the first rank has left, or did not provide them in time.
+            ProcessError: the first rank has left, did not provide them in time, or read other values.
         """
         if self._store is None:
             return values
@@ -70,7 +90,13 @@ class Ranks:
         store = self._store
         if not store.wait(lambda: store.has(key) or store.has("left"), self._patience) or not store.has(key):
             raise ProcessError(f"The first of {self.world} processes read nothing at step {step}.")
+        first = json.loads(store.read(key))
+        if len(first) != len(values):
+            raise ProcessError(
+                f"Process {self.rank} of {self.world} read {len(values)} values at step {step}, and the first read "
+                f"{len(first)}: their models, probes or metrics differ."
+            )
         return tuple(
             replace(row, mean=mean, least=least, most=most)
-            for row, (mean, least, most) in zip(values, json.loads(store.read(key)), strict=True)
+            for row, (mean, least, most) in zip(values, first, strict=True)
         )

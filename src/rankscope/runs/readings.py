@@ -14,6 +14,8 @@ LONGEST_SECONDS = 2.5e11
 AlarmState = Literal["raised", "cleared"]
 LOSS = "rankscope/loss"
 """Name of the scalar with the loss of the step, if it was passed to the gauge."""
+LAYERS, LAYERS_READ, RANKS_READ = (f"rankscope/status/{name}" for name in ("layers", "layers_read", "ranks_read"))
+"""Names of the scalars with the number of blocks, the fewest blocks that a rank read, and the ranks that read all."""
 
 
 @dataclass(frozen=True)
@@ -23,8 +25,10 @@ class LayerValue:
     Attributes:
         metric: registered name, or ``"qk_to_v_gradient"``, ``"q_gradient"``, ``"k_gradient"``, ``"v_gradient"``, or
             ``"inputs_relative_residual"`` and ``"inputs_averaging_residual"``, which compare the inputs of the probe,
-            or ``"weight_norm"``, ``"gradient_norm"``, ``"not_finite"`` (share of sequences), or a fact about the batch.
-        site: where it was taken; ``"attention.weights"`` for gradients, ``"inputs.mean"`` between inputs.
+            or ``"weight_norm"``, ``"gradient_norm"``, ``"not_finite"`` (share of sequences), or a fact about the batch;
+            or ``"layers_read"``, one row per rank: ``mean`` blocks at which at least one metric was read, ``least`` at
+            which all were, ``most`` blocks of its model; the status is ``"ok"`` or says what is missing.
+        site: where it was taken; ``"attention.weights"`` for gradients, ``"inputs.mean"`` between inputs, or the rank.
         stack: ``"encoder"`` or ``"decoder"`` in a model that has both, else None.
         layer: number of the block, from 0; None for facts about the whole model, the loss and the batch.
         mean: mean over sequences and heads with a usable value; NaN if there is none.

@@ -150,18 +150,37 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._values = 0
         self._known = ByTensor[int]()
         self._sharing: dict[int, list[weakref.ref[Tensor]]] = {}
-        self._modules: list[tuple[str, bool]] = []
+        self._modules: list[tuple[str, bool, int]] = []
         self._casts: dict[int, int] = {}
         self._func: Callable[..., Any] | None = None
         self._adds: list[tuple[int, int, Tensor]] = []
 
+    @property
+    def module(self) -> str:
+        """Name of the innermost module that is running."""
+        return self._modules[-1][0] if self._modules else ""
+
     def enter(self, name: str, normalises: bool) -> None:
         """Record that a module is called."""
-        self._modules.append((name, normalises))
+        self._modules.append((name, normalises, len(self.events)))
 
     def leave(self) -> None:
         """Record that the innermost module call has ended."""
         self._modules.pop()
+
+    def leave_matrix(self, x: Tensor, out: Tensor) -> None:
+        """Record that the innermost module call has ended and was a product with a constant matrix.
+
+        It replaces what was recorded inside. A layer that quantises its inputs divides them by a scale computed from
+        them, in a kernel of its own, which could not be told from a sum of the two.
+        """
+        name, _, start = self._modules.pop()
+        given, made = self.value_of(x), self.value_of(out)
+        del self.events[start:]
+        tokens = tuple(out.shape[:-1])
+        self.events.append(
+            Op("matrix", (given,), (), (made,), (), True, False, False, False, (), "linear", name, tokens)
+        )
 
     def note_input(self, values: object) -> None:
         """Record the model's own arguments."""
@@ -264,10 +283,10 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         merges = _merges(func, plain, args, given)
         call = self._func
-        in_norm = (call is not None and call in NORMS) or any(normalises for _, normalises in self._modules)
+        in_norm = (call is not None and call in NORMS) or any(normalises for _, normalises, _ in self._modules)
         adds = tuple((number, add, self._given_as(stream, given, before)) for number, add, stream in self._adds)
         tokens = tuple(made[0].shape[:-1])
-        module = self._modules[-1][0] if self._modules else ""
+        module = self.module
         written_as = _written_as(call, name)
         self.events.append(
             Op(

@@ -295,16 +295,23 @@ def _layout(record: CallRecord, batch: int) -> str:
 
 
 def _cut_into_blocks(record: CallRecord) -> tuple[BlockPlan, ...]:
-    """Split the adds of one call into blocks: a new block begins when mixing follows an MLP."""
+    """Split the adds of one call into blocks: a new block begins when mixing follows mixing and then an MLP.
+
+    An MLP that comes first belongs to the block, as in Conformers: mlp, attention, mixer, mlp.
+    """
     groups: list[list[Label | None]] = [[]]
     starts = [0]
+    has_mixed = is_whole = False
     # attention, mlp | attention, mlp | ...; a joining add belongs to the block whose branch it is parallel to.
     for position, label in enumerate(record.adds):
         mixes = label in ("attention", "mixer", "both")
-        if mixes and not record.joins[position] and any(seen in ("mlp", "both") for seen in groups[-1]):
+        if mixes and not record.joins[position] and is_whole:
             groups.append([])
             starts.append(position)
+            has_mixed = is_whole = False
         groups[-1].append(label)
+        has_mixed |= mixes
+        is_whole |= label == "both" or (has_mixed and label == "mlp")
     plans = []
     is_stack = len(groups) > 1 and record.ends_with_norm
     has_norm = any(not is_stack or before < len(record.adds) for before in record.norms_at)

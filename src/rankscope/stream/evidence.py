@@ -31,6 +31,7 @@ from rankscope.stream.observation import (
     token_ids,
 )
 from rankscope.stream.operators import without_fastpath
+from rankscope.stream.own_tokens import check_own_tokens
 
 _FOUND = ("batch tokens dim", "tokens batch dim")
 _DECLARED = (
@@ -80,14 +81,15 @@ class _Facts:
     given: torch.Size | None = None
 
 
-def agreed(view: ModelView, batch: Batch, rows: int, *, some_count: bool = False) -> ModelView:
+def agreed(view: ModelView, batch: Batch, rows: int, *, keep: Tensor | None = None, measures: bool = True) -> ModelView:
     """The view with streams that agree with a forward pass, and the evidence for them.
 
     Args:
         view: the structure found, and the stream, declared or guessed.
         batch: the probe.
         rows: number of sequences in it.
-        some_count: whether some tokens of the input, such as padding, are not to be measured.
+        keep: which tokens of the last sequence are to be measured; None for all, of every sequence.
+        measures: whether tokens will be measured at all.
 
     Raises:
         InputError: some tokens are not to be measured, and it is unknown which tokens of the stream these are.
@@ -95,7 +97,7 @@ def agreed(view: ModelView, batch: Batch, rows: int, *, some_count: bool = False
     """
     with without_fastpath():
         seen = observed_blocks(view, batch)
-        after = first_calls_of_another_token(view, batch, rows)
+        after = first_calls_of_another_token(view, batch, rows, keep)
     stacks = []
     for stack in view.stacks:
         found = seen[stack.name]
@@ -116,8 +118,10 @@ def agreed(view: ModelView, batch: Batch, rows: int, *, some_count: bool = False
             before.given,
         )
         stacks.append(_settled(stack, facts, found))
-        if some_count:
-            _check_places(stacks[-1], facts)
+        if keep is not None:
+            _check_places(stacks[-1], facts, keep)
+        if measures:
+            _check_length(view, batch, stacks[-1], facts, keep)
     return replace(view, stacks=tuple(stacks))
 
 
@@ -168,7 +172,7 @@ def _too_few(stack: Stack, facts: _Facts) -> list[str]:
     ]
 
 
-def _check_places(stack: Stack, facts: _Facts) -> None:
+def _check_places(stack: Stack, facts: _Facts, keep: Tensor) -> None:
     """Raise if a token of the input is at another position in the stream, or in another stream."""
     stream = replace(stack.stream, streams="join")
     if facts.only_ids and len(facts.lengths) > 1:
@@ -180,14 +184,31 @@ def _check_places(stack: Stack, facts: _Facts) -> None:
     if not facts.only_ids or not facts.lengths or facts.changed is None:
         return
     words, sizes = stream.unfolded(facts.shape, facts.rows)
-    place = changed_place(min(facts.lengths))
+    place = changed_place(min(facts.lengths), keep)
     reached = stream.canonical(facts.changed, facts.rows)[facts.row].any(dim=-1)
+    if len(reached) > 1 and bool(reached.all()):
+        raise InputError(
+            f"Token {place} of the input reaches every token of what {stack.calls[0].module_name} takes, as where "
+            "latents read the input, so that padding of the input says nothing about them. Pass sequences of one "
+            "length, without padding and with tokens_policy='content', or padding='none'."
+        )
     if _is_local(words, sizes, facts) and not bool(reached[place]):
         raise InputError(
             f"Token {place} of the input is token {int(reached.int().argmax())} of what {stack.calls[0].module_name} "
             "takes, so that which of its tokens are padding is not known. Pass sequences of one length, without "
             "padding and with tokens_policy='content'."
         )
+
+
+def _check_length(view: ModelView, batch: Batch, stack: Stack, facts: _Facts, keep: Tensor | None) -> None:
+    """Check the tokens that the model adds, if it is seen where those of the input are."""
+    if not facts.only_ids or len(facts.lengths) != 1 or facts.changed is None or stack.stream.axes not in _FOUND:
+        return
+    reached = stack.stream.canonical(facts.changed, facts.rows)[facts.row].any(dim=-1)
+    (length,) = facts.lengths
+    first = int(reached.int().argmax()) - changed_place(length, keep)
+    if int(reached.sum()) == 1 and 0 <= first <= len(reached) - length:
+        check_own_tokens(view, batch, stack, length, len(reached), first, some_count=keep is not None)
 
 
 def _batch_of(stream: Stream, shape: torch.Size, rows: int) -> int:

@@ -432,6 +432,8 @@ class StreamMode(TorchFunctionMode):
                 yield module.register_forward_pre_hook(self._enter(stack, name), with_kwargs=True)
                 yield from self._inner_hooks(module)
                 yield module.register_forward_hook(self._leave, always_call=True)
+            for name in stack.idle:
+                yield modules[name].register_forward_pre_hook(self._wakes(name))
             if stack.final_norm is not None:
                 yield modules[stack.final_norm].register_forward_hook(self._final(stack))
         yield self.view.model.register_forward_hook(lambda *seen: self._end_pass(seen[-1]), always_call=True)
@@ -473,6 +475,15 @@ class StreamMode(TorchFunctionMode):
             self._open = call
             if not self._in_pass:
                 self._be_on_the_stack()
+
+        return hook
+
+    def _wakes(self, name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, *_: Any) -> None:
+            raise SiteError(
+                f"{name} ({type(module).__name__}) runs on this input, and did not when the model was probed: its "
+                "depth depends on the input. Measure inputs of different depth one after the other."
+            )
 
         return hook
 

@@ -281,9 +281,12 @@ class _AllEntered(Exception):  # noqa: N818  (no error: the way out of a forward
 
 
 def first_calls_of_another_token(
-    view: ModelView, batch: Batch, rows: int
+    view: ModelView, batch: Batch, rows: int, counts: Tensor | None = None
 ) -> dict[str | None, tuple[Tensor, Tensor | None]]:
-    """Input and output of the first block of each stack when one token of the last sequence is replaced."""
+    """Input and output of the first block of each stack when one token of the last sequence is replaced.
+
+    ``counts`` marks the tokens of that sequence that count; one of them is replaced.
+    """
     entries: dict[str | None, Tensor] = {}
     found: dict[str | None, tuple[Tensor, Tensor | None]] = {}
     ends_early = not needs_all_ranks(view.model)
@@ -315,7 +318,7 @@ def first_calls_of_another_token(
             hooks.callback(module.register_forward_pre_hook(enter(stack), with_kwargs=True).remove)
             hooks.callback(module.register_forward_hook(leave(stack)).remove)
         with suppress(_AllEntered):
-            _run(view, _with_another_token(batch, rows - 1))
+            _run(view, _with_another_token(batch, rows - 1, counts))
     return found
 
 
@@ -357,7 +360,7 @@ def _is_ids(value: object) -> bool:
     return isinstance(value, Tensor) and value.dim() == 2 and value.dtype in (torch.int64, torch.int32)
 
 
-def _with_another_token(batch: Batch, row: int) -> Batch:
+def _with_another_token(batch: Batch, row: int, counts: Tensor | None) -> Batch:
     """The same batch with one token of one sequence replaced, or one number of its image or audio."""
     ids = {id(value) for value in token_ids(batch)}
 
@@ -365,7 +368,7 @@ def _with_another_token(batch: Batch, row: int) -> Batch:
         if not isinstance(value, Tensor) or value.dim() < 2 or value.shape[batch.axis] != batch.sequences:
             return value
         if id(value) in ids:
-            return _another_id(value, row, batch.axis)
+            return _another_id(value, row, batch.axis, counts)
         if not is_data(name, value):
             return value
         value = value.clone()
@@ -380,16 +383,17 @@ def _with_another_token(batch: Batch, row: int) -> Batch:
     )
 
 
-def _another_id(ids: Tensor, row: int, axis: int) -> Tensor:
-    """Replace one id in the middle by another id of the sequence, which the model is known to accept."""
+def _another_id(ids: Tensor, row: int, axis: int, counts: Tensor | None) -> Tensor:
+    """Replace one id near the middle by another id of the sequence, which the model is known to accept."""
     ids = ids.clone()
     own = ids.select(axis, row)
-    middle = changed_place(len(own))
+    middle = changed_place(len(own), counts)
     other = [number for number in own[1:-1].tolist() if number != int(own[middle])]
     own[middle] = other[0] if other else (own[middle] - 1 if own[middle] > 0 else own[middle] + 1)
     return ids
 
 
-def changed_place(tokens: int) -> int:
-    """Position of the token that is changed."""
-    return tokens // 2
+def changed_place(tokens: int, counts: Tensor | None = None) -> int:
+    """Position of the token that is changed: the middle one, or the middle one of those that count."""
+    kept = [] if counts is None else counts[:tokens].nonzero()[:, 0].tolist()
+    return kept[len(kept) // 2] if kept else tokens // 2

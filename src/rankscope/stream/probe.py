@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from rankscope.errors import SiteError
+from rankscope.errors import SiteError, UnsupportedOperationError
+from rankscope.models.linear_maps import is_packed_linear
 from rankscope.models.stream import Stream
 from rankscope.models.view import Label, Sums
 from rankscope.stream.attention_calls import (
@@ -33,6 +34,7 @@ from rankscope.stream.carries import KnownCall
 from rankscope.stream.dataflow import Tape
 from rankscope.stream.frames import ByTensor, StreamFrame, first_tensor, output_tensor, tensors_in
 from rankscope.stream.operators import (
+    ADDED_MATRIX_PRODUCTS,
     ADDS,
     CONSTANTS,
     JOINS,
@@ -51,6 +53,7 @@ from rankscope.stream.operators import (
 from rankscope.stream.states import LongSum, States
 
 CROSS_NAME = re.compile(r"cross|encoder_?attn|enc_?dec", re.IGNORECASE)
+_MATRIX_PRODUCTS = PRODUCTS | PROJECTIONS | ADDED_MATRIX_PRODUCTS | {torch.mm, Tensor.mm, torch.tensordot}
 _MLP_NAME = re.compile(r"mlp|ffn|feed_?forward|expert|moe|intermediate", re.IGNORECASE)
 
 
@@ -58,7 +61,7 @@ class Ancestry(IntFlag):
     """Where the values of a tensor come from, relative to one frame.
 
     DERIVED: from the stream. ATTENTION, CROSS: through attention, cross-attention. OTHER: also through something else.
-    FRESH: from the stream since its last add.
+    FRESH: from the stream since its last add. MAPPED: through a product with a matrix.
     """
 
     NONE = 0
@@ -67,6 +70,7 @@ class Ancestry(IntFlag):
     CROSS = 4
     OTHER = 8
     FRESH = 16
+    MAPPED = 32
 
 
 @dataclass
@@ -230,8 +234,10 @@ class ProbeFrame(StreamFrame):
             if ancestry & Ancestry.OTHER:
                 return "both"
             return "cross_attention" if ancestry & Ancestry.CROSS else "attention"
-        # Names are the only evidence for a mixer; everything else that is not attention counts as an MLP.
         names = " ".join(self.names_since_add)
+        if not names and not ancestry & Ancestry.MAPPED:
+            return "mixer"  # no module and no matrix, as a shift or a mean of tokens: not an MLP
+        # Otherwise names are the only evidence for a mixer; everything else that is not attention counts as an MLP.
         return "mixer" if MIXER_NAME.search(names) and not _MLP_NAME.search(names) else "mlp"
 
     def spread(self, func: Callable[..., Any], inputs: list[Tensor], outputs: list[Tensor], depth: int) -> None:
@@ -250,6 +256,8 @@ class ProbeFrame(StreamFrame):
             union |= ancestry
         if not union:
             return
+        if func in _MATRIX_PRODUCTS:
+            union |= Ancestry.MAPPED
         # A parallel block adds attention(x) + mlp(x) first and the sum to the stream afterwards.
         if func in ADDS and depth <= self._attention_depth and len(ancestries) == 2:
             from_attention = sum(bool(ancestry & Ancestry.ATTENTION) for ancestry in ancestries)
@@ -346,8 +354,17 @@ def probe(
             normalises = bool(name) and is_norm(module)  # the model itself is not one of its norms
             stack.callback(module.register_forward_pre_hook(mode.enter(name, normalises), with_kwargs=True).remove)
             stack.callback(module.register_forward_hook(mode.leave(name, normalises), with_kwargs=True).remove)
-        with torch.no_grad(), mode.tape, mode:
-            run()
+        try:
+            with torch.no_grad(), mode.tape, mode:
+                run()
+        except NotImplementedError as error:
+            found = re.search(r"HigherOrderOperator (\w+)", str(error))
+            if found is None:
+                raise
+            raise UnsupportedOperationError(
+                f"{mode.tape.module or 'the model'} calls {found[1]}, which takes a function as an argument: what "
+                "happens inside it cannot be followed. Use another form, such as attn_implementation='sdpa'."
+            ) from error
     return mode.records, mode.tape
 
 
@@ -467,7 +484,6 @@ class _Probe(TorchFunctionMode):
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if not self._open:
                 self.tape.note_input((args, kwargs))
-            self.tape.enter(name, normalises)
             entry = first_tensor(args, kwargs)
             own_name = f"{name.rpartition('.')[2]} {type(module).__name__}"
             for frame in self._frames:
@@ -485,6 +501,7 @@ class _Probe(TorchFunctionMode):
                 self._frames.append(opened)
                 for found in self._long_skips.values():
                     found.enter(self.numbers[id(record)], entry, opened)
+            self.tape.enter(name, normalises)
             self._open.append(opened)
             if is_attention(name, type(module)):
                 self._attention_modules.append(own_name)
@@ -496,8 +513,11 @@ class _Probe(TorchFunctionMode):
 
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
             frame = self._open.pop()
-            out = output_tensor(output)
-            self.tape.leave()
+            out, entry = output_tensor(output), first_tensor(args, kwargs)
+            if is_packed_linear(module) and entry is not None and out is not None:
+                self.tape.leave_matrix(entry, out)
+            else:
+                self.tape.leave()
             if frame is not None:
                 self._frames.remove(frame)
                 self.tape.note_edge(self.numbers[id(frame.record)], name, out, begins=False)
@@ -509,7 +529,7 @@ class _Probe(TorchFunctionMode):
                     frame.record.is_lost = frame.has_superseded and not frame.is_stream(out)
                     frame.record.ends_with_norm = frame.is_normed(out) and not frame.adds_to_normed
                     if normalises:
-                        self._note_norm(name, first_tensor(args, kwargs), out)
+                        self._note_norm(name, entry, out)
                     self._returned[out] = [*self._givers_of(out), frame.record]
             # What a module named like attention returns comes from attention, even if no kernel was recognised inside.
             if is_attention(name, type(module)):

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
-from rankscope.errors import DiscoveryError, LayoutError, UnsupportedConfigError
+from rankscope.errors import DiscoveryError, LayoutError, PaddedInputError, UnsupportedConfigError
 from rankscope.models.inputs import Batch
 from rankscope.models.linear_maps import adapters_merged
 from rankscope.models.stream import Stream
@@ -20,9 +22,8 @@ from rankscope.models.wrapping import resharded, uncompiled
 from rankscope.stream.discovery import discover, with_streams
 from rankscope.stream.evidence import agreed, shows_streams
 from rankscope.stream.mixing import adds_only
+from rankscope.stream.own_tokens import PROBE_TOKENS, counted
 
-_PROBE_TOKENS = 256
-"""Long enough to reveal most paths that only longer inputs take, short compared with what is measured."""
 _STACKS: WeakKeyDictionary[nn.Module, tuple[Stack, ...]] = WeakKeyDictionary()
 
 
@@ -32,39 +33,91 @@ def view_of(
     *,
     blocks: str | Sequence[str] | None = None,
     stream: Stream | None = None,
+    measures: bool = True,
 ) -> ModelView:
     """Discover the stacks of ``model`` with a few forward passes on two short sequences of ``batch``.
+
+    Args:
+        model: the model.
+        batch: what it will be run on.
+        blocks: pattern of the blocks' names, if they are not to be found.
+        stream: how the stream is stored, if it is not to be found.
+        measures: whether tokens will be measured, so that it has to be known which of them count.
 
     Raises:
         DiscoveryError: no blocks were found.
         LayoutError: the axes of their residual stream are not in the assumed order.
     """
     small, sequences = probe_batch(batch, whole=_depends_on_length(model))
-    some_count = batch.keep is not None
+    keep = None if batch.keep is None else batch.keep[(sequences - 1) % batch.sequences]
     with undisturbed(model), adapters_merged(model):
         try:
             view = discover(model, lambda: small.run(model), batch=sequences, blocks=blocks, stream=stream)
-            view = agreed(view, small, sequences, some_count=some_count)
+            view = agreed(view, small, sequences, keep=keep, measures=measures)
         except DiscoveryError:
-            found = None if stream is not None else _with_streams(model, small, sequences, blocks, some_count)
+            found = None if stream is not None else _with_streams(model, small, sequences, blocks, keep)
             if found is None:
                 raise
             view = found
         view = replace(view, stacks=tuple(_with_true_skips(view, stack, small) for stack in view.stacks))
+        view = _with_idle(view, small)
     _STACKS[model] = view.stacks
     return view
 
 
+def view_and_batches(
+    model: nn.Module,
+    batches: Sequence[Batch],
+    *,
+    blocks: str | Sequence[str] | None = None,
+    stream: Stream | None = None,
+) -> tuple[ModelView, tuple[Batch, ...]]:
+    """The view, and the batches as they are to be measured: without the padding that the model adds by itself."""
+    try:
+        return view_of(model, batches[0], blocks=blocks, stream=stream), tuple(batches)
+    except PaddedInputError:
+        marked = tuple(map(counted, batches))
+        return view_of(model, marked[0], blocks=blocks, stream=stream), marked
+
+
 def _with_streams(
-    model: nn.Module, small: Batch, sequences: int, blocks: str | Sequence[str] | None, some_count: bool
+    model: nn.Module, small: Batch, sequences: int, blocks: str | Sequence[str] | None, keep: Tensor | None
 ) -> ModelView | None:
     """The only reading with several residual streams per token for which there is evidence; None if there is none."""
     found = []
     for view in with_streams(model, lambda: small.run(model), batch=sequences, blocks=blocks):
         with suppress(LayoutError):
-            settled = agreed(view, small, sequences, some_count=some_count)
+            settled = agreed(view, small, sequences, keep=keep)
             found += [settled] if all(map(shows_streams, settled.stacks)) else []
     return found[0] if len(found) == 1 else None
+
+
+def _with_idle(view: ModelView, small: Batch) -> ModelView:
+    """The view with the modules beside its blocks, in the same lists, that do not run on the probe."""
+    known = {call.module_name for stack in view.stacks for call in stack.calls}
+    beside: dict[str, list[str]] = {}
+    for name in view.modules():
+        if name not in known:
+            beside.setdefault(_unnumbered(name), []).append(name)
+    lists = {
+        stack.name: {name for call in stack.calls for name in beside.get(_unnumbered(call.module_name), ())}
+        for stack in view.stacks
+    }
+    if not any(lists.values()):
+        return view
+    ran: set[str] = set()
+    with ExitStack() as hooks:
+        for name in set().union(*lists.values()):
+            noted = partial(lambda name, *_: ran.add(name), name)
+            hooks.callback(view.modules()[name].register_forward_pre_hook(noted).remove)
+        small.run(view.model)
+    return replace(
+        view, stacks=tuple(replace(stack, idle=tuple(sorted(lists[stack.name] - ran))) for stack in view.stacks)
+    )
+
+
+def _unnumbered(name: str) -> str:
+    return re.sub(r"\d+", "*", name)
 
 
 def _with_true_skips(view: ModelView, stack: Stack, small: Batch) -> Stack:
@@ -162,7 +215,7 @@ def probe_batch(batch: Batch, *, whole: bool = False) -> tuple[Batch, int]:
         if not isinstance(value, Tensor) or value.dim() <= axis or value.shape[axis] != batch.sequences:
             return value
         taken = value.index_select(axis, torch.arange(rows, device=value.device) % batch.sequences)
-        return taken[:, :_PROBE_TOKENS] if crop else taken
+        return taken[:, :PROBE_TOKENS] if crop else taken
 
     inputs = {name: cut(value) for name, value in batch.inputs.items()}
     return Batch(inputs, None, 0, rows, tuple(cut(value) for value in batch.arguments), axis), rows

@@ -86,7 +86,7 @@ def structure_of(
         )
     # The position of the blocks does not depend on which tokens count.
     prepared = prepare_inputs(loaded, inputs, sequences=2, tokens=16, batch=2, padding="none")
-    return view_of(model, prepared[0], blocks=blocks, stream=stream_of(stream))
+    return view_of(model, prepared[0], blocks=blocks, stream=stream_of(stream), measures=False)
 
 
 def operations_on(model: nn.Module) -> tuple[dict[str, Any], ...]:

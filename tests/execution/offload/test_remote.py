@@ -53,7 +53,7 @@ def test_measure_reads_block_by_block_and_gives_the_same_bits(hub: Served) -> No
     facts = run.extra["offload"]
     assert facts["blocks_read"] == 3
     assert facts["retries"] >= 2
-    assert facts["bytes_read"] == hub.sent
+    assert facts["bytes_read"] <= hub.sent  # what was under way when a connection broke may not have arrived
 
 
 def test_an_address_and_a_bare_hub_name(hub: Served) -> None:
@@ -67,7 +67,8 @@ def test_nothing_is_left_on_disk(hub: Served, tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    rs.measure("hub:tiny", offload=True, **SHAPE)
+    run = rs.measure("hub:tiny", offload=True, **SHAPE)
+    assert run.extra["offload"]["bytes_read"] == hub.sent
     assert list(tmp_path.iterdir()) == []
 
 

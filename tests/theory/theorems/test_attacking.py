@@ -51,6 +51,7 @@ def test_the_networks_searched_have_sinks_shared_keys_changing_masks_and_values_
     assert any(d.parameters["0.W_V"].shape[1] != d.parameters["0.W_V"].shape[2] for d in drawn)
 
 
+@pytest.mark.slow
 def test_the_search_finds_the_radius_of_single_masks_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the statements on masks once did: windows as long as the largest radius of the single graphs."""
 

@@ -14,9 +14,9 @@ from rankscope.models.stream import Stream, stream_of
 from rankscope.monitor.acting import LOGGER, Action, Actions
 from rankscope.monitor.gauge import Gauge
 from rankscope.monitor.outlets import Sink
-from rankscope.monitor.probing import Given, chosen_metrics
+from rankscope.monitor.probing import Given
 from rankscope.monitor.schedules import Schedule, as_schedule
-from rankscope.monitor.watching import chosen_alarms
+from rankscope.monitor.status import ReadingRequest
 from rankscope.runs.readings import Alarm, Heatmap
 
 T = TypeVar("T")
@@ -72,7 +72,7 @@ class HostedGauge:
         patience: float = 60.0,
     ) -> None:
         # Invalid arguments are reported where they were written, not when training starts.
-        as_schedule(schedule), chosen_metrics(metrics), chosen_alarms(alarms), Actions(actions, speaks=False)
+        as_schedule(schedule), ReadingRequest(metrics, alarms), Actions(actions, speaks=False)
         self._probe, self._schedule, self._metrics, self._alarms = probe, schedule, metrics, alarms
         self._actions, self._sinks, self._record, self._strict = actions, tuple(sinks), record, strict
         self._sequences, self._tokens, self._tokens_policy = sequences, tokens, tokens_policy

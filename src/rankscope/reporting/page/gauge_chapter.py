@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
@@ -15,12 +15,13 @@ from rankscope.reporting.page.rendering import Chapter
 from rankscope.reporting.page.safe_text import clipped, readable, spoken, visible
 from rankscope.runs.gauge_history import COLUMNS, History
 from rankscope.runs.gauge_record import Record
-from rankscope.runs.readings import LOSS, Alarm, Heatmap
+from rankscope.runs.readings import LAYERS, LAYERS_READ, LOSS, RANKS_READ, Alarm, Heatmap
 from rankscope.views import Cell, Column, Row, Section, Table, number, spans_decades
 
 FIRST = ("relative_residual", "mean_cosine", "stable_rank", "qk_to_v_gradient", "attention_entropy")
 MOST_LINES = 6
 MOST_ALARMS = 60
+MOST_REASONS = 12
 LONGEST_SENTENCE = 600
 FEWER_COLUMNS = 64
 
@@ -46,7 +47,7 @@ def training_chapter(record: Record, detail: int) -> Chapter:
         origin=[
             (str(key).replace("_", " "), clipped(_words(value), 400))
             for key, value in record.facts.items()
-            if key != "structure"
+            if key not in ("structure", "status")
         ],
     )
 
@@ -86,10 +87,28 @@ def _notes(record: Record) -> list[str]:
     if record.torn:
         lines = "line was" if record.torn == 1 else "lines were"
         notes.append(f"{record.torn} {lines} cut off while being written (the process was killed) and left out.")
+    notes += _status(record)
     if record.readings:
         last = datetime.fromtimestamp(record.readings[-1].time, timezone.utc)
         notes.append(f"Last reading {last:%Y-%m-%d %H:%M} UTC.")
     return notes
+
+
+def _status(record: Record) -> Iterator[str]:
+    """Which blocks were read on how many ranks, and what was not read; nothing in records of earlier versions."""
+    scalars = record.readings[-1].scalars if record.readings else {}
+    read, layers, ranks = (f"{scalars.get(name, math.nan):g}" for name in (LAYERS_READ, LAYERS, RANKS_READ))
+    if LAYERS in scalars:
+        of = f" on {ranks} of {clipped(record.facts.get('ranks'), 20)} ranks" if record.facts.get("ranks") != 1 else ""
+        yield f"At the last reading, {read} of {layers} blocks were read{of}."
+    status = record.facts.get("status")
+    for key, words in (("not_read", "Not read"), ("not_watched", "Not watched for")):
+        told = status.get(key) if isinstance(status, Mapping) else None
+        reasons: dict[str, list[str]] = {}
+        for name, reason in told.items() if isinstance(told, Mapping) else ():
+            reasons.setdefault(str(reason), []).append(spoken(str(name)))
+        for reason, names in list(reasons.items())[:MOST_REASONS]:
+            yield f"{words}: {clipped(', '.join(names), 200)} ({readable(reason)[:LONGEST_SENTENCE]})."
 
 
 def _layers(maps: Sequence[Heatmap], raised: Sequence[Alarm]) -> Section | None:

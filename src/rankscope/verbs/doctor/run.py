@@ -26,7 +26,7 @@ from rankscope.stream.frames import tensors_in
 from rankscope.stream.operators import without_fastpath
 from rankscope.stream.sites import DEFAULT_SITES, SITES, SiteRef, SiteSelection
 from rankscope.stream.tracer import Observed, Unreadable, trace
-from rankscope.stream.viewing import notes_on_hidden_attention, undisturbed, view_of
+from rankscope.stream.viewing import notes_on_hidden_attention, undisturbed, view_and_batches
 from rankscope.verbs.measure.choosing import metrics_named, sites_for
 from rankscope.verbs.reader import SiteReader
 
@@ -75,7 +75,7 @@ def doctor(
     batch = prepared[0]
     with undisturbed(loaded.model), quiet_transformers():
         try:
-            view = view_of(loaded.model, batch, blocks=blocks, stream=stream_of(stream))
+            view, (batch,) = view_and_batches(loaded.model, (batch,), blocks=blocks, stream=stream_of(stream))
         except DiscoveryError as error:
             name = "shape" if isinstance(error, LayoutError) else "blocks"
             return DoctorReport(loaded.spec, type(loaded.model).__name__, (), (Check(name, "fail", str(error)),))

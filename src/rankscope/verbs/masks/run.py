@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +38,12 @@ MOST_LAYERS = 20_000
 FALLEN_APART = 64
 """Number of layers simulated if tokens are known never to agree."""
 SHOWN_CENTRES = 8
-SMALLER = (256, 512)
+SMALLER = (512, 1024, 2048)
 """Lengths from which to extrapolate, if a longer sequence was not simulated until tokens agree."""
+LARGEST_PARAMETER = SMALLER[0] // 8
+"""Widths and counts above this may act at the asked length otherwise than at the smaller ones."""
+MOST_DRIFT = 0.05
+"""Largest change of the power of the length from one doubling to the next at which it is extrapolated."""
 Floats = NDArray[np.float64]
 GRAPH_FILES = {".npy", ".npz", ".json", ".txt"}
 
@@ -64,7 +70,7 @@ def mask_graph(mask: Mask | str | Path, tokens: int | None = None, *, seed: int 
     """
     chosen, tokens = _chosen(mask, tokens)
     found = _facts(chosen, tokens, seed)
-    if found.layers_to_agreement is None and AGREEMENT_KEY in found.ranges and tokens > 4 * SMALLER[-1]:
+    if found.layers_to_agreement is None and AGREEMENT_KEY in found.ranges and tokens >= 4 * SMALLER[-1]:
         found = _with_extrapolation(found, chosen, seed)
     return found
 
@@ -223,16 +229,26 @@ def _graph(
 
 
 def _with_extrapolation(graph: MaskGraph, mask: Mask, seed: int) -> MaskGraph:
-    """A note that extrapolates from two shorter sequences; not for a graph file, which has only its own length."""
-    if "adjacency" in str(mask):
+    r"""A note with an interval from three shorter sequences; not for a graph file, which has only its own length.
+
+    **Heuristic.** The layers grow as a power of the length that still drifts: for a causal window as
+    :math:`an + b\sqrt n`, whose power approaches 1 and whose change shrinks by :math:`\sqrt 2` with each doubling, so
+    that 2.4 times the last change is still to come. The interval goes from one change back to three changes ahead.
+    """
+    numbers = [int(number) for number in re.findall(r"\d+", str(mask))]
+    if "adjacency" in str(mask) or max(numbers, default=0) > LARGEST_PARAMETER:
         return graph
-    small = [_facts(mask, tokens, seed).layers_to_agreement for tokens in SMALLER]
-    if small[0] is None or small[1] is None or small[0] < 1:
+    small = [_facts(mask, tokens, seed).layers_to_agreement or 0 for tokens in SMALLER]
+    if min(small) < 1:
         return graph
-    power = math.log(small[1] / small[0]) / math.log(SMALLER[1] / SMALLER[0])
-    expected = small[1] * (graph.tokens / SMALLER[1]) ** power
+    before, power = (math.log2(longer / shorter) for shorter, longer in pairwise(small))
+    drift, doublings = power - before, math.log2(graph.tokens / SMALLER[-1])
+    low, high = sorted(small[-1] * 2 ** (doublings * (power + steps * drift)) for steps in (-1, 3))
+    if abs(drift) > MOST_DRIFT or high < len(graph.log10_decay):
+        return graph
+    measured = ", ".join(f"{layers:,} at {tokens:,}" for layers, tokens in zip(small, SMALLER, strict=True))
     words = (
-        f"{small[0]:,} layers at {SMALLER[0]} tokens and {small[1]:,} at {SMALLER[1]}, a power {power:.2f} of the "
-        f"length: about {expected:,.0f} at {graph.tokens:,}, an extrapolation and not a bound."
+        f"tokens agreed after {measured} tokens. Extrapolated to {graph.tokens:,} tokens: {low:,.0f} to {high:,.0f} "
+        "layers, an estimate and not a bound."
     )
     return replace(graph, notes=(*graph.notes, words))
