@@ -9,6 +9,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "2")
 os.environ.setdefault("MPLBACKEND", "Agg")
 
 import random
+import zlib
 from collections.abc import Iterator
 
 import numpy as np
@@ -22,8 +23,23 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
 settings.register_profile("local", deadline=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("ci", parent=settings.get_profile("local"), derandomize=True, max_examples=50, database=None)
+settings.register_profile("ci", parent=settings.get_profile("local"), derandomize=True, max_examples=25, database=None)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark as slow all but one in n cases of a test with the mark ``sampled(n)``, whatever else is collected."""
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("sampled") and not item.get_closest_marker("slow"):
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for found in cases.values():
+        (n,) = found[0].get_closest_marker("sampled").args
+        in_order = sorted(found, key=lambda item: zlib.crc32(item.name.encode()))
+        for item in in_order[-(-len(found) // n) :]:
+            item.add_marker(pytest.mark.slow)
+
 
 GLOBAL_HOOKS = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks")
 

@@ -29,6 +29,8 @@ WRITTEN = ["README.md", *sorted(str(path.relative_to(ROOT)) for path in (ROOT / 
                                 if not {"_build", "notebooks"} & set(path.parts))]  # fmt: skip
 PAGES = [page for page in WRITTEN if page not in (*IN_A_FRESH_PYTHON, *BY_ANOTHER_TEST)
          and re.search(r"^```(python|console)", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE)]  # fmt: skip
+LONG = ("docs/index.md", "docs/howto/report.md", "docs/howto/rerun.md")
+"""Pages that take ten seconds or more and show commands that other pages run too."""
 EXPLAINED_ELSEWHERE = {
     "card": "docs/howto/report.md",
     "ls": "docs/reference/registries.md",
@@ -52,7 +54,8 @@ def commands() -> list[tuple[str, list[str]]]:
     return [(page, line[2:].split()) for page, line in lines if line.startswith("$ rankscope ")]
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("page", [pytest.param(p, marks=pytest.mark.slow) if p in LONG else p for p in PAGES])
 def test_code_runs_and_prints_what_the_page_shows(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert bodies(page, "python") or "howto/" not in page, f"{page} has no python block"
     check(ROOT / page, tmp_path, monkeypatch)

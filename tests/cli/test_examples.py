@@ -47,6 +47,7 @@ ON_PAGES = ("ablate", "exact", "measure", "predict", "query", "rerun", "sweep")
 """Commands that the pages of the documentation run too (``tests/test_docs_examples.py``)."""
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "command", [pytest.param(name, marks=pytest.mark.slow) if name in ON_PAGES else name for name in EXAMPLES]
 )

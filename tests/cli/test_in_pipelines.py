@@ -14,7 +14,8 @@ ROOT = Path(__file__).parents[2]
 CASES = {"passes": ("relative_residual@block.out < 1e-9", 0), "fails": ("relative_residual@block.out < 2", 1)}
 
 
-@pytest.mark.parametrize("case", [pytest.param("passes", marks=pytest.mark.slow), "fails"])
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["passes", "fails"])
 def test_the_action_fails_if_the_condition_holds(tmp_path: Path, case: str) -> None:
     condition, code = CASES[case]
     step = next(

@@ -104,6 +104,7 @@ def hooks_of(model: nn.Module) -> int:
     return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", without_relatives(NAMES))
 def test_an_operation_that_changes_nothing_is_bit_equal(name: str) -> None:
     bare = outputs(*prepared(name)[:2])
@@ -188,6 +189,7 @@ def relative(got: Tensor, want: Tensor) -> float:
     return float((got - want).abs().max() / want.abs().max())
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", without_relatives(name for name in IN_FLOAT64 if name in CUT))
 def test_gain_one_half_is_half_the_stream_plus_the_branch(name: str) -> None:
     model, batch, view = prepared(name)
@@ -212,6 +214,7 @@ ATTENTION_EDITS: tuple[Mapping[str, Any], ...] = (
 )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", NO_ATTENTION)
 def test_attention_that_cannot_be_seen_is_not_changed(name: str) -> None:
     for edit in ATTENTION_EDITS:

@@ -93,6 +93,7 @@ def compare(kind: str, norm: str, gain: float, mask: str, *, depth: int, digits:
     return last
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("gain", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize(("kind", "norm"), [("gelu", "layer"), ("swiglu", "rms")])

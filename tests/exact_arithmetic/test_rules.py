@@ -71,6 +71,7 @@ POSITIVE: dict[str, tuple[Function, Function]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", SMOOTH)
 @given(seed=seeds, log_scale=scales)
 def test_smooth_functions(name: str, seed: int, log_scale: float) -> None:
@@ -170,6 +171,7 @@ def test_softmax(seed: int, log_scale: float) -> None:
         assert error(x.softmax(-1), [exactly(row) for row in in_digits(x)], x) <= 1e-12
 
 
+@pytest.mark.slow
 @given(seed=seeds, log_scale=scales)
 def test_position_free_attention_is_of_third_order(seed: int, log_scale: float) -> None:
     x = tokens(seed, log_scale, (1, 4, 6))

@@ -47,6 +47,7 @@ def without_stream(run: Run) -> dict[str, Any]:
     return {name: value for name, value in run.extra.items() if name != "offload"}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("dtype", [None, "bfloat16"])
 def test_measure(folder: Callable[[str], Path], family: str, dtype: str | None) -> None:
@@ -101,8 +102,15 @@ def test_ablate_leaves_out_what_cannot_be_done(folder: Callable[[str], Path]) ->
 PURE = {"skip": 0.0, "mlp": "drop", "norm": "identity"}
 
 
-@pytest.mark.parametrize("family", ["bert", "llama"])
-@pytest.mark.parametrize("cut", [PURE, {"skip": 0.5, "stability": True}, {"plain": False, "mask": "causal", **PURE}])
+@pytest.mark.parametrize("family", [pytest.param("bert", marks=pytest.mark.slow), "llama"])
+@pytest.mark.parametrize(
+    "cut",
+    [
+        PURE,
+        pytest.param({"skip": 0.5, "stability": True}, marks=pytest.mark.slow),
+        {"plain": False, "mask": "causal", **PURE},
+    ],
+)
 def test_exact(folder: Callable[[str], Path], family: str, cut: dict[str, Any], short_of_memory: None) -> None:
     options = {"sequences": 2, "tokens": 12, "dtype": "bfloat16", **cut}
     whole, streamed = exact(folder(family), **options), exact(folder(family), offload=True, **options)
@@ -112,6 +120,7 @@ def test_exact(folder: Callable[[str], Path], family: str, cut: dict[str, Any], 
     assert streamed.provenance.operations == whole.provenance.operations
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_bound(folder: Callable[[str], Path], family: str) -> None:
     options = {"sequences": 3, "tokens": 12, "batch": 2, "lanczos": 6}

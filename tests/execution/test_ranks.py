@@ -16,7 +16,7 @@ from tests.forked import run_program
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = "tests/execution/rank_program.py"
-ONLY_SLOW = ("dealt4", "fsdp4", "folder4")
+ONLY_SLOW = ("data4", "dealt4", "fsdp4", "folder4")
 SPREAD = ("fsdp", "tensor", "folder", "failing", "late", "ablated2")
 """Scenarios in which a model is spread over ranks."""
 UNIT = {"float32": 2.0**-24, "float64": 2.0**-53}
@@ -45,7 +45,7 @@ def without_processes(run: dict[str, Any], parallel: str, world: int) -> dict[st
     return {name: value for name, value in run.items() if name != "processes"}
 
 
-@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("family", [*FAMILIES, "many"])
 def test_batches_dealt_out_give_the_bits_of_one_process(runs: Path, family: str, world: int) -> None:
     one = said(runs, "alone")[0][family]

@@ -169,3 +169,21 @@ def test_first_rank_that_left_or_does_not_come_is_an_error(group: Any) -> None:
     first.leave()
     with pytest.raises(ProcessError, match=r"step 6"):
         second.same_as_first(6, (value(1.0),))
+
+
+def test_rank_that_read_other_values_holds_up_nobody(group: Any) -> None:
+    first, second = group(2, lambda: Ranks(patience=30))
+
+    def read() -> None:
+        try:
+            second.same_as_first(7, (value(1.0), value(2.0)))
+        finally:
+            second.leave()
+
+    started = time.monotonic()
+    here, there = at_once(lambda: first.same_as_first(7, (value(1.0),)), read)
+    assert str(here) == (
+        "Not all of 2 processes read the values of the first at step 7; one that failed says why in its log."
+    )
+    assert "Process 1 of 2 read 2 values at step 7, and the first read 1" in str(there)
+    assert time.monotonic() - started < 15

@@ -115,6 +115,7 @@ DAMAGE: dict[str, Callable[[Path, list[Path]], None]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @fault("shard cut short", done="100 bytes taken off the end of a safetensors shard", expected="refused in words")
 @fault(
     "shard whose header length lies",
@@ -242,6 +243,7 @@ def test_odd_texts(warm: Warm, tmp_path: Path) -> None:
     assert "Traceback" not in loop.err
 
 
+@pytest.mark.slow
 @fault(
     "zip bomb as a mask",
     done="a .npz of 1 MB whose arrays unpack to 1 GiB, and one whose directory lies about that",

@@ -122,6 +122,7 @@ def test_a_reproduction_keeps_its_parts(warm: Warm, tmp_path: Path) -> None:
     assert json.loads(part.read_text())["rows"]
 
 
+@pytest.mark.slow
 @fault(
     "SIGINT at any moment",
     done="SIGINT at twelve moments of `measure --out`, from its start to its end",

@@ -76,6 +76,7 @@ def test_no_terminal(warm: Warm, tmp_path: Path) -> None:
     assert str(rs.load_run(tmp_path / "run"))
 
 
+@pytest.mark.slow
 @fault(
     "a locale of ASCII letters",
     done="LC_ALL=C without Python's own coercion to UTF-8: a table, and JSON",
@@ -116,6 +117,7 @@ def test_names_that_are_no_text(warm: Warm, tmp_path: Path) -> None:
     assert warm.run(["measure", f"no-such-{odd}"], tmp_path).explained
 
 
+@pytest.mark.slow
 @fault(
     "no HOME, and a user without a name",
     done="HOME unset, for a user id that no list of users knows; and a path of the home of nobody",

@@ -122,6 +122,7 @@ def test_item_12_python_m_does_not_take_libraries_from_the_folder(trap: Path) ->
     assert what_ran(trap) == []
 
 
+@pytest.mark.slow
 def test_item_12_rerun_does_not_take_rankscope_from_the_folder(trap: Path) -> None:
     run = str(trap.parent / "run")
     for name in ("__init__", "__main__"):

@@ -31,6 +31,7 @@ def test_what_was_found_is_refused_in_words(file: Path, tmp_path: Path) -> None:
     assert outcome(TARGETS[file.parent.name], file.read_bytes(), tmp_path) in ("read", "refused")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", TARGETS)
 def test_damage_is_refused_in_words(name: str, tmp_path: Path) -> None:

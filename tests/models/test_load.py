@@ -38,6 +38,7 @@ def test_a_module_in_memory_is_kept_as_it_is() -> None:
     assert (loaded.origin, loaded.input_kind, loaded.config, loaded.parameters) == ("memory", "tensors", None, 8)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", TINY_PRESETS)
 def test_initialisation_is_the_seed_and_nothing_else(name: str) -> None:
     before, numpy_before, python_before = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()
@@ -62,6 +63,7 @@ def test_dtypes_share_their_weights_up_to_rounding(name: str, dtype: str) -> Non
     assert torch.get_default_dtype() is torch.float32
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", [name for name in TINY_PRESETS if name not in ("tiny-xlnet", "tiny-mra")])
 def test_every_twin_runs_in_float64_too(name: str) -> None:
     loaded = load(f"init:{name}", dtype="float64")

@@ -39,6 +39,7 @@ PUBLISHED = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", TINY_PRESETS)
 def test_tiny_twin_builds_quickly_and_runs_on_two_random_sequences(name: str) -> None:
     load(f"init:{name}")

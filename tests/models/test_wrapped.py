@@ -59,6 +59,7 @@ def _agrees(kind: Wrapped, verb: str) -> str:
 SEEN_WITHOUT_ATTENTION = "custom operator"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", [name for name in WRAPPED if name != SEEN_WITHOUT_ATTENTION])
 def test_measure_agrees_with_the_plain_twin(name: str) -> None:
     assert _agrees(WRAPPED[name], "measure") != "refused"

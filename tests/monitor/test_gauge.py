@@ -125,7 +125,13 @@ def test_collapse_is_alarmed_with_the_missing_skip_to_blame(caplog: pytest.LogCa
     assert not gauge.should_stop
 
 
-@pytest.mark.parametrize("cut", [COLLAPSING, {"skip": 0.0}], ids=["pure attention", "skips cut"])
+@pytest.mark.parametrize(
+    "cut",
+    [
+        pytest.param(COLLAPSING, id="pure attention"),
+        pytest.param({"skip": 0.0}, id="skips cut", marks=pytest.mark.slow),
+    ],
+)
 def test_item_10_what_an_alarm_advises_is_what_remedy_ranks_first(cut: dict[str, Any]) -> None:
     """Tried on the model at hand, at the moment of the alarm; ``remedy`` is asked on the same probe.
 

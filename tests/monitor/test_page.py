@@ -24,6 +24,7 @@ def _fresh_accelerator() -> Iterator[None]:
     state.AcceleratorState._reset_state(reset_partial_state=True)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning")
 @pytest.mark.filterwarnings("ignore:The 'train_dataloader' does not have many workers")
 @pytest.mark.filterwarnings("ignore:The number of training batches .8. is smaller than the logging interval")

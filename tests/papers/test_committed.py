@@ -19,9 +19,11 @@ from rankscope.runs.run import Run
 
 HOME = Path(__file__).resolve().parents[2] / "docs" / "data" / "reproductions"
 LARGEST_DATA, LARGEST_FIGURE = 1_000_000, 300_000
+LARGE = ("mechanisms", "training-fights-collapse", "width-depth")
+"""Reproductions whose figures take longest to draw."""
 
 
-@pytest.mark.parametrize("name", REPRODUCTIONS)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in LARGE else n for n in REPRODUCTIONS])
 def test_data_text_and_figures_belong_together(name: str) -> None:
     run = Run.load(HOME / name)
     assert run.kind == f"reproduce:{name}"

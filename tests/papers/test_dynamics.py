@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 import torch
 
 from rankscope.papers.measuring.parts import RowRecorder
@@ -37,6 +38,7 @@ def test_the_causal_task_never_shows_an_answer_before_it_is_due() -> None:
     assert (ids[:, 8] == 10).all()
 
 
+@pytest.mark.slow
 def test_watching_does_not_change_a_training() -> None:
     for arm in (TrainedArm("encoder", "no skip", 2), TrainedArm("causal", "whole", 2)):
         rows = select_losses(run_of(arm))
@@ -64,6 +66,7 @@ def test_attention_alone_has_order_three_and_a_window_order_one() -> None:
     assert np.abs(seen.values[both] - exact.values).max() < 0.5
 
 
+@pytest.mark.slow
 def test_whole_networks_are_cut_after_training_too() -> None:
     arm = TrainedArm("encoder", "whole", 2)
     training = Training(run_of(arm), arm)
@@ -73,6 +76,7 @@ def test_whole_networks_are_cut_after_training_too() -> None:
     assert TrainedArm("encoder", "no skip", 2).cuts == ()
 
 
+@pytest.mark.slow
 def test_weights_have_moved_only_after_the_first_step() -> None:
     training = Training(run_of(TrainedArm("encoder", "whole", 2)), TrainedArm("encoder", "whole", 2))
     moved = training.course("q_moved", lambda rows: float(rows["value"].to_numpy().max()))

@@ -30,7 +30,16 @@ NAMES = (
 )
 
 
-SLOW = ("dong2021-paths-hull", "dong2021-paths-sort", "long-paths", "mechanisms", "width-depth")
+SLOW = (
+    "dong2021-fig2",
+    "dong2021-paths-hull",
+    "dong2021-paths-sort",
+    "long-paths",
+    "mechanisms",
+    "training-fights-collapse",
+    "width-depth",
+    "wu2024-fig2",
+)
 """Relatives of others, and those whose results have tests of their own."""
 EACH = pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in NAMES]

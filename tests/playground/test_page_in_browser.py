@@ -136,6 +136,7 @@ def test_the_slider_moves_tokens_and_the_play_button_runs(browser: Any, address:
         assert page.locator(".where").inner_text() == "after block 7"
 
 
+@pytest.mark.slow
 def test_a_remedy_draws_a_second_curve(browser: Any, address: str) -> None:
     with visiting(browser, address) as seen:
         page = seen.page
@@ -146,6 +147,7 @@ def test_a_remedy_draws_a_second_curve(browser: Any, address: str) -> None:
         assert "stronger_skip" in page.locator(".legend").inner_text()
 
 
+@pytest.mark.slow
 def test_a_scene_sets_the_controls(browser: Any, address: str) -> None:
     with visiting(browser, address) as seen:
         page = seen.page
@@ -183,6 +185,7 @@ def post(url: str, body: bytes, kind: str) -> int:
         return error.code
 
 
+@pytest.mark.slow
 def test_a_port_that_is_taken_is_one_line(address: str) -> None:
     words = [sys.executable, "-m", "rankscope", "play", "--port", address.rsplit(":", 1)[1], "--set", "depth=1"]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)

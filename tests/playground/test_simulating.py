@@ -40,6 +40,7 @@ def states_of(choices: Choices) -> tuple[Transformer, list[Deviation]]:
     return model, states
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_the_curve_is_that_of_rankscope_exact_on_the_same_module(name: str) -> None:
     chosen = Choices(**SMALL, **NETWORKS[name])

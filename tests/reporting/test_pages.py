@@ -64,6 +64,7 @@ def page_of(run: object, folder: Path) -> tuple[Page, str]:
     return Page(text), text
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_has_its_sections(verb: str, tmp_path: Path) -> None:
     page, _ = page_of(run_of(verb), tmp_path)

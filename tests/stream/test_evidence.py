@@ -559,3 +559,97 @@ def test_windows_on_an_image_and_tokens_that_are_merged_need_no_declaration() ->
     )
     final = run.select(metric="relative_residual", site="final").to_pylist()
     assert [row["sequence"] for row in final] == [0, 1, 2]
+
+
+class Joint(nn.Module):
+    """Two streams of different length in one attention (MM-DiT)."""
+
+    def __init__(self, *, swapped: bool) -> None:
+        super().__init__()
+        self.image, self.text, self.swapped = Block(), Block(), swapped
+        self.attention = Attention()
+
+    def forward(self, image: Tensor, text: Tensor) -> tuple[Tensor, Tensor]:
+        both = self.attention(torch.cat([self.image.norm1(image), self.text.norm1(text)], 1))
+        image, text = image + both[:, : image.shape[1]], text + both[:, image.shape[1] :]
+        image, text = image + self.image.mlp(self.image.norm2(image)), text + self.text.mlp(self.text.norm2(text))
+        return (text, image) if self.swapped else (image, text)
+
+
+class JointNet(Net):
+    """``swapped``: blocks take the image first and return it last, by name, as in diffusers."""
+
+    def __init__(self, *, swapped: bool = False, depth: int = DEPTH) -> None:
+        super().__init__(lambda: Joint(swapped=swapped))
+        self.layers, self.swapped = self.layers[:depth], swapped
+        self.seen: dict[str, list[Tensor]] = {"image": [], "text": []}
+
+    def forward(self, ids: Tensor) -> Tensor:
+        image, text = self.embed(ids), self.embed(ids.flip(1)[:, :4])
+        for layer in self.layers:
+            self.seen["image"].append(image)
+            self.seen["text"].append(text)
+            if self.swapped:
+                text, image = layer(image=image, text=text)
+            else:
+                image, text = layer(image, text)
+        return image + text.mean(1, keepdim=True)
+
+
+@pytest.mark.parametrize("swapped", [False, True])
+@pytest.mark.parametrize("which", ["image", "text"])
+def test_each_of_two_streams_of_different_length(swapped: bool, which: str) -> None:
+    model, ids = JointNet(swapped=swapped), given(7)
+    slot = ["image", "text"].index(which) ^ swapped
+    if swapped and which == "text":
+        with pytest.raises(LayoutError, match=r"continues with slot 1 of the output of layers\.0"):
+            measure(model, ids)
+        stream = Stream(argument="text")
+    else:
+        stream = Stream(slot=slot)
+    model.seen = {"image": [], "text": []}
+    run = measure(model, ids, stream=stream, metrics=["relative_residual"], sites=["block.in"])
+    entered = model.seen[which][-DEPTH:]
+    expected = [one.sub(one.mean(1, keepdim=True)).norm(dim=(1, 2)) / one.norm(dim=(1, 2)) for one in entered]
+    rows = [row for row in run.table.to_pylist() if row["site"] == "block.in"]
+    assert [row["value"] for row in rows] == pytest.approx(torch.stack(expected).flatten().tolist(), rel=1e-12)
+    out = measure(model, ids, stream=stream, metrics=["relative_residual"], sites=["block.out"])
+    rest = [row["value"] for row in out.table.to_pylist() if row["site"] == "block.out"]
+    assert rest[: len(rows) - 3] == pytest.approx([row["value"] for row in rows][3:], rel=1e-12)
+
+
+def test_a_second_stream_is_named_in_a_note() -> None:
+    model, ids = JointNet(), given(7)
+    (note,) = (note for note in measure(model, ids).notes if "second stream" in note)
+    assert "of 4 tokens" in note
+    assert "Stream(slot=1)" in note
+    assert doctor(model, ids)["second stream"].detail == note
+    assert not [note for note in measure(model, ids, stream=Stream(slot=1)).notes if "second stream" in note]
+
+
+@pytest.mark.parametrize("depth", [1, DEPTH])
+def test_an_argument_that_is_not_the_slot_is_refused(depth: int) -> None:
+    model, ids = JointNet(depth=depth), given(7)
+    with pytest.raises(LayoutError, match="is not what a block returns in slot 1"):
+        measure(model, ids, stream=Stream(slot=1, argument=0))
+    with pytest.raises(RankscopeError, match="got no tensor as the argument 'words'"):
+        measure(model, ids, stream=Stream(slot=1, argument="words"))
+
+
+class WithWeights(Block):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x = super().forward(x)
+        return x, (x @ x.transpose(1, 2)).softmax(-1)
+
+
+class WeightsNet(Net):
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids)
+        for layer in self.layers:
+            x, _ = layer(x)
+        return x
+
+
+def test_a_slot_that_no_block_takes_is_refused() -> None:
+    with pytest.raises(LayoutError, match="is not what a block returns in slot 1"):
+        measure(WeightsNet(WithWeights), given(7), stream=Stream(slot=1))

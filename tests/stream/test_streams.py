@@ -69,6 +69,7 @@ def test_found_however_they_are_mixed(kind: str) -> None:
     check(model, ids, list(model.seen), "streams batch tokens dim", 1e-10)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(
     ("streams", "rows", "tokens"),

@@ -96,6 +96,7 @@ def assert_same(model: Model, operation: dict[str, Any], cuts: list[Cut]) -> Non
         assert close(probs[layer], expected)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("carrier", CARRIERS)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
@@ -118,6 +119,7 @@ def test_as_written_out(name: str, causal: bool, kind: str, carrier: str) -> Non
     assert_same(model, operation, [cut, cut])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("carrier", CARRIERS)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ["half a skip", "no mlp", "unit length", "within window", "centred", "one head"])

@@ -52,6 +52,7 @@ def family(name: str) -> Any:
     return model
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize("name", ["tiny-bert", "tiny-llama", "tiny-gpt-neox"])
 @REENTRANT
@@ -132,6 +133,7 @@ def shared() -> tuple[Shared, Tensor]:
     return model, torch.randn(2, 7, 32, dtype=torch.float64).requires_grad_()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("way", WAYS)
 @REENTRANT

@@ -226,6 +226,7 @@ def cut_by_hand(model: Network, gain: float) -> Iterator[None]:
             del part.gain
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", SCALED)
 def test_a_long_skip_is_scaled_as_by_hand(kind: type[Network]) -> None:
     model, x = made(kind), tokens()

@@ -219,6 +219,7 @@ def close(got: Tensor, want: Tensor) -> bool:
     return bool((got - want).norm() <= 1e-12 * want.norm())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("form", EDITED, ids=lambda form: form.__name__)
 def test_a_skip_in_this_form_is_edited_as_by_hand(form: Callable[..., Tensor]) -> None:
     model, x = net(form), tokens()

@@ -137,6 +137,7 @@ def run_words(words: list[str], variables: dict[str, str]) -> None:
     subprocess.run(words, check=True, timeout=300, env={**os.environ, "PATH": tools, **variables})
 
 
+@pytest.mark.slow
 def test_the_examples_for_schedulers_run(tmp_path: Path) -> None:
     """The shell part of both, as the first and the second of two processes of each scheduler would run it."""
     (tmp_path / "plan.yaml").write_text(yaml.safe_dump(plan(2)))
@@ -212,9 +213,10 @@ def check_shared(
     return sum(started.values()) - seeds
 
 
+@pytest.mark.slow
 def test_three_processes_one_of_them_killed(tmp_path: Path) -> None:
-    rs.sweep(plan(18), tmp_path / "serial", serial=True)
-    check_shared(tmp_path / "shared", tmp_path / "serial", processes=3, seeds=18, kills=1)
+    rs.sweep(plan(10), tmp_path / "serial", serial=True)
+    check_shared(tmp_path / "shared", tmp_path / "serial", processes=3, seeds=10, kills=1)
 
 
 @pytest.mark.slow

@@ -109,6 +109,7 @@ def test_packs_have_a_largest_size_and_small_ones_are_joined(folder: Path, most:
     assert answers(folder) == before
 
 
+@pytest.mark.slow
 def test_killed_anywhere_nothing_is_lost_and_nothing_is_twice(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

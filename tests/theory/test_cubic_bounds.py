@@ -37,6 +37,7 @@ def exact_log_residual(layer: Layer, x: np.ndarray, R: np.ndarray, exponent: int
     )
 
 
+@pytest.mark.slow
 def test_bounds_hold_on_1000_random_networks(record_property: Callable[[str, object], None]) -> None:
     """Residuals from 10 to 10^-60 before the layer, so down to 10^-180 after it; the slack is kept by scale."""
     rng = np.random.default_rng(0)

@@ -108,7 +108,7 @@ def by_hand(model: BertModel, ids: torch.Tensor, mask: torch.Tensor, pooling: st
 
 
 @pytest.mark.parametrize("pooling", ["mean", "first", "last", "at:3"])
-@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("side", ["left", pytest.param("right", marks=pytest.mark.slow)])
 def test_values_are_those_of_all_inputs_at_once(pooling: str, side: str) -> None:
     """Sequences of unequal length, padded on either side, in batches of several sizes: equal to 1e-10."""
     model, ids = small_bert().double(), sentences(10)

@@ -38,8 +38,12 @@ def least_budget(model: GPT2Model, ids: torch.Tensor, options: dict[str, Any]) -
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"origins": True}, {"marginals": ["heads", "layers", "pairs"]}, {"convention": "linearised"}],
-    ids=["lengths", "origins", "marginals", "linearised"],
+    [
+        pytest.param({}, id="lengths"),
+        pytest.param({"origins": True}, id="origins", marks=pytest.mark.slow),
+        pytest.param({"marginals": ["heads", "layers", "pairs"]}, id="marginals", marks=pytest.mark.slow),
+        pytest.param({"convention": "linearised"}, id="linearised", marks=pytest.mark.slow),
+    ],
 )
 @pytest.mark.parametrize("room", [1.0, pytest.param(3.0, marks=pytest.mark.slow)])
 def test_what_is_alive_stays_within_the_budget(model: GPT2Model, options: dict[str, Any], room: float) -> None:

@@ -155,7 +155,7 @@ def test_batches_are_their_sequences_one_by_one(spec: str) -> None:
         assert_same(single, rs.measure(model, tokens, batch=batch))
 
 
-@pytest.mark.parametrize("spec", FAMILIES)
+@pytest.mark.parametrize("spec", [FAMILIES[0], *(pytest.param(spec, marks=pytest.mark.slow) for spec in FAMILIES[1:])])
 def test_the_order_of_sequences_does_not_matter(spec: str) -> None:
     model, tokens = wide(spec), ids(6, 9)
     order = [3, 0, 5, 1, 4, 2]
@@ -242,6 +242,7 @@ def built(folder: Path, **config: Any) -> Any:
     return load(f"init:{folder}", dtype="float64").model
 
 
+@pytest.mark.slow
 def test_two_hundred_layers_are_those_of_the_model_itself(tmp_path: Path) -> None:
     config = {"model_type": "gpt2", "n_layer": 200, "n_embd": 8, "n_head": 2, "vocab_size": 64, "n_positions": 16}
     model, tokens = built(tmp_path, **config), ids(1, 6)

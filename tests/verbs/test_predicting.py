@@ -67,7 +67,9 @@ def test_specs_that_lead_nowhere_say_so(tmp_path: Path) -> None:
         design_of("bert-bse")
 
 
-@pytest.mark.parametrize("preset", ["tiny-bert", "tiny-gpt2", "tiny-llama"])
+@pytest.mark.parametrize(
+    "preset", ["tiny-bert", *(pytest.param(name, marks=pytest.mark.slow) for name in ("tiny-gpt2", "tiny-llama"))]
+)
 def test_the_sampled_curve_is_that_of_real_models(preset: str) -> None:
     """Mean log10 residual over 10 random models on distinct words, by block, within five standard errors."""
     tokens = 12
@@ -213,6 +215,7 @@ DESIGNS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampled", ["all tokens", "64 tokens"])
 def test_the_interval_holds_the_truth_of_a_long_context(sampled: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four networks of each design with all their weights drawn: their mean is inside, and nine networks in ten."""

@@ -39,6 +39,7 @@ def figure_of(name: str):
     return run.plot(["relative_residual", "stable_rank"]) if name == "measure" else run.plot()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", [*KINDS, "masks", "crowded"])
 def test_nothing_is_covered_or_clipped_and_blocks_are_whole_numbers(name: str) -> None:
     figure = figure_of(name)

@@ -34,6 +34,8 @@ class Stream:
             its input, so the stream after a block is their sum.
         takes: what the modules take: the ``"stream"``, or a ``"branch"`` that they write into streams mixed elsewhere,
             so that only what they return is the stream.
+        argument: which argument of a block is the stream, by position or by name. None to find it: the first tensor, or
+            the one in which a block gets what the block before it returned in ``slot``.
 
     Example:
         >>> Stream("batch dim tokens").canonical(torch.zeros(2, 64, 7, 7)).shape
@@ -49,6 +51,7 @@ class Stream:
     streams: Literal["join", "sum", "mean"] | int = "join"
     skips: Literal["inside", "around"] = "inside"
     takes: Literal["stream", "branch"] = "stream"
+    argument: int | str | None = None
 
     def __post_init__(self) -> None:
         if self.axes is not None:
@@ -67,7 +70,7 @@ class Stream:
 
     @classmethod
     def parse(cls, text: str) -> Stream:
-        """Parse what ``str`` writes: words for axes, then ``slot=``, ``streams=`` and ``skips=``."""
+        """Parse what ``str`` writes: words for axes, then options such as ``slot=`` and ``skips=``."""
         named = {field.name for field in fields(cls)} - {"axes"}
         axes, options = [], {}
         for word in re.findall(r"\([^)]*\)|\S+", text):
@@ -81,11 +84,16 @@ class Stream:
         return cls(" ".join(axes) or None, **options)  # type: ignore[arg-type]
 
     def __str__(self) -> str:
-        plain = Stream()
-        options = [f"{f.name}={getattr(self, f.name)}" for f in fields(self)[1:]]
-        usual = [f"{f.name}={getattr(plain, f.name)}" for f in fields(self)[1:]]
-        shown = [option for option, default in zip(options, usual, strict=True) if option != default]
-        return " ".join(([self.axes] if self.axes else []) + shown)
+        options = [f"{name}={value}" for name, value in self._declared().items()]
+        return " ".join(([self.axes] if self.axes else []) + options)
+
+    def __repr__(self) -> str:
+        options = [f"{name}={value!r}" for name, value in self._declared().items()]
+        return f"Stream({', '.join(([repr(self.axes)] if self.axes else []) + options)})"
+
+    def _declared(self) -> dict[str, int | str]:
+        """The options that are not at their defaults."""
+        return {f.name: value for f in fields(self)[1:] if (value := getattr(self, f.name)) != f.default}
 
     @property
     def is_plain(self) -> bool:
@@ -95,7 +103,7 @@ class Stream:
     @property
     def has_plain_blocks(self) -> bool:
         """Whether a block's first tensor, in and out, is the stream, and skips are inside."""
-        return self.slot == 0 and self.skips == "inside" and self.takes == "stream"
+        return self.slot == 0 and self.skips == "inside" and self.takes == "stream" and self.argument is None
 
     @property
     def has_streams(self) -> bool:

@@ -100,6 +100,7 @@ class Stack:
         sums: ``"any"`` if its skips are not all written as ``x + f(x)``: computed gains, differences, ...;
             ``"joined"`` if the stream is also put beside a branch and read together with it: ``proj(cat([x, f(x)]))``.
         operators: operators the model called that are not PyTorch's own (``flash_attn::forward``).
+        second_streams: what blocks pass on besides the stream, with another number of tokens: slot and tokens.
         idle: modules beside its blocks that did not run when the model was probed, as after an early exit.
     """
 
@@ -114,6 +115,7 @@ class Stack:
     reads_earlier: tuple[int, ...] = field(default=(), kw_only=True)
     sums: Sums = field(default="plain", kw_only=True)
     operators: tuple[str, ...] = field(default=(), kw_only=True)
+    second_streams: tuple[tuple[int | str, int], ...] = field(default=(), kw_only=True)
     idle: tuple[str, ...] = field(default=(), kw_only=True)
 
     @property

@@ -76,8 +76,11 @@ class Ranks:
     def same_as_first(self, step: int, values: tuple[LayerValue, ...]) -> tuple[LayerValue, ...]:
         """The numbers of the first rank on every rank, so that all decide the same.
 
+        Every rank returns or every rank raises: if one raised alone, the others would wait for it in the passes that
+        look for a cause.
+
         Raises:
-            ProcessError: the first rank has left, did not provide them in time, or read other values.
+            ProcessError: a rank has left, did not arrive in time, or read other values than the first.
         """
         if self._store is None:
             return values
@@ -86,6 +89,7 @@ class Ranks:
             if before is not None:  # all have met since
                 self._store.delete(f"values.{before}")
             self._store.write(key, json.dumps([[row.mean, row.least, row.most] for row in values]))
+            self._agree(step)
             return values
         store = self._store
         if not store.wait(lambda: store.has(key) or store.has("left"), self._patience) or not store.has(key):
@@ -96,7 +100,16 @@ class Ranks:
                 f"Process {self.rank} of {self.world} read {len(values)} values at step {step}, and the first read "
                 f"{len(first)}: their models, probes or metrics differ."
             )
+        self._agree(step)
         return tuple(
             replace(row, mean=mean, least=least, most=most)
             for row, (mean, least, most) in zip(values, first, strict=True)
         )
+
+    def _agree(self, step: int) -> None:
+        assert self._store is not None
+        if not self._store.meet(f"{step}.values", patience=self._patience, unless="left"):
+            raise ProcessError(
+                f"Not all of {self.world} processes read the values of the first at step {step}; one that failed says "
+                "why in its log."
+            )

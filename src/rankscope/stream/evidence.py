@@ -97,6 +97,10 @@ def agreed(view: ModelView, batch: Batch, rows: int, *, keep: Tensor | None = No
     """
     with without_fastpath():
         seen = observed_blocks(view, batch)
+        placed = tuple(_with_argument(stack, seen[stack.name]) for stack in view.stacks)
+        if placed != view.stacks:
+            view = replace(view, stacks=placed)
+            seen = observed_blocks(view, batch)
         after = first_calls_of_another_token(view, batch, rows, keep)
     stacks = []
     for stack in view.stacks:
@@ -146,9 +150,14 @@ def _settled(stack: Stack, facts: _Facts, seen: SeenStack) -> Stack:
                 raise LayoutError(
                     f"{call.name} takes a tensor of shape {tuple(call.entry.shape)} and returns one of shape "
                     f"{tuple(tensor.shape)}, which is not {facts.rows} sequences, as the input has, when read as "
-                    f"'{stack.stream}' like the first block's. {_how_to_declare(None)}"
+                    f"'{stack.stream}' like the first block's. {_how_to_declare(None, stack.stream)}"
                 )
-    return replace(stack, agrees_with=_for(stack.stream, facts), reads_earlier=_reading_earlier(stack, seen))
+    return replace(
+        stack,
+        agrees_with=_for(stack.stream, facts),
+        reads_earlier=_reading_earlier(stack, seen),
+        second_streams=_second_streams(stack.stream, seen),
+    )
 
 
 def _reading_earlier(stack: Stack, seen: SeenStack) -> tuple[int, ...]:
@@ -164,7 +173,8 @@ def _reading_earlier(stack: Stack, seen: SeenStack) -> tuple[int, ...]:
 def _too_few(stack: Stack, facts: _Facts) -> list[str]:
     """Evidence from a stream with fewer tokens than input ids: pooled, or only some tokens go through the blocks."""
     tokens = stack.stream.sizes(facts.shape, facts.rows)[1]
-    if stack.is_declared or not facts.only_ids or not facts.lengths or tokens >= min(facts.lengths):
+    declared = stack.is_declared or stack.stream.argument is not None
+    if declared or not facts.only_ids or not facts.lengths or tokens >= min(facts.lengths):
         return []
     return [
         f"the input has {min(facts.lengths)} tokens, and only {tokens} go through the blocks; if they are all there "
@@ -373,18 +383,19 @@ def _refusal(stack: Stack, facts: _Facts, against: Sequence[str]) -> str:
     return (
         f"Block 0 ({first}) takes a tensor of shape {tuple(facts.shape)} for {facts.rows} sequences. Read as "
         f"'{stack.stream}'{sizes} (sequences, tokens, channels), this cannot be the residual stream: "
-        f"{'; '.join(against)}. {_how_to_declare(axes[0] if axes else None)}"
+        f"{'; '.join(against)}. {_how_to_declare(axes[0] if axes else None, stack.stream)}"
     )
 
 
-def _how_to_declare(axes: str | None) -> str:
+def _how_to_declare(axes: str | None, stream: Stream) -> str:
     if axes is None:
         return (
             "Declare where the stream is, with one word per axis out of batch, tokens, dim and streams: "
             "stream=rankscope.Stream('batch dim tokens'), or --layout 'batch dim tokens'; or name other blocks with "
             "blocks='layers.*'."
         )
-    return f"What was seen agrees with stream=rankscope.Stream({axes!r}), on the command line --layout {axes!r}."
+    better = replace(stream, axes=axes, streams="join")
+    return f"What was seen agrees with stream=rankscope.{better!r}, on the command line --layout {str(better)!r}."
 
 
 def _check_flow(stack: Stack, seen: SeenStack) -> None:
@@ -419,6 +430,50 @@ def _check_flow(stack: Stack, seen: SeenStack) -> None:
                 f"stream=Stream(skips='around') says that what {wrong} takes is the sum of what the block before it "
                 "took and returned, and it is not. Leave skips out, or write the skip into the block's module."
             )
+
+
+def _with_argument(stack: Stack, seen: SeenStack) -> Stack:
+    """The stack with the argument in which its blocks take the declared slot of what the block before returned.
+
+    Raises:
+        LayoutError: they take it in another argument than the declared one, or nothing of its shape.
+    """
+    stream, pairs = stack.stream, _pairs(seen)
+    is_default = stream.slot == 0 and stream.argument is None
+    if is_default or stream.slot == "sum" or stream.skips == "around" or stream.takes == "branch":
+        return stack
+    if pairs and all(after.follows for _, _, after in pairs):
+        return stack
+    places = frozenset[int | str]().union(*(after.places for _, _, after in pairs))
+    shared = places.intersection(*(after.places for _, _, after in pairs))
+    if stream.argument is None and shared:
+        return replace(stack, stream=replace(stream, argument=min(shared, key=str)))
+    wrong = next((call for call in seen.calls if call.left is None or call.left.shape != call.entry.shape), None)
+    if wrong is not None or places:
+        name = (wrong or seen.calls[0]).name
+        raise LayoutError(
+            f"A stream declared as '{stream}': what {name} takes as the stream is not what a block "
+            f"returns in slot {stream.slot}"
+            + (f"; that goes to the argument {min(places, key=str)!r}. " if places else ". ")
+            + "Declare the slot of the output and the argument of the input, as in "
+            "stream=rankscope.Stream(slot=1, argument='encoder_hidden_states')."
+        )
+    return stack
+
+
+def _second_streams(stream: Stream, seen: SeenStack) -> tuple[tuple[int | str, int], ...]:
+    """Slots that every block hands on to the next besides the stream, shaped like it up to the number of tokens."""
+    pairs = _pairs(seen)
+    if not pairs or not stream.has_plain_blocks:
+        return ()
+    shape = list(seen.calls[0].entry.shape)
+    axis = stream.axis_of("tokens", len(shape))
+    found: list[tuple[int | str, int]] = []
+    for slot, other in pairs[0][2].beside.items():
+        is_like = len(other) == len(shape) and [*other[:axis], shape[axis], *other[axis + 1 :]] == shape
+        if is_like and all(slot in after.beside for _, _, after in pairs):
+            found.append((int(slot) if slot.isdigit() else slot, other[axis]))
+    return tuple(found)
 
 
 def _check_slots(view: ModelView, batch: Batch, stack: Stack, seen: SeenStack) -> None:

@@ -403,11 +403,26 @@ def first_tensor(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | Non
     return None
 
 
+def by_place(args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[int | str, Any]:
+    """The arguments of a call by position or name."""
+    return dict[int | str, Any](enumerate(args)) | dict[int | str, Any](kwargs)
+
+
 def stream_in(stream: Stream, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
     """The stream that enters a block: of the tensors shaped like the first, the one in the declared slot.
 
     If a block takes only one such tensor, it is the stream.
+
+    Raises:
+        SiteError: an argument was declared to be the stream, and there is no such tensor.
     """
+    if stream.argument is not None:
+        named = by_place(args, kwargs).get(stream.argument)
+        if not isinstance(named, Tensor):
+            raise SiteError(
+                f"A block got no tensor as the argument {stream.argument!r}, which was said to be the stream."
+            )
+        return named
     first = first_tensor(args, kwargs)
     if first is None or stream.slot == 0:
         return first

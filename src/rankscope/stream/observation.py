@@ -22,7 +22,7 @@ from rankscope.models.inputs import Batch
 from rankscope.models.stream import Stream
 from rankscope.models.view import ModelView, Stack
 from rankscope.models.wrapping import needs_all_ranks
-from rankscope.stream.frames import ByTensor, first_tensor, slots_in, stream_in, stream_out, tensors_in
+from rankscope.stream.frames import ByTensor, by_place, first_tensor, slots_in, stream_in, stream_out, tensors_in
 from rankscope.stream.operators import ADDS, MULTI_HEAD, SDPA, SOFTMAXES
 
 T = Tensor
@@ -62,6 +62,9 @@ class ObservedCall:
         left: the output, likewise; None if there is no such slot.
         carries: marks of earlier calls that the input still has, from paths around the blocks.
         takes: slots of the previous call that are among the arguments of this one, shaped like the stream.
+        beside: the other slots of the previous call that are, and their shapes.
+        places: arguments of this call that are what the previous one returned in the declared slot.
+        follows: whether ``entry`` is that.
         given: shape of the branch it takes, if it only writes to streams; what it returns then also stands for
             its input.
     """
@@ -70,6 +73,9 @@ class ObservedCall:
     entry: Tensor
     carries: Marks
     takes: tuple[str, ...]
+    beside: Mapping[str, torch.Size]
+    places: frozenset[int | str]
+    follows: bool
     left: Tensor | None = None
     given: torch.Size | None = None
 
@@ -104,6 +110,7 @@ class _Watch(TorchFunctionMode):
         self._marks = ByTensor[Marks]()
         self._axes = ByTensor[tuple[int, ...]]()
         self._slots: dict[str | None, dict[str, weakref.ref[Tensor]]] = {}
+        self._left: dict[str | None, weakref.ref[Tensor]] = {}
         self._made_from = ByTensor[list[weakref.ref[Tensor]]]()
 
     def __torch_function__(
@@ -209,9 +216,15 @@ class _Watch(TorchFunctionMode):
                     )
                 found = self.seen[stack.name]
                 slots = {slot: ref() for slot, ref in self._slots.get(stack.name, {}).items()}
-                given = [value for value in tensors_in((args, kwargs)) if value.shape == first.shape]
-                takes = tuple(s for s, tensor in slots.items() if any(value is tensor for value in given))
-                call = ObservedCall(name, taken.clone(), self._marks_of(first), takes)
+                given = tensors_in((args, kwargs))
+                passed = {slot: value.shape for slot, tensor in slots.items() for value in given if value is tensor}
+                takes = tuple(slot for slot, shape in passed.items() if shape == first.shape)
+                beside = {slot: shape for slot, shape in passed.items() if shape != first.shape}
+                left = self._left[stack.name]() if stack.name in self._left else None
+                given_at = by_place(args, kwargs).items()
+                places = frozenset(place for place, value in given_at if left is not None and value is left)
+                marks = self._marks_of(first)
+                call = ObservedCall(name, taken.clone(), marks, takes, beside, places, follows=taken is left)
                 self._mark_all_made_from(first, Mark("in", stack.name, len(found.calls)))
                 found.calls.append(call)
                 self._open.append((stack, call))
@@ -236,15 +249,14 @@ class _Watch(TorchFunctionMode):
                 number = len(self.seen[stack.name].calls) - 1
                 slots = slots_in(output)
                 first = next(iter(slots.values()), None)
+                named = {slot if position else "0": tensor for position, (slot, tensor) in enumerate(slots.items())}
+                self._slots[stack.name] = {slot: weakref.ref(tensor) for slot, tensor in named.items()}
+                if left is not None:
+                    self._left[stack.name] = weakref.ref(left)
                 # The outputs that could be the stream: the first one, under the name "0", and those of its shape.
-                alike = {
-                    slot if position else "0": tensor
-                    for position, (slot, tensor) in enumerate(slots.items())
-                    if first is not None and (tensor.shape == call.entry.shape or tensor is first)
-                }
-                self._slots[stack.name] = {slot: weakref.ref(tensor) for slot, tensor in alike.items()}
-                for slot, tensor in alike.items():
-                    self._marks[tensor] = frozenset({Mark("out", stack.name, number, slot)})
+                for slot, tensor in named.items():
+                    if tensor.shape == call.entry.shape or tensor is first:
+                        self._marks[tensor] = frozenset({Mark("out", stack.name, number, slot)})
 
         return hook
 

@@ -172,6 +172,16 @@ def notes_on_hidden_attention(view: ModelView) -> list[str]:
     return notes
 
 
+def notes_on_second_streams(view: ModelView) -> list[str]:
+    """A sentence for each stack whose blocks pass on a second stream, which is not measured."""
+    return [
+        f"{f'{stack.name}: ' if stack.name else ''}blocks pass on a second stream of {tokens} tokens, which is not "
+        f"measured: declare stream=rankscope.Stream(slot={slot!r}), --layout slot={slot}, to measure it instead"
+        for stack in view.stacks
+        for slot, tokens in stack.second_streams
+    ]
+
+
 def known_view(model: nn.Module) -> ModelView | None:
     """The structure that was found last, if any."""
     stacks = _STACKS.get(model)

@@ -96,6 +96,7 @@ def stopping_at(number: int) -> Iterator[None]:
             yield
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("number", "verb"),
     [

@@ -105,6 +105,7 @@ def test_a_folder_without_a_listing_has_an_index(hub: Served, tmp_path: Path) ->
     assert (place.origin, place.revision) == ("url", None)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("fault", PASSING, ids=lambda fault: fault.__name__)
 def test_what_passes_is_survived(hub: Served, fault: Fault) -> None:
     place = model_folder("hub:tiny")

@@ -180,6 +180,7 @@ def test_large_open_and_one_way_parts() -> None:
     assert open_part(leaking).modulus == pytest.approx(0.9, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_the_mode_foretells_the_depth_of_agreement() -> None:
     """From the eigenvalue and its constant alone, against the run itself on many features."""
     sees = band(64, 3)

@@ -25,6 +25,7 @@ def test_every_bound_is_searched() -> None:
     assert set(SLACKS) | built == set(THEOREMS)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", SLACKS)
 def test_no_network_is_found_that_breaks_a_statement(name: str) -> None:
     found = search(name, SEEDS)
@@ -32,6 +33,7 @@ def test_no_network_is_found_that_breaks_a_statement(name: str) -> None:
     assert sum(outcome.tested for outcome in found) > 50
 
 
+@pytest.mark.slow
 def test_the_search_lowers_the_slack() -> None:
     tried = lower = 0
     for name in ("dong_2021_single_head", "skip_interval", "zhai_2023_entropy"):
@@ -65,6 +67,7 @@ def test_the_search_finds_the_radius_of_single_masks_wrong(monkeypatch: pytest.M
     assert any(broken.startswith("wu_2024_masks") for outcome in found for broken in outcome.broken)
 
 
+@pytest.mark.slow
 def test_the_search_finds_sinks_without_their_leak_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = contraction._leak
     monkeypatch.setattr(contraction, "_leak", lambda P, shared, W_O: 0 * plain(P, shared, W_O))
@@ -72,6 +75,7 @@ def test_the_search_finds_sinks_without_their_leak_wrong(monkeypatch: pytest.Mon
     assert any(broken.startswith("contraction_interval") for outcome in found for broken in outcome.broken)
 
 
+@pytest.mark.slow
 def test_the_search_finds_a_bound_that_is_a_percent_too_low(monkeypatch: pytest.MonkeyPatch) -> None:
     from rankscope.theory.theorems import zhai_2023_entropy as zhai
 

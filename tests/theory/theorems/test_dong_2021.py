@@ -16,7 +16,7 @@ from rankscope.theory.theorems._cubic import LARGEST_SPREAD, least_gamma
 from rankscope.theory.theorems.dong_2021_skip import skip_example
 from tests.theory.theorems.networks import Simulated, heads_of, one_head, pick, rand, random_heads, simulate, violations
 
-INSTANCES = 500
+INSTANCES = pytest.mark.parametrize("instances", [100, pytest.param(500, marks=pytest.mark.slow)])
 
 
 def evaluate(name: str, found: Simulated):
@@ -42,20 +42,22 @@ def inside(generator: torch.Generator, heads: int, depth: int, *, mlp=None, cons
     raise AssertionError(f"never inside: {evaluation.failed}")
 
 
-def test_thm_2_2_holds_inside_its_hypotheses() -> None:
+@INSTANCES
+def test_thm_2_2_holds_inside_its_hypotheses(instances: int) -> None:
     generator = torch.Generator().manual_seed(1)
     slack = []
-    for _ in range(INSTANCES):
+    for _ in range(instances):
         _, evaluation = inside(generator, 1, pick(generator, 1, 3), name="dong_2021_single_head")
         assert violations(evaluation) == []
         slack += [b.log_slack for b in evaluation.layers if not b.at_floor and b.log_slack is not None]
-    assert len(slack) > INSTANCES
+    assert len(slack) > instances
     assert min(slack) > 0
 
 
-def test_cor_2_3_holds_inside_its_hypotheses() -> None:
+@INSTANCES
+def test_cor_2_3_holds_inside_its_hypotheses(instances: int) -> None:
     generator = torch.Generator().manual_seed(2)
-    for _ in range(INSTANCES):
+    for _ in range(instances):
         _, evaluation = inside(generator, pick(generator, 2, 4), pick(generator, 1, 2), name="dong_2021_multi_head")
         assert violations(evaluation) == []
 
@@ -130,7 +132,8 @@ def test_the_bound_is_vacuous_at_ordinary_initialisation_and_collapse_happens_al
 
 
 @pytest.mark.parametrize("activation", ["relu", "gelu", "silu", "tanh"])
-def test_cor_3_2_holds_inside_its_hypotheses(activation: str) -> None:
+@INSTANCES
+def test_cor_3_2_holds_inside_its_hypotheses(activation: str, instances: int) -> None:
     generator = torch.Generator().manual_seed(8)
     functions = {
         "relu": torch.relu,
@@ -144,7 +147,7 @@ def test_cor_3_2_holds_inside_its_hypotheses(activation: str) -> None:
         W_in, W_out = matrices.setdefault(dim, (rand(generator, dim, 2 * dim), rand(generator, 2 * dim, dim)))
         return lambda X: functions[activation](X @ W_in) @ W_out, mlp_constants(W_in, W_out, activation)
 
-    for _ in range(INSTANCES // 4):
+    for _ in range(instances // 4):
         matrices.clear()
         _, evaluation = inside(generator, pick(generator, 1, 2), 2, mlp=mlp, name="dong_2021_mlp")
         assert evaluation.layers[0].log_measured is not None
@@ -160,9 +163,10 @@ def test_without_lambda_the_bound_fails_behind_an_mlp() -> None:
     assert float(composite_residual(found.stream[-1])) > math.exp(evaluation.layers[0].log_upper)
 
 
-def test_claim_3_1_builds_parameters_of_any_beta_that_keep_the_residual() -> None:
+@INSTANCES
+def test_claim_3_1_builds_parameters_of_any_beta_that_keep_the_residual(instances: int) -> None:
     generator = torch.Generator().manual_seed(10)
-    for _ in range(INSTANCES):
+    for _ in range(instances):
         beta = 10 ** float(torch.empty(1, dtype=torch.float64).uniform_(-6, 6, generator=generator))
         example = skip_example(beta, pick(generator, 2, 12))
         assert example.beta == pytest.approx(beta, rel=1e-12)

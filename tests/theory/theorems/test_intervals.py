@@ -15,15 +15,16 @@ from rankscope.theory.theorems.contraction_interval import narrowest
 from rankscope.verbs.bound.reading import SeenLayer, head_sizes, passage_of
 from tests.theory.theorems.networks import attention, one_head, pick, rand, random_heads, simulate, violations
 
-INSTANCES = 500
+INSTANCES = pytest.mark.parametrize("instances", [100, pytest.param(500, marks=pytest.mark.slow)])
 
 
 @pytest.mark.parametrize("name", ["contraction_interval", "skip_interval", "cubic_law_interval"])
-def test_the_measured_value_is_inside(name: str) -> None:
+@INSTANCES
+def test_the_measured_value_is_inside(name: str, instances: int) -> None:
     generator = torch.Generator().manual_seed(1)
     skip = 1.0 if name == "skip_interval" else 0.0
     positive = 0
-    for number in range(INSTANCES):
+    for number in range(instances):
         dim, n, heads = pick(generator, 1, 6), pick(generator, 2, 8), pick(generator, 1, 3)
         weights = [random_heads(generator, dim, heads, 2, pick(generator, 1, 3))]
         X = rand(generator, dim) + 0.3 ** (number % 6) * rand(generator, n, dim)
@@ -33,7 +34,7 @@ def test_the_measured_value_is_inside(name: str) -> None:
         assert evaluation.layers[0].log_upper is not None
         assert violations(evaluation) == []
         positive += evaluation.layers[0].log_lower > -math.inf
-    assert positive > INSTANCES // 10
+    assert positive > instances // 10
 
 
 def test_over_the_depth_of_attention_alone_the_ends_multiply_to_the_whole() -> None:

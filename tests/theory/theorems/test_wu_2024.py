@@ -15,7 +15,7 @@ from rankscope.theory.theorems._spec import powers_of_ten
 from rankscope.theory.theorems.wu_2024_equilibria import attended, equilibrium, equilibrium_values
 from tests.theory.theorems.networks import one_head, pick, rand, simulate, violations
 
-INSTANCES = 500
+INSTANCES = pytest.mark.parametrize("instances", [100, pytest.param(500, marks=pytest.mark.slow)])
 
 
 def masks(n: int) -> list[torch.Tensor]:
@@ -31,9 +31,10 @@ def orthogonal(generator: torch.Generator, dim: int) -> torch.Tensor:
     return torch.linalg.qr(rand(generator, dim, dim)).Q
 
 
-def test_thm_1_holds_inside_its_hypotheses() -> None:
+@INSTANCES
+def test_thm_1_holds_inside_its_hypotheses(instances: int) -> None:
     generator = torch.Generator().manual_seed(1)
-    for number in range(INSTANCES):
+    for number in range(instances):
         n, dim = pick(generator, 2, 7), pick(generator, 1, 5)
         weights = []
         for _ in range(pick(generator, 1, 4)):
@@ -61,9 +62,10 @@ def unit_rows(X: torch.Tensor) -> torch.Tensor:
     return X / torch.linalg.vector_norm(X, dim=-1, keepdim=True)
 
 
-def test_cor_1_holds_inside_its_hypotheses() -> None:
+@INSTANCES
+def test_cor_1_holds_inside_its_hypotheses(instances: int) -> None:
     generator = torch.Generator().manual_seed(2)
-    for number in range(INSTANCES):
+    for number in range(instances):
         n, dim = pick(generator, 2, 6), pick(generator, 2, 6)
         weights = [one_head(0.3 * rand(generator, dim, dim), orthogonal(generator, dim)) for _ in range(3)]
         X = unit_rows(rand(generator, n, dim).abs())
@@ -73,10 +75,11 @@ def test_cor_1_holds_inside_its_hypotheses() -> None:
         assert violations(evaluation) == []
 
 
-def test_thm_2_holds_inside_its_hypotheses() -> None:
+@INSTANCES
+def test_thm_2_holds_inside_its_hypotheses(instances: int) -> None:
     generator = torch.Generator().manual_seed(3)
     begun = 0
-    for number in range(INSTANCES):
+    for number in range(instances):
         n = pick(generator, 2, 5)
         dim = pick(generator, n, 7)
         weights = [one_head(0.3 * rand(generator, dim, dim), orthogonal(generator, dim)) for _ in range(4)]
@@ -86,7 +89,7 @@ def test_thm_2_holds_inside_its_hypotheses() -> None:
         assert evaluation.applies, evaluation.failed
         assert violations(evaluation) == []
         begun += "from no layer" not in evaluation.sentence
-    assert begun > 0.8 * INSTANCES
+    assert begun > 0.8 * instances
 
 
 def test_opposite_tokens_never_meet_where_cosines_are_negative_and_the_rank_is_not_full() -> None:
@@ -123,9 +126,10 @@ def test_thm_3_equilibria_of_every_rank_are_fixed_to_rounding(tokens: int) -> No
         assert float((attended(X, W) - X).abs().max()) <= 5e-16
 
 
-def test_thm_3_holds_for_random_sizes_and_weights() -> None:
+@INSTANCES
+def test_thm_3_holds_for_random_sizes_and_weights(instances: int) -> None:
     generator = torch.Generator().manual_seed(4)
-    for _ in range(INSTANCES):
+    for _ in range(instances):
         tokens = pick(generator, 2, 9)
         rank = pick(generator, 1, tokens)
         weight = (tokens - rank + 1) * (1.0 + float(torch.rand(1, generator=generator)))

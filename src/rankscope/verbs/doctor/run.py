@@ -26,7 +26,7 @@ from rankscope.stream.frames import tensors_in
 from rankscope.stream.operators import without_fastpath
 from rankscope.stream.sites import DEFAULT_SITES, SITES, SiteRef, SiteSelection
 from rankscope.stream.tracer import Observed, Unreadable, trace
-from rankscope.stream.viewing import notes_on_hidden_attention, undisturbed, view_and_batches
+from rankscope.stream.viewing import notes_on_hidden_attention, notes_on_second_streams, undisturbed, view_and_batches
 from rankscope.verbs.measure.choosing import metrics_named, sites_for
 from rankscope.verbs.reader import SiteReader
 
@@ -185,6 +185,7 @@ def _examine(loaded: LoadedModel, view: ModelView, batch: Batch) -> list[Check]:
         Check("sites", "pass", f"fired as expected: {fired}"),
         Check("hooks", "fail" if left else "pass", f"{left} left on the model" if left else "none left on the model"),
         *(_shape(stack, witness) for stack in view.stacks),
+        *(Check("second stream", "info", note) for note in notes_on_second_streams(view)),
         measured,
         _finite(witness),
         _attention(witness, view, loaded),

@@ -18,7 +18,7 @@ from rankscope.models.view import ModelView
 from rankscope.runs.rows import BETWEEN_INPUTS, RowWriter
 from rankscope.stream.sites import SiteRef, SiteSelection
 from rankscope.stream.tracer import Observed, trace
-from rankscope.stream.viewing import notes_on_hidden_attention
+from rankscope.stream.viewing import notes_on_hidden_attention, notes_on_second_streams
 from rankscope.verbs import between_inputs as inputs_axis
 from rankscope.verbs.between_inputs import InputsReader
 from rankscope.verbs.measure.choosing import BatteryChoice
@@ -163,7 +163,7 @@ class MeasuringPasses:
         assert self._view is not None
         asked = self._choice.selection.wants_attention
         hidden = notes_on_hidden_attention(self._view) if asked else []
-        return [*self.reader.notes(), *hidden, *notes_on_depth(self._view)]
+        return [*self.reader.notes(), *hidden, *notes_on_depth(self._view), *notes_on_second_streams(self._view)]
 
     def stream_mixing(self) -> list[dict[str, Any]]:
         """How the blocks mix the streams of a token, for each stack in which it has several."""
