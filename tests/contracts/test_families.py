@@ -14,6 +14,7 @@ from rankscope.models.presets import TINY_PRESETS
 from rankscope.runs.checks import DoctorReport
 from rankscope.verbs.doctor.run import doctor
 from tests.contracts.compatibility import OWN, commit, committed, row
+from tests.families import without_relatives
 
 NOT_FOUND = {
     "tiny-squeezebert",  # calls its blocks' forward() directly: no hook sees them
@@ -29,7 +30,7 @@ def compare(name: str, report: DoctorReport) -> None:
     assert facts == committed()[name]
 
 
-@pytest.mark.parametrize("name", TINY_PRESETS)
+@pytest.mark.parametrize("name", without_relatives(TINY_PRESETS))
 def test_transformers_family(name: str) -> None:
     report = doctor(f"init:{name}")
     compare(name, report)

@@ -207,6 +207,7 @@ EXTREME = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", TOKEN)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("case", EXTREME)

@@ -21,6 +21,7 @@ NAMES = (
     "dong2021-path-census",
     "dong2021-paths-hull",
     "dong2021-paths-memory",
+    "dong2021-paths-memory",
     "dong2021-paths-sort",
     "long-paths",
     "mechanisms",
@@ -33,6 +34,7 @@ NAMES = (
 SLOW = (
     "dong2021-fig2",
     "dong2021-paths-hull",
+    "dong2021-paths-memory",
     "dong2021-paths-sort",
     "long-paths",
     "mechanisms",
