@@ -110,6 +110,18 @@ def quanto_weights() -> Made:
     return model, dequantised(model)
 
 
+def quanto_inputs_too() -> Made:
+    """Weights and inputs in int8, with ranges of the inputs from one batch."""
+    from optimum.quanto import Calibration, freeze, qint8, quantize
+
+    model = llama()
+    quantize(model, weights=qint8, activations=qint8)
+    with torch.no_grad(), Calibration():
+        model(torch.arange(16)[None])
+    freeze(model)
+    return model, None
+
+
 def bitsandbytes_4bit() -> Made:
     """Weights in NF4, in a Parameter subclass and a layer of its own."""
     import bitsandbytes as bnb
@@ -150,6 +162,7 @@ KINDS: dict[str, tuple[str, Callable[[], Made]]] = {
     "Int8WeightOnlyConfig": ("torchao", torchao_weights),
     "Int8DynamicActivationInt8WeightConfig": ("torchao", torchao_inputs_too),
     "qint8, frozen": ("optimum-quanto", quanto_weights),
+    "qint8 weights and activations, frozen": ("optimum-quanto", quanto_inputs_too),
     "Linear4bit, NF4": ("bitsandbytes", bitsandbytes_4bit),
     "Linear8bitLt": ("bitsandbytes", bitsandbytes_8bit),
 }
