@@ -236,7 +236,7 @@ def page(runs: Sequence[Mapping[str, Any]]) -> str:
         "",
         f"The gauge named a cause in {own['causes_named'] - own['causes_not_found']} of {own['causes_named']} "
         f"recognised faults, {own['causes_right']} of {own['causes_named']} answers were right, "
-        f'{own["causes_not_found"]} "not found". It raised {own["false_alarms"]} false alarms in '
+        f'{own["causes_not_found"]} "not found". False alarms: {own["false_alarms"]} in '
         f"{own['healthy_readings']:,} healthy readings: at most "
         f"{own['false_alarms_per_reading_at_most']:.1e} per reading (95%, Clopper and Pearson).",
         "",
