@@ -72,6 +72,7 @@ QUIET = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("command", QUIET)
 def test_quiet_is_one_line(cli, command: str) -> None:
     outcome = cli(*shlex.split(QUIET[command]), "--quiet")

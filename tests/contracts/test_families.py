@@ -30,6 +30,7 @@ def compare(name: str, report: DoctorReport) -> None:
     assert facts == committed()[name]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", without_relatives(TINY_PRESETS))
 def test_transformers_family(name: str) -> None:
     report = doctor(f"init:{name}")

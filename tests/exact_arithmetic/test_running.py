@@ -49,6 +49,7 @@ OWN: dict[str, Callable[[], tuple[ModelView, Batch]]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("skip", [1.0, 0.5, 0.0])
 @pytest.mark.parametrize("name", OWN)
 def test_models_of_nobodys_library(name: str, skip: float) -> None:

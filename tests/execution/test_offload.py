@@ -63,6 +63,7 @@ def test_measure(folder: Callable[[str], Path], family: str, dtype: str | None) 
     assert differ <= {"wall_seconds", "created"}
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("family", ["albert", "gpt-neox", "modernbert", "xlnet", "falcon"])
 def test_other_families(folder: Callable[[str], Path], family: str, short_of_memory: None) -> None:
     assert same_bits(measure(folder(family), **SHAPE), measure(folder(family), offload=True, **SHAPE))
@@ -83,6 +84,7 @@ def test_all_sites_and_policies(folder: Callable[[str], Path]) -> None:
     assert same_bits(measure(folder("llama"), **options), measure(folder("llama"), offload=True, **options))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("family", ["bert", "llama"])
 def test_ablate(folder: Callable[[str], Path], family: str, short_of_memory: None) -> None:
     options = {**SHAPE, "masks": ["own", "causal & window(3)"], "variants": ["pure", "+norm", "full"]}

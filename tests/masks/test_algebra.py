@@ -116,9 +116,9 @@ def test_long_sequences_stay_sparse(expression: str, edges: int, monkeypatch: py
         raise AssertionError("the square matrix was looked at")
 
     monkeypatch.setattr(Mask, "_scan", refused)
-    begin = time.perf_counter()
+    begin = time.process_time()
     assert parse_mask(expression).sparse(65536, allow_empty=True).nnz == edges
-    assert time.perf_counter() - begin < 2
+    assert time.process_time() - begin < 2
 
 
 def test_bigbird_at_65536() -> None:
@@ -132,10 +132,10 @@ def test_bigbird_at_65536() -> None:
     "expression", ["causal", "complete", "~window(1)", "causal | window(3)", "~causal & ~window(2)"]
 )
 def test_what_does_not_fit_is_refused_at_once(expression: str) -> None:
-    begin = time.perf_counter()
+    begin = time.process_time()
     with pytest.raises(InputError, match="fewer tokens"):
         parse_mask(expression).sparse(65536)
-    assert time.perf_counter() - begin < 2
+    assert time.process_time() - begin < 2
 
 
 def test_a_dense_mask_that_does_not_fit_is_refused() -> None:

@@ -101,10 +101,10 @@ def test_written_with_as_few_parentheses_as_needed() -> None:
     ],
 )
 def test_refused(text: str) -> None:
-    begin = time.perf_counter()
+    begin = time.process_time()
     with pytest.raises((InputError, UnknownNameError)):
         parse_mask(text)
-    assert time.perf_counter() - begin < 1
+    assert time.process_time() - begin < 1
 
 
 @pytest.mark.parametrize("text", [None, 3, b"causal", ["causal"]])

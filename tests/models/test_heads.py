@@ -111,6 +111,7 @@ def attention(x: torch.Tensor, p: torch.Tensor, w: HeadWeights) -> torch.Tensor:
     return total
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("name", "model_type"), CASES)
 def test_attention_is_the_sum_over_heads(name: str, model_type: str) -> None:
     family = FAMILIES[name]
@@ -128,6 +129,7 @@ def test_attention_is_the_sum_over_heads(name: str, model_type: str) -> None:
     assert float((got - expected).norm() / expected.norm()) < 1e-10
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("name", "model_type"), BILINEAR)
 def test_probabilities_follow_from_query_and_key_weights(name: str, model_type: str) -> None:
     family = FAMILIES[name]
@@ -142,6 +144,7 @@ def test_probabilities_follow_from_query_and_key_weights(name: str, model_type: 
         torch.testing.assert_close(scores.softmax(dim=-1), seen.p[:, head], rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("name", "model_type"), CASES)
 def test_the_scale_is_the_one_the_module_uses(name: str, model_type: str) -> None:
     """Attention modules keep their scale under one of these names; the queries of ESM are scaled before."""

@@ -43,9 +43,9 @@ PUBLISHED = {
 @pytest.mark.parametrize("name", TINY_PRESETS)
 def test_tiny_twin_builds_quickly_and_runs_on_two_random_sequences(name: str) -> None:
     load(f"init:{name}")
-    started = time.perf_counter()
+    started = time.process_time()
     loaded = load(f"init:{name}")
-    assert time.perf_counter() - started < 1.0
+    assert time.process_time() - started < 1.0
     assert loaded.parameters < 200_000
     only_text = loaded.input_kind in ("text", "text-to-text")
     prepared = prepare_inputs(loaded, sequences=2, tokens=12, random_tokens=only_text)

@@ -97,6 +97,7 @@ def test_texts_are_cut_into_the_tokens_of_the_trade(
     assert ids == [2, *range(5, 5 + len(cut)), 3]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.pretrained
 @pytest.mark.parametrize("name", sorted(PRETRAINED))
 def test_fetched_models_run_on_texts_of_their_kind(name: str) -> None:

@@ -21,7 +21,6 @@ NAMES = (
     "dong2021-path-census",
     "dong2021-paths-hull",
     "dong2021-paths-memory",
-    "dong2021-paths-memory",
     "dong2021-paths-sort",
     "long-paths",
     "mechanisms",

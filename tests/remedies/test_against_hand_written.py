@@ -37,7 +37,7 @@ def test_every_remedy_is_written_out() -> None:
     assert {*STRENGTHS, "loop_scale"} == set(REMEDIES)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("carrier", "causal"), [*((carrier, False) for carrier in CARRIERS), ("eager", True), ("sdpa", True)]
 )

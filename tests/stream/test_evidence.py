@@ -308,6 +308,7 @@ def test_refused_until_declared_and_then_equal_to_hooks_by_hand(name: str) -> No
     assert doctor(model, ids, blocks=case.blocks, stream=str(case.stream)).passed
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", CASES)
 def test_verbs_that_cannot_honour_a_declaration_refuse_it_by_name(name: str) -> None:
     case = CASES[name]

@@ -96,7 +96,7 @@ def assert_same(model: Model, operation: dict[str, Any], cuts: list[Cut]) -> Non
         assert close(probs[layer], expected)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("carrier", CARRIERS)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])

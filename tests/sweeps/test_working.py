@@ -32,6 +32,7 @@ def values(table: Any) -> list[tuple[Any, ...]]:
     return [tuple(map(repr, row)) for row in zip(*columns, strict=True)]  # NaN equals itself
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("verb", "options"),
     [

@@ -259,6 +259,7 @@ def test_constants_of_the_format_are_those_of_the_models_own() -> None:
     assert rows["exact"] == pytest.approx(rows["float64"], abs=1e-9)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("family", ["swin", "whisper", "beit", "wav2vec2", "yolos", "pvt", "vit"])
 def test_float_inputs_of_a_float32_model(family: str) -> None:
     run = exact(f"init:tiny-{family}", sequences=1, skip=0.0)

@@ -94,6 +94,7 @@ def test_equal_tokens_stay_equal_and_are_at_the_floor(dtype: str) -> None:
     np.testing.assert_allclose(cosine, 1.0, rtol=float(run.floor["relative"]))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("spec", FAMILIES)
 def test_padding_changes_nothing(spec: str, side: str) -> None:
@@ -147,6 +148,7 @@ def test_packed_sequences_are_those_they_are_made_of() -> None:
             assert values[0][1] == pytest.approx(weighted, rel=TIGHT), key
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("spec", FAMILIES)
 def test_batches_are_their_sequences_one_by_one(spec: str) -> None:
     model, tokens = wide(spec), ids(6, 9)

@@ -170,6 +170,7 @@ def sunk(generator: torch.Generator, size: float, skip: float = 0.0) -> tuple[Ne
     return Network(1, heads, dim, pure=not skip, has_skip=bool(skip)), [layer]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("skip", [0.0, 1.0, -0.5])
 def test_with_sinks_the_leak_of_what_tokens_share_is_in_the_interval(skip: float) -> None:
     generator = torch.Generator().manual_seed(11)

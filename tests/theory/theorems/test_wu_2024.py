@@ -276,6 +276,7 @@ def test_cor_1_under_masks_that_change_between_layers() -> None:
     assert math.log(found.layers[-1].passage.stream_out.unit_mu) > old
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["wu_2024_masks", "wu_2024_nonnegative", "wu_2024_layernorm"])
 def test_random_masks_that_change_between_layers(name: str) -> None:
     generator = torch.Generator().manual_seed(7)
